@@ -10,7 +10,8 @@ JOIN state.execution_edges newer ON newer.edge_id = 'enqueue-' || n.agent_turn_i
 JOIN state.agent_inbox l ON l.agent_id = n.agent_id AND l.project_id = n.project_id AND l.channel_id = n.channel_id
     AND l.payload ->> 'conversation_id' = n.payload ->> 'conversation_id' AND l.context_headers ->> 'CG-Sender' = n.context_headers ->> 'CG-Sender'
     AND l.message_type = 'turn' AND NOT l.context_headers ? 'CG-Parent-Turn-Id'
-JOIN state.execution_edges older ON older.edge_id = 'enqueue-' || l.agent_turn_id AND older.created_at < newer.created_at
+JOIN state.execution_edges older ON older.edge_id = 'enqueue-' || l.agent_turn_id
+    AND (older.created_at, l.created_at) < (newer.created_at, n.created_at)
 WHERE n.message_type = 'turn' AND n.payload ? 'multitask'
   AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = l.agent_turn_id)
   AND NOT EXISTS (SELECT FROM state.agent_inbox s WHERE s.agent_turn_id = l.agent_turn_id AND s.project_id = l.project_id

@@ -15,7 +15,7 @@ from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId, StepId, ToolCallId
-from turnstile.schema.people.interrupts import EXPIRES_AFTER_SECONDS
+from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS
 from turnstile.schema.wire.headers import ContextHeaders
 
 

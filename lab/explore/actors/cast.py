@@ -27,7 +27,7 @@ from turnstile.schema.ids import (
     ToolCallId,
 )
 from turnstile.schema.profiles import LlmConfig, Profile
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import SteerPriority, TurnStatus
 from turnstile.schema.turns import TurnRef
 
 PROJECT, CHANNEL = ProjectId("p1"), ChannelId("public")
@@ -82,6 +82,10 @@ class Script:
     """Whether it is a UI action."""
     talk: str = ""
     """The conversation that it is in: the first turn of it that is enqueued brings the box."""
+    by: str = "me"
+    """Who asks for it, if it is in a conversation."""
+    over: str = ""
+    """Its strategy, if it is another than `enqueue`: what becomes of the turns before it."""
 
     @property
     def turn(self) -> AgentTurnId:
@@ -155,6 +159,8 @@ class Cast:
     scripts: tuple[Script, ...]
     stops: tuple[str, ...] = ()
     """The letters of the turns that somebody stops."""
+    steers: tuple[tuple[str, SteerPriority], ...] = ()
+    """What is said to turns: the letter, and when it shall be heard."""
     reaps: tuple[str, ...] = ()
     """The turns that are fenced, although a worker may be on them."""
     sweeps: bool = True
@@ -262,10 +268,10 @@ def of_turn(script: Script, move: Move) -> Move:
 
 
 _KINDS = {
-    **dict.fromkeys(("begin", "call", "go-on", "cut", "apply", "expire", "deadline", "restart"), "step"),
+    **dict.fromkeys(("begin", "call", "go-on", "steered", "cut", "apply", "expire", "deadline", "restart"), "step"),
     **dict.fromkeys(("finish", "cancel", "terminate", "end-stopped", "stop-leased", "fence"), "end"),
     **dict.fromkeys(("enqueue", "stop-queued"), "ask"),
-    **dict.fromkeys(("report", "decide", "due", "lapse"), "turn"),
+    **dict.fromkeys(("report", "steer", "decide", "due", "lapse"), "turn"),
     "stop": "stop",
     "announce": "outcome",
 }

@@ -2,6 +2,8 @@
 
 from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, is_marked, of_turn, turn_ref
 from lab.explore.world import Move, View
+from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
+from turnstile.ledger.people.steers import steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import (
     STOP_REASON,
@@ -11,12 +13,17 @@ from turnstile.ledger.turns.ends import (
 )
 from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import request_stop
-from turnstile.schema.ids import ConversationId, InboxId
-from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.access import Caller
+from turnstile.schema.cards import SYSTEM_AUTHOR, Card, CardType, Role, TextContent, make_card
+from turnstile.schema.ids import ConversationId, InboxId, SteerId, turn_card_id
+from turnstile.schema.people.steers import SteerRequest
+from turnstile.schema.states import HeadStatus, MultitaskStrategy, SteerPriority, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.ui_actions import UiAction
+
+_ROOT = Caller("root", operates=True)
 
 
 def enqueue_command(script: Script) -> Enqueue:
@@ -28,7 +35,9 @@ def enqueue_command(script: Script) -> Enqueue:
         correlation_id=f"corr_{script.letter}",
         output_box_id=script.box_id("d") if script.box else None,
         conversation_id=ConversationId(script.talk) if script.talk else None,
+        multitask_strategy=MultitaskStrategy(script.over or "enqueue"),
     )
+    told = {headers.TRACEPARENT: script.traceparent, **({headers.SENDER: script.by} if script.talk else {})}
     if script.action:
         action = UiAction(
             action_id=f"corr_{script.letter}", agent_id=script.agent, tool_name="search", args={"q": "it"}
@@ -38,7 +47,7 @@ def enqueue_command(script: Script) -> Enqueue:
         project_id=PROJECT,
         channel_id=CHANNEL,
         request=request,
-        context_headers=headers.context_headers({headers.TRACEPARENT: script.traceparent}),
+        context_headers=headers.context_headers(told),
         depth_limit=20,
         agent_turn_id=script.turn,
         inbox_id=script.inbox,
@@ -50,8 +59,27 @@ def enqueue_command(script: Script) -> Enqueue:
 
 async def enqueues(pool: Pool, script: Script) -> str:
     command = enqueue_command(script)
-    done = await pool.run(lambda conn: enqueue_turn(conn, command, _cards(command, "user.test")))
+    cards = _cards(command, "user.test")
+    if script.over:
+        how = Over(Caller(script.by), script.over, _farewell, (STOPPED, STOP_REASON))
+        made = await enqueue_over(pool, command, cards, how)
+        return f"{made.enqueued.reply.status.value}, {len(made.stopped)} make way"
+    done = await pool.run(lambda conn: enqueue_turn(conn, command, cards))
     return done.reply.status.value
+
+
+def _farewell(found: FoundTurn) -> Card:
+    """The deliverable of a queued turn that makes way."""
+    turn = found.agent_turn_id
+    content = TextContent(text="stopped")
+    return make_card(
+        turn_card_id(turn, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        content,
+        author=SYSTEM_AUTHOR,
+        turn=turn,
+    )
 
 
 def stops(cast: Cast, script: Script, view: View) -> list[Move]:
@@ -79,6 +107,22 @@ def stops(cast: Cast, script: Script, view: View) -> list[Move]:
 
         moves.append(Move(f"stop-leased {script.letter}", gated(stop_leased)))
     return [of_turn(script, move) for move in moves]
+
+
+def steers(cast: Cast, script: Script) -> list[Move]:
+    """Each steer is said at any time, and again: whoever does not hear the answer repeats it."""
+    said = [priority for letter, priority in cast.steers if letter == script.letter]
+
+    def saying(number: int, priority: SteerPriority) -> Move:
+        steer = SteerId(f"steer_{script.letter}{number}")
+        asked = SteerRequest(agent_turn_id=script.turn, text="go on", priority=priority, correlation_id=steer)
+
+        async def say(pool: Pool) -> str:
+            return (await pool.run(lambda conn: steer_turn(conn, PROJECT, asked, _ROOT, steer))).verdict
+
+        return of_turn(script, Move(f"steer {script.letter}{number}", gated(say)))
+
+    return [saying(number, priority) for number, priority in enumerate(said, 1)]
 
 
 def _unleased(script: Script) -> TurnRef:

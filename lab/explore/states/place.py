@@ -30,6 +30,7 @@ TABLES = (
     "state.memory_cuts",
     "state.rollbacks",
     "state.interrupts",
+    "state.steers",
     "public.cards",
     "public.boxes",
     "public.box_cards",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from lab.explore.actors.cast import BOB, Calls, Cast, Cuts, Ended, Ends, Goes, Script
 from lab.explore.world import AGES, AT_ONCE, World
 from lab.explore.worlds.turns import world_of
+from turnstile.schema.states import SteerPriority
 
 _CALLS = (Calls(("x",)),)
 _ENDS = (Ends(),)
@@ -37,6 +38,33 @@ def worlds() -> Iterator[World]:
             stops=("b",),
             reaps=("b",),
             loses=False,
+        ),
+    )
+    yield world_of(
+        "interrupt",
+        "three turns of one conversation, of which the last interrupts the first and passes by another requester's",
+        Cast(
+            (
+                Script("a", (_ENDS,), talk="c"),
+                Script("b", (_ENDS,), talk="c", by="eve"),
+                Script("c", (_ENDS,), talk="c", over="interrupt"),
+            ),
+            reaps=("a",),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
+        "rollback",
+        "two turns of one conversation, of which the second rolls the first back, which may have cut the memory",
+        Cast(
+            (
+                Script("a", (_ENDS,), talk="c"),
+                Script("b", ((Cuts(), Ends()), _ENDS), talk="c"),
+                Script("d", (_ENDS,), talk="c", over="rollback"),
+            ),
+            loses=False,
+            sweeps=False,
         ),
     )
     yield world_of(
@@ -78,6 +106,29 @@ def worlds() -> Iterator[World]:
         "wiped",
         "one turn with a call, while Temporal's data is deleted again and again",
         Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), reaps=("a",), wipes=True),
+    )
+    yield world_of(
+        "steered",
+        "one turn of at most three steps, to which somebody says two things, one of them for when it is idle",
+        Cast(
+            (Script("a", (_ENDS, _ENDS, _ENDS)),),
+            stops=("a",),
+            reaps=("a",),
+            steers=(("a", SteerPriority.ASAP), ("a", SteerPriority.WHEN_IDLE)),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
+        "steered-calls",
+        "two turns of one agent, one of which waits for a call and is steered, in the queue, too",
+        Cast(
+            (Script("b", (_ENDS,)), Script("a", ((Calls(("x",), ends=("x",)),), (Ends(), Ended()), _ENDS))),
+            steers=(("a", SteerPriority.ASAP),),
+            stops=("a",),
+            loses=False,
+            sweeps=False,
+        ),
     )
     yield world_of(
         "turns",

@@ -18,7 +18,8 @@ from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.people.interrupts import Decision, Interrupt
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Interrupt
 
 PAY = definition("pay", options={"suspend_timeout_seconds": 60})
 Given = tuple[Decision | None, JsonObject]

@@ -40,6 +40,11 @@ async def questions(tenant: Tenant) -> Sequence[Interrupt]:
     return InterruptListReply.model_validate(reply).interrupts
 
 
+def has_run(file: Path) -> bool:
+    """Whether the tool has begun to run its call."""
+    return file.exists() and bool(file.read_text())
+
+
 async def called(tenant: Tenant, target: str) -> AgentTurnId:
     """A turn that calls the tool."""
     step = calling((f"work_{target}", {}))
@@ -65,7 +70,7 @@ async def test_a_call_runs_once_and_is_asked_about_once_wherever_the_bridge_dies
         turn = await called(apart, target)
 
         async def began(file: Path = file) -> bool:
-            return file.exists() and bool(file.read_text())
+            return has_run(file)
 
         if point is not Fault.CALL_BEGUN:  # else the bridge dies before the replica hears that it may begin
             await until(began, 30, "the call is run")

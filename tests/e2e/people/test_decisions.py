@@ -12,7 +12,7 @@ from tests.support.people import Person
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of, heard_by_model
 from turnstile.schema.ids import AgentTurnId
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.wire import headers
 from turnstile.workflows import options
 

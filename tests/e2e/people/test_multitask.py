@@ -156,14 +156,15 @@ async def test_a_stop_by_somebody_else_changes_nothing(tenant: Tenant, state: st
             assert ended.view.error == "the turn was stopped by boss"
 
 
-async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant) -> None:
+@pytest.mark.parametrize("rounds", [pytest.param(1, id="once"), pytest.param(20, id="often", marks=pytest.mark.long)])
+async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant, rounds: int) -> None:
     """All strategies at once in two conversations: what one principal asks never touches a turn of the other."""
     async with talker_of(tenant) as hand:
         asked: dict[str, list[EnqueueReply]] = {"me": [], "eve": []}
 
         async def client(number: int) -> None:
             caller = (ME, EVE)[number % 2]
-            for strategy in (MINE, THEIRS)[number % 2]:
+            for strategy in (MINE, THEIRS)[number % 2] * rounds:
                 reply = await request(
                     hand,
                     {"text": "done", "delay_seconds": 0.05},
@@ -183,7 +184,7 @@ async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant) -> None
         async def over() -> bool:
             return await tenant.count("state.turn_outcomes", "announced_at IS NOT NULL") == sum(map(len, made.values()))
 
-        await until(over, 60, "all turns end")
+        await until(over, 60 * rounds, "all turns end")
         stopped = {turn for replies in asked.values() for each in replies for turn in each.stopped}
         assert stopped
         assert stopped <= made["me"]

@@ -42,7 +42,8 @@ from turnstile.ledger.turns.waiting import describe_call
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ChannelId, InboxId, InterruptId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision, InterruptReason, InterruptStatus
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import InterruptReason, InterruptStatus
 
 OTHER = ChannelId("u_erin")
 

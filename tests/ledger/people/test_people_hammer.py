@@ -29,7 +29,8 @@ from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 

@@ -18,7 +18,7 @@ from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.waiting import Reported, describe_call, report_call
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InboxId, ToolCallId, uuid7
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 
 REPORTS = "SELECT inbox_id FROM state.agent_inbox WHERE message_type = 'tool_result' AND archived_at IS NULL"
 

@@ -10,8 +10,8 @@ Judy's turn sleeps while its tool has asked another agent, which has answered. K
 steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Leo's turn
 waits for people: of four calls one is held, one approved, one rejected and one edited. Mallory's second turn has taken
 the place of the first, which is rolled back and over, and the third that of the second, which is in hand and asked to
-stop. Nina's turn waits for somebody who knows whether a call was done. Kate has run a turn again from its second step. A
-box was made of the cards of Alice's plain turn.
+stop. Nina's turn waits for somebody who knows whether a call was done. Kate has run a turn again from its second step.
+A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -52,7 +52,7 @@ from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef

@@ -11,7 +11,8 @@ from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, make_card
 from turnstile.schema.ids import AgentId, CardId, ChannelId, ProjectId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.step_metadata import SuspendMetadata
 from turnstile.schema.turns import TurnRef
 
