@@ -30,6 +30,10 @@ UPDATE state.thread_messages m SET deadline = '2020-01-01T00:00:00Z' WHERE m.mes
 -- Time passes: the deadline of this batch is over.
 UPDATE state.pmo_batches b SET deadline_at = '2020-01-01T00:00:00Z' WHERE b.batch_id = :batch_id AND b.deadline_at > now();
 
+-- name: pass_expiry :exec
+-- Time passes: nobody may answer this question any more.
+UPDATE state.interrupts q SET expires_at = '2020-01-01T00:00:00Z' WHERE q.interrupt_id = :interrupt_id AND q.expires_at > now();
+
 -- name: sign_on :exec
 -- A worker serves the target, before and after the whole exploration.
 INSERT INTO state.workers (worker_target, instance, last_seen_at, started_at)

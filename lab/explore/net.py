@@ -34,6 +34,7 @@ LEDGER_RULES = (
     "stop",
     "batch",
     "batch_due",
+    "interrupts",
     "marked_queued",
     "marked",
     "command",
@@ -53,6 +54,7 @@ _PARTS = {
     "command": "net calls",
     "unannounced": "net outcomes",
     "batch_due": "net batches",
+    "interrupts": "net questions",
     "marked_queued": "net trees",
     "marked": "net trees",
 }

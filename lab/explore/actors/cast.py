@@ -39,10 +39,11 @@ WAIT_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The step sends these calls; `ends` are those whose result ends the turn."""
+    """The step sends these calls; `ends` are those whose result ends the turn, `held` those that wait for people."""
 
     names: tuple[str, ...]
     ends: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,13 @@ class Script:
             for choice in choices:
                 if isinstance(choice, Calls):
                     yield from ((number, name, name in choice.ends) for name in choice.names)
+
+    def held(self) -> Iterator[ToolCallId]:
+        """Every call that it may make and that waits for people."""
+        for number, choices in enumerate(self.steps, 1):
+            for choice in choices:
+                if isinstance(choice, Calls):
+                    yield from (self.call(number, name) for name in choice.held)
 
 
 def renaming(*letters: str) -> Mapping[str, str]:
@@ -199,6 +207,7 @@ _NET_PARTS: Mapping[str, Sequence[str]] = {
     "net calls": ("agent_state_head", "turn_waiting_tools"),
     "net outcomes": ("turn_outcomes",),
     "net batches": ("pmo_batches", "turn_outcomes"),
+    "net questions": ("interrupts",),
     "net trees": ("turn_nodes", "agent_inbox", "agent_state_head"),
 }
 """What a rule of the net finds nothing by, where it reads no inbox rows."""
@@ -262,8 +271,7 @@ _KINDS = {
     **dict.fromkeys(("begin", "call", "go-on", "steered", "cut", "apply", "expire", "deadline", "restart"), "step"),
     **dict.fromkeys(("finish", "cancel", "terminate", "end-stopped", "stop-leased", "fence"), "end"),
     **dict.fromkeys(("enqueue", "stop-queued"), "ask"),
-    "report": "turn",
-    "steer": "turn",
+    **dict.fromkeys(("report", "steer", "decide", "due", "lapse"), "turn"),
     "stop": "stop",
     "announce": "outcome",
 }

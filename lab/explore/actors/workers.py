@@ -50,6 +50,7 @@ from turnstile.schema.ids import (
     step_id,
     turn_card_id,
 )
+from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
 from turnstile.schema.states import AfterExecution, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, SuspendMetadata
 from turnstile.schema.tools import ToolCommand
@@ -148,6 +149,15 @@ def _thought(turn: TurnRef, number: int) -> Card:
     )
 
 
+_HOLD = Hold(
+    reason=InterruptReason.TOOL_CALL,
+    message="May it?",
+    action_digest="d",
+    allowed_decisions=(Decision.APPROVE, Decision.REJECT),
+    expires_after_seconds=WAIT_SECONDS,
+)
+
+
 async def call(
     pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str], said: Sequence[Card] = ()
 ) -> str:
@@ -179,9 +189,13 @@ async def call(
     ]
     thoughts = [] if script.action else [_thought(turn, number)]
     ids = _ids(said)
-    metadata = SuspendMetadata(commands=tuple(sent), new_card_ids=ids)
+    asked = [_HOLD if each in {*script.held()} else None for each in calls]
+    held = tuple(each for each, hold in zip(calls, asked, strict=True) if hold)
+    metadata = SuspendMetadata(commands=tuple(sent), new_card_ids=ids, held=held)
     made = [*said, *thoughts, *cards]
-    record = StepRecord(number, metadata, made, calls, MOMENT, wait_seconds=WAIT_SECONDS, kept=ids, steers=ids)
+    record = StepRecord(
+        number, metadata, made, calls, MOMENT, wait_seconds=WAIT_SECONDS, kept=ids, steers=ids, holds=asked
+    )
     return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
 
 

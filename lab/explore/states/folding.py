@@ -92,6 +92,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "conversations": {"created_at": _SET, "updated_at": _SET},
     "memory_cuts": {"updated_at": _SET},
     "rollbacks": {"created_at": _SET},
+    "interrupts": {"created_at": _SET, "decided_at": _SET, "expires_at": _DEADLINE},
     "steers": {"seq": _ORDER, "created_at": _SET, "settled_at": _SET},
     "listeners": {"declared_at": _SET},
     "threads": {"created_at": _SET, "updated_at": _SET, "ended_at": _SET, "version": _ZERO},

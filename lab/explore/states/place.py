@@ -29,6 +29,7 @@ TABLES = (
     "state.conversations",
     "state.memory_cuts",
     "state.rollbacks",
+    "state.interrupts",
     "state.steers",
     "public.cards",
     "public.boxes",

@@ -78,6 +78,21 @@ def worlds() -> Iterator[World]:
         ),
     )
     yield world_of(
+        "asked",
+        "a call that waits for people: two who decide differently, its expiry, a timeout, a stop",
+        Cast((Script("a", ((Calls(("x",), held=("x",)),), _ENDS)),), stops=("a",), loses=False, sweeps=False),
+    )
+    yield world_of(
+        "asked-pair",
+        "a call that waits for people beside one that is sent at once",
+        Cast(
+            (Script("a", ((Calls(("x", "y"), held=("x",)),), _ENDS)),),
+            stops=("a",),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
         "action",
         "a UI action against a queue of turns: busy, repeated, stopped, answered",
         Cast(

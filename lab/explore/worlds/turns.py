@@ -8,6 +8,7 @@ from lab.explore.actors.bridge import bridge
 from lab.explore.actors.cast import Cast, gated, of_turn, part_of, prepare, turn_ref
 from lab.explore.actors.client import enqueues, steers, stops
 from lab.explore.actors.forks import begin_fork, forks, marks
+from lab.explore.actors.people import people
 from lab.explore.actors.tools import waits, wipe
 from lab.explore.actors.workers import steps
 from lab.explore.net import LEDGER_RULES, REAPS, rule_move
@@ -32,7 +33,7 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
         moves += marks(cast, script) + stops(cast, script, view) + steers(cast, script)
         if row["turn_epoch"] and view.find("workflows", agent_turn_id=script.turn) is not None:
             turn = turn_ref(script, row)
-            late = steps(cast, script, turn, view) + waits(cast, script, turn, view)
+            late = steps(cast, script, turn, view) + waits(cast, script, turn, view) + people(script, view)
             moves += [of_turn(script, move) for move in late]
     moves += forks(cast, view) + bridge(cast, view)
     if cast.wipes and any(row["known"] for row in view.table("workflows")):
@@ -139,6 +140,7 @@ def not_over(view: View) -> list[str]:
             left.append(f"{row['agent_turn_id']} has no outcome")
     left += [f"{row['batch_id']} is open" for row in view.table("pmo_batches") if row["open_count"]]
     left += [f"{row['batch_id']} runs" for row in view.all("pmo_batches", status="running")]
+    left += [f"{row['interrupt_id']} is open" for row in view.all("interrupts", status="open")]
     left += [f"{row['steer_id']} is {row['status']}" for row in view.table("steers") if row["settled_at"] is None]
     left += [f"the node of {row['agent_turn_id']} is open" for row in view.all("turn_nodes", ended=False)]
     left += [f"{row['agent_turn_id']} is not announced" for row in view.all("turn_outcomes", announced_at=None)]
