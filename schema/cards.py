@@ -5,7 +5,7 @@ Anyone may have written a card, so its content is kept raw and parsed where it i
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
@@ -162,7 +162,7 @@ class ThoughtCall(Tolerant):
 
 
 def _object_or_none(value: object) -> object:
-    return value if isinstance(value, dict) else None
+    return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
 class CardMetadata(BaseModel):

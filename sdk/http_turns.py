@@ -24,8 +24,9 @@ from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, SteerId, StepId, ToolCallId, step_id
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, Interrupt
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ChunkType, ReplyStatus, SteerStatus, TurnStatus

@@ -15,8 +15,9 @@ from pydantic import JsonValue
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InterruptId
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptStatus
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptStatus
 from turnstile.sdk.requests import parse_request
 
 PAGE = 100

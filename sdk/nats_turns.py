@@ -51,7 +51,8 @@ class NatsTurn(Turn):
             self.reply = await self._bridge.request_as("enqueue", self._asked, EnqueueReply)
             self._asked = turn_of(self.reply)
         elif isinstance(self._asked, RerunRequest):
-            self.reply = await self._bridge.request_as("rerun", self._asked, RerunReply)
+            made = await self._bridge.request_as("rerun", self._asked, RerunReply)
+            self.reply = EnqueueReply.model_validate(made.model_dump())
             self._asked = turn_of(self.reply)
         return self._asked
 

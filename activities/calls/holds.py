@@ -13,9 +13,9 @@ from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
 from turnstile.schema.ids import AgentId, CardId, StepId, ToolCallId
 from turnstile.schema.parameters import json_schema
-from turnstile.schema.people.approvals import ApprovalRule, approval
+from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, ApprovalRule, Decision, approval
 from turnstile.schema.people.digests import action_digest
-from turnstile.schema.people.interrupts import EXPIRES_AFTER_SECONDS, Decision, Hold, InterruptReason, ToolPin
+from turnstile.schema.people.interrupts import Hold, InterruptReason, ToolPin
 from turnstile.schema.tools import ASK_HUMAN, ToolRow, options_of
 from turnstile.schema.turns import TurnRef
 
@@ -63,7 +63,7 @@ def hold_of(
         action_digest=action_digest(
             card.tool_call_id or "", content.tool_name, content.target_subject or "", content.arguments
         ),
-        allowed_decisions=tuple(Decision(each) for each in wanted.allowed_decisions),
+        allowed_decisions=wanted.allowed_decisions,
         expires_after_seconds=wanted.expires_after_seconds,
         on_expiry=wanted.on_expiry,
         requester_may_decide=wanted.requester_may_decide,

@@ -95,8 +95,10 @@ class _Pairs:
             call = self.open.pop(card.tool_call_id, None)
             if call is not None:
                 call.result = card
-        elif card.type == CardType.TOOL_CALL and card.metadata.edited is not None and card.tool_call_id in self.open:
-            self.open[card.tool_call_id].edited = card.metadata.edited
+        elif card.type == CardType.TOOL_CALL and card.metadata.edited is not None and card.tool_call_id is not None:
+            call = self.open.get(card.tool_call_id)
+            if call is not None:
+                call.edited = card.metadata.edited
 
 
 @dataclass(slots=True)

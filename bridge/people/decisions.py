@@ -28,8 +28,9 @@ from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
 from turnstile.schema.parameters import SchemaTooCostly, bounded
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.digests import action_digest
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptReason, InterruptStatus
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptReason, InterruptStatus
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ToolRow, expand_subject, options_of
 from turnstile.schema.turns import TurnRef

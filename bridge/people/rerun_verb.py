@@ -2,7 +2,7 @@
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbRequest
-from turnstile.ledger.people.reruns import rerun
+from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
@@ -10,14 +10,14 @@ from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.wire.limits import Admission, rate_limited
 
 
-async def rerun_turn(
+async def run_again(
     pool: Pool, publisher: Publisher, request: VerbRequest, *, depth_limit: int, admission: Admission
 ) -> RerunReply:
-    """Run a turn again; raises as `ledger.people.reruns.rerun` does, and `BadRequest` if nobody is named as caller."""
+    """Run a turn again; raises as `ledger.people.reruns.rerun_turn` does, and `BadRequest` if no caller is named."""
     caller, wanted = request.named_caller(), request.parse(RerunRequest)
     if request.wait_seconds and wanted.correlation_id is None:
         raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
-    done, of = await rerun(
+    done, of = await rerun_turn(
         pool,
         request.project_id,
         request.channel_id,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.people.multitask import MultitaskEnqueues
-from turnstile.bridge.people.rerun_verb import rerun_turn
+from turnstile.bridge.people.rerun_verb import run_again
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
@@ -179,7 +179,7 @@ class Verbs:
         """Run a turn again from one of its steps."""
         limit = self._counts.limit_for(request.project_id)
         admission = replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit)
-        done = await rerun_turn(self.pool, self.publisher, request, depth_limit=self.depth_limit, admission=admission)
+        done = await run_again(self.pool, self.publisher, request, depth_limit=self.depth_limit, admission=admission)
         if limit:
             self._counts.found(request.project_id)
         return done

@@ -26,7 +26,8 @@ from turnstile.schema.ids import (
     SteerId,
     ToolCallId,
 )
-from turnstile.schema.people.interrupts import Decision, Interrupt
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import MultitaskStrategy, SteerPriority, SteerStatus
 from turnstile.schema.tools import ToolRow

@@ -84,7 +84,7 @@ class Turns:
         if (key := key_in(call.headers)) is not None:
             payload["correlation_id"] = key
         reply = await self.asking.ask(call.principal, view.channel_id, "rerun", payload, RerunReply, call.headers)
-        return await self._made(call, reply)
+        return await self._made(call, EnqueueReply.model_validate(reply.model_dump()))
 
     async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
         """The new turn; once it is over, if that is waited for."""

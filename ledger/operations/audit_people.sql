@@ -52,12 +52,14 @@ WHERE q.decision = 'edit' AND NOT q.tool_changed
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: withdrawn_interrupts_are_over :many
--- Protocol §13: an interrupt is withdrawn by its turn's end, and by nothing else.
+-- Protocol §13: an interrupt is withdrawn by its turn's end; one that asks whether a call was done, also by the tool's own report.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
                           'interrupt_id', q.interrupt_id) AS ids,
        'it is withdrawn, and its turn has no outcome' AS detail
 FROM state.interrupts q LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = q.agent_turn_id
 WHERE q.status = 'withdrawn' AND o.agent_turn_id IS NULL
+  AND NOT (q.reason = 'confirmation' AND EXISTS (
+      SELECT FROM state.turn_waiting_tools w WHERE w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id AND w.wait_status <> 'waiting'))
   AND (:since_id::text IS NULL OR q.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

@@ -29,7 +29,8 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
-from turnstile.schema.people.interrupts import Decision, InterruptReason, InterruptStatus
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import InterruptReason, InterruptStatus
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.wire.headers import ContextHeaders
 

@@ -18,7 +18,8 @@ WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channe
 
 -- name: decide_interrupt :one
 -- Decides a question, once; see migration 0029.
-SELECT state.decide_interrupt(:project_id, :channel_id, :interrupt_id, :caller, :decision, :action_digest, :asked::jsonb) AS decided;
+SELECT d.decided FROM state.decide_interrupt(
+    :project_id, :channel_id, :interrupt_id, :caller, :decision, :action_digest, :asked::jsonb) d (decided);
 
 -- name: list_expired :many
 -- Rule 'interrupts': open questions whose time is over, of served targets.
@@ -30,4 +31,4 @@ ORDER BY q.expires_at LIMIT :row_limit::int;
 
 -- name: expire_interrupt :one
 -- Closes a question that nobody answered in time; see migration 0029.
-SELECT state.expire_interrupt(:interrupt_id) AS expired;
+SELECT e.expired FROM state.expire_interrupt(:interrupt_id) e (expired);

@@ -66,7 +66,7 @@ class Rerun:
         return self.request.correlation_id or self.agent_turn_id
 
 
-async def rerun(
+async def rerun_turn(
     pool: Pool,
     project: ProjectId,
     channel: ChannelId,
@@ -100,7 +100,7 @@ async def rerun(
 
 
 async def rerun_on(conn: Connection, command: Rerun) -> tuple[Enqueued, RerunOf]:
-    """The two statements of a rerun, within a transaction of the caller's; raises as `rerun` does, or `Again`."""
+    """The two statements of a rerun, within a transaction of the caller's; raises as `rerun_turn` does, or `Again`."""
     request = command.request
     copied = await query("copy_boxes_of_turn").one_as(
         conn,

@@ -64,6 +64,10 @@ ranges AS MATERIALIZED (  -- the context box of a turn that had pinned nothing h
 copied AS MATERIALIZED (
     SELECT r.copy_id, b.position, b.card_id FROM ranges r
     JOIN public.box_cards b ON b.box_id = r.box_id AND b.position <= r.upto AND b.box_id IN (SELECT held.box_id FROM held)
+    UNION ALL  -- the steers that the first step took stand behind what it pins; those of a later step stand before its first card
+    SELECT r.copy_id, r.upto + row_number() OVER (ORDER BY s.seq), s.steer_id FROM asked JOIN state.steers s ON asked.step = 1
+    JOIN ranges r ON r.copy_id = :output_copy_id::text::uuid
+    WHERE s.agent_turn_id = :agent_turn_id AND s.step_id = :agent_turn_id || '-s1' AND s.status = 'applied'
 ),
 gone AS MATERIALIZED (  -- what the step had read and cannot be read now
     SELECT EXISTS (
@@ -72,7 +76,7 @@ gone AS MATERIALIZED (  -- what the step had read and cannot be read now
           AND least(c.expires_at, c.deleted_at) > coalesce((SELECT s.started_at FROM steps s JOIN asked ON asked.step = s.number),
                                                           (SELECT l.ended_at FROM last l), turn.started_at, turn.ended_at))
         OR EXISTS (SELECT FROM ranges r WHERE r.upto IS NULL
-                   OR r.upto <> (SELECT count(*) FROM copied p WHERE p.copy_id = r.copy_id)) AS any
+                   OR r.upto <> (SELECT count(*) FROM copied p WHERE p.copy_id = r.copy_id AND p.position <= r.upto)) AS any
     FROM turn
 ),
 cut AS MATERIALIZED (  -- the latest one before the step

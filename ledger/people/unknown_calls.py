@@ -15,7 +15,7 @@ from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId, StepId, ToolCallId
-from turnstile.schema.people.interrupts import EXPIRES_AFTER_SECONDS
+from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS
 from turnstile.schema.wire.headers import ContextHeaders
 
 
@@ -33,8 +33,8 @@ class UnsureCall(Tolerant):
     begun_by: str
     begun_at: datetime
     content: Json[JsonObject] | None
-    asks: bool | None
-    """Whether a person may be asked; None if the tool's row is gone."""
+    asks: bool
+    """Whether a person may be asked."""
     context_headers: ContextHeaders
 
 
@@ -68,7 +68,7 @@ async def settle_unknown(conn: Connection, call: UnsureCall, question: str, dige
         begun_by=call.begun_by,
         question=question,
         digest=digest,
-        asks=digest is not None and call.asks is not False,
+        asks=digest is not None and call.asks,
         open_seconds=EXPIRES_AFTER_SECONDS,
     )
     return SettledCall.model_validate(json.loads(row["settled"]))

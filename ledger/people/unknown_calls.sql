@@ -26,8 +26,8 @@ RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.
           coalesce(silent.active_channel_id, 'public') AS channel_id,
           (SELECT c.content FROM public.cards c
            WHERE c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id) AS content,
-          (SELECT t.options -> 'repeat_ask' IS DISTINCT FROM 'false' FROM resource.tools t
-           WHERE t.tool_name = w.tool_name AND t.project_id = w.project_id) AS asks,
+          NOT EXISTS (SELECT FROM resource.tools t
+                      WHERE t.tool_name = w.tool_name AND t.project_id = w.project_id AND t.options -> 'repeat_ask' = 'false') AS asks,
           (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = silent.active_inbox_id) AS context_headers;
 
 -- name: settle_unknown :one

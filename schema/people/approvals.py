@@ -4,6 +4,7 @@ A rule that cannot be read or evaluated asks: nothing goes out because a policy 
 both have a rule for a tool, each of them may ask, and of both the stricter fields count.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -11,12 +12,22 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.parameters import bounded, json_schema, unchecked
 
-DEFAULT_EXPIRY_SECONDS = 7 * 86_400.0
-MOST_EXPIRY_SECONDS = 366 * 86_400.0
+EXPIRES_AFTER_SECONDS = 7 * 86_400.0
+"""How long an interrupt is open, unless its policy says otherwise."""
+_MOST_SECONDS = 366 * 86_400.0
 
-Decision = Literal["approve", "edit", "reject", "respond"]
-"""What a person may decide about a call."""
-DECISIONS: tuple[Decision, ...] = ("approve", "edit", "reject", "respond")
+
+class Decision(StrEnum):
+    """What a person may make of a call that waits."""
+
+    APPROVE = "approve"
+    """Send it as it is."""
+    EDIT = "edit"
+    """Send it with other arguments."""
+    REJECT = "reject"
+    """Send nothing: it failed, for this reason."""
+    RESPOND = "respond"
+    """Send nothing: this is its result."""
 
 
 def _condition(value: JsonObject) -> JsonObject:
@@ -28,11 +39,11 @@ def _condition(value: JsonObject) -> JsonObject:
 class Approval(Strict):
     """How a person is asked about a call of a tool."""
 
-    allowed_decisions: tuple[Decision, ...] = Field(default=DECISIONS, min_length=1)
+    allowed_decisions: tuple[Decision, ...] = Field(default=tuple(Decision), min_length=1)
     """What may be decided: `approve`, `edit`, `reject`, `respond`."""
     description: str | None = Field(default=None, min_length=1, max_length=4096)
     """What the person is asked, in place of a sentence that names the tool."""
-    expires_after_seconds: float = Field(default=DEFAULT_EXPIRY_SECONDS, ge=1, le=MOST_EXPIRY_SECONDS)
+    expires_after_seconds: float = Field(default=EXPIRES_AFTER_SECONDS, ge=1, le=_MOST_SECONDS)
     """How long a decision is waited for."""
     on_expiry: Literal["reject"] = "reject"
     """What becomes of the call then."""
@@ -50,7 +61,7 @@ class Approval(Strict):
         both = tuple(each for each in self.allowed_decisions if each in other.allowed_decisions)
         texts = dict.fromkeys(each for each in (self.description, other.description) if each is not None)
         return Approval.model_construct(
-            allowed_decisions=both or ("reject",),
+            allowed_decisions=both or (Decision.REJECT,),
             description="\n".join(texts) or None,
             expires_after_seconds=min(self.expires_after_seconds, other.expires_after_seconds),
             on_expiry="reject",

@@ -13,10 +13,8 @@ from pydantic import Field, JsonValue, model_validator
 
 from turnstile.schema.base import JsonObject, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, StepId, ToolCallId
+from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, Decision
 from turnstile.schema.wire.inbox import Reply
-
-EXPIRES_AFTER_SECONDS = 7 * 86_400.0
-"""How long an interrupt is open, unless its policy says otherwise."""
 
 _PLAIN = r"^[!-~]+$"
 
@@ -30,19 +28,6 @@ class InterruptReason(StrEnum):
     """The call is a question: it has no tool, and its answer is its result."""
     CONFIRMATION = "confirmation"
     """Nobody knows whether the call was run, and it must not be run twice."""
-
-
-class Decision(StrEnum):
-    """What a person may make of a call that waits."""
-
-    APPROVE = "approve"
-    """Send it as it is."""
-    EDIT = "edit"
-    """Send it with other arguments."""
-    REJECT = "reject"
-    """Send nothing: it failed, for this reason."""
-    RESPOND = "respond"
-    """Send nothing: this is its result."""
 
 
 class InterruptStatus(StrEnum):

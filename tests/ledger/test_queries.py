@@ -14,7 +14,7 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import decisions, multitask, reruns, steers
+from turnstile.ledger.people import decisions, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -61,6 +61,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "compose_box": {"verdict", "refused_place", "cards"},
     "confirm_in_hand": {"agent_turn_id"},
     "copy_boxes_of_turn": reruns.CopiedBoxes,
+    "begin_call": {"may_run"},
+    "list_unsure": unknown_calls.UnsureCall,
+    "settle_unknown": {"settled"},
     "count_project_threads": {"found"},
     "count_box_cards": {"found"},
     "count_live_threads": {"found"},
@@ -99,7 +102,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
     "declare_listeners": NOTHING,
-    "describe_call": set(descriptions.CallView.model_fields) | {"held"},
+    "describe_call": (set(descriptions.CallView.model_fields) | {"held"}) - {"may_run"},
     "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.NewLease,
     "end_message": hops._Ended,
@@ -311,6 +314,7 @@ def sql_types(field: str) -> set[str]:
         ("Json", JSON),
         ("ActionRef", JSON),
         ("annotation=dict", JSON),
+        (r"tuple\[(NewType|Decision)", {"text[]", "_text"}),
         ("tuple", JSON),
         (r"Annotated\[dict", JSON),
         ("datetime", TIME),

@@ -34,6 +34,12 @@ CROSS JOIN aclexplode(a.attacl) AS right_
 WHERE right_.grantee = $1::text::regrole
 ORDER BY 1, 3, 4
 """
+CALLED = """
+SELECT n.nspname || '.' || p.proname AS name, p.prosrc AS source
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+WHERE n.nspname = 'state' AND NOT p.prosecdef AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql')
+"""
+CHANGES = {"SELECT": "FROM", "INSERT": "INSERT INTO", "UPDATE": "UPDATE", "DELETE": "DELETE FROM"}
 KEPT = ("public.cards", "public.boxes", "public.box_cards", "state.agent_steps", "state.execution_edges")
 """What nobody changes (protocol §2.10)."""
 
@@ -115,9 +121,22 @@ class Probe:
             for name in about:
                 if await self._refusal(name):
                     return True
-            return False
         finally:
             await undone.rollback()
+        return await self._needed_inside(right, queries)
+
+    async def _needed_inside(self, right: Any, queries: Collection[str]) -> bool:
+        """Whether a function that one of the statements calls, and that has the caller's rights, changes the relation.
+
+        To explain a statement needs no rights of what its functions do.
+        """
+        for each in await self.conn.fetch(CALLED):
+            if any(f"{each['name']}(" in all_queries()[name].sql for name in queries):
+                part = rf"{CHANGES[right['verb']]} {re.escape(right['relation'])}\b[^;]*"
+                found = re.findall(part, each["source"])
+                if any(right["column"] is None or re.search(rf"\b{right['column']}\b", text) for text in found):
+                    return True
+        return False
 
 
 @pytest.fixture(scope="module")

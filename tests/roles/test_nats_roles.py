@@ -25,6 +25,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.agent.t.wakeup", "cmd.tool.a.b", "cmd.tool.a.b.c")),
         *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.sys.bridge.stop", "evt.agent.a.task", "evt.sys.pump.reply")),
         "pub cg.v1r4.p.c.cmd.sys.pmo.internal.fork_join",
+        "pub cg.v1r4.p.c.req.tool.text.count.call_1",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_pmo.cg.v1r4.*.*.cmd.sys.pmo.internal.*",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_wakeup_t.cg.v1r4.*.*.cmd.agent.t.wakeup",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_bridge_verbs.cg.v1r4.*.*.cmd.sys.bridge.*",

@@ -7,7 +7,8 @@ from tests.support.conditions import until
 from tests.support.tenants import Tenant
 from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.schema.access import Caller
-from turnstile.schema.people.interrupts import DecideReply, Decision, Interrupt, InterruptStatus
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
 from turnstile.schema.states import ReplyStatus
 
 

@@ -27,7 +27,7 @@ from turnstile.schema.ids import (
     ToolCallId,
 )
 from turnstile.schema.profiles import LlmConfig, Profile
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import SteerPriority, TurnStatus
 from turnstile.schema.turns import TurnRef
 
 PROJECT, CHANNEL = ProjectId("p1"), ChannelId("public")
@@ -151,6 +151,8 @@ class Cast:
     scripts: tuple[Script, ...]
     stops: tuple[str, ...] = ()
     """The letters of the turns that somebody stops."""
+    steers: tuple[tuple[str, SteerPriority], ...] = ()
+    """What is said to turns: the letter, and when it shall be heard."""
     reaps: tuple[str, ...] = ()
     """The turns that are fenced, although a worker may be on them."""
     sweeps: bool = True
@@ -257,10 +259,11 @@ def of_turn(script: Script, move: Move) -> Move:
 
 
 _KINDS = {
-    **dict.fromkeys(("begin", "call", "go-on", "cut", "apply", "expire", "deadline", "restart"), "step"),
+    **dict.fromkeys(("begin", "call", "go-on", "steered", "cut", "apply", "expire", "deadline", "restart"), "step"),
     **dict.fromkeys(("finish", "cancel", "terminate", "end-stopped", "stop-leased", "fence"), "end"),
     **dict.fromkeys(("enqueue", "stop-queued"), "ask"),
     "report": "turn",
+    "steer": "turn",
     "stop": "stop",
     "announce": "outcome",
 }

@@ -3,6 +3,7 @@
 from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, is_marked, of_turn, turn_ref
 from lab.explore.world import Move, View
 from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
+from turnstile.ledger.people.steers import steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import (
     STOP_REASON,
@@ -14,12 +15,15 @@ from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_qu
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import SYSTEM_AUTHOR, Card, CardType, Role, TextContent, make_card
-from turnstile.schema.ids import ConversationId, InboxId, turn_card_id
-from turnstile.schema.states import HeadStatus, MultitaskStrategy, TurnStatus
+from turnstile.schema.ids import ConversationId, InboxId, SteerId, turn_card_id
+from turnstile.schema.people.steers import SteerRequest
+from turnstile.schema.states import HeadStatus, MultitaskStrategy, SteerPriority, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.ui_actions import UiAction
+
+_ROOT = Caller("root", operates=True)
 
 
 def enqueue_command(script: Script) -> Enqueue:
@@ -103,6 +107,22 @@ def stops(cast: Cast, script: Script, view: View) -> list[Move]:
 
         moves.append(Move(f"stop-leased {script.letter}", gated(stop_leased)))
     return [of_turn(script, move) for move in moves]
+
+
+def steers(cast: Cast, script: Script) -> list[Move]:
+    """Each steer is said at any time, and again: whoever does not hear the answer repeats it."""
+    said = [priority for letter, priority in cast.steers if letter == script.letter]
+
+    def saying(number: int, priority: SteerPriority) -> Move:
+        steer = SteerId(f"steer_{script.letter}{number}")
+        asked = SteerRequest(agent_turn_id=script.turn, text="go on", priority=priority, correlation_id=steer)
+
+        async def say(pool: Pool) -> str:
+            return (await pool.run(lambda conn: steer_turn(conn, PROJECT, asked, _ROOT, steer))).verdict
+
+        return of_turn(script, Move(f"steer {script.letter}{number}", gated(say)))
+
+    return [saying(number, priority) for number, priority in enumerate(said, 1)]
 
 
 def _unleased(script: Script) -> TurnRef:

@@ -1,6 +1,7 @@
 """Workers: any number of them, each of which may come late with any step that it has begun (protocol §7)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from lab.explore.actors.cast import (
     CHANNEL,
@@ -42,6 +43,7 @@ from turnstile.schema.cards import (
     ToolCallContent,
     make_card,
 )
+from turnstile.schema.errors import Steered
 from turnstile.schema.ids import (
     CardId,
     step_card_id,
@@ -70,6 +72,9 @@ def steps(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: begin(pool, turn, n))))
         if number <= begun:
             moves += [_move(script, turn, number, each, view) for each in choices if _may_be(script, each, view)]
+            ends = Ends() in choices and _may_be(script, Ends(), view)
+            if ends and number < len(script.steps) and _may_be_steered(turn, number, view):
+                moves.append(Move(f"steered {name}", gated(_going_on(turn, number, view, steered=True))))
             # an action has one step: later it is ended without; a child ends as one does whose step was refused
             if stopping and (number == 1 or not script.action) and script.letter not in cast.children:
                 moves.append(Move(f"cancel {name}", gated(lambda pool, n=number: _cancel(pool, turn, n))))
@@ -109,14 +114,15 @@ def _move(script: Script, turn: TurnRef, number: int, choice: Step, view: View) 
     name = f"{script.letter} {number}"
     match choice:
         case Calls(names):
-            said = f"call {name} {','.join(names)}"
-            return Move(said, gated(lambda pool: call(pool, script, turn, number, names)))
+            told, said = f"call {name} {','.join(names)}", _asked_with(turn, number, view)
+            return Move(told, gated(lambda pool: call(pool, script, turn, number, names, said)))
         case Goes():
-            return Move(f"go-on {name}", gated(lambda pool: _go_on(pool, turn, number)))
+            return Move(f"go-on {name}", gated(_going_on(turn, number, view)))
         case Cuts():
             return Move(f"cut {name}", gated(lambda pool: _cut(pool, turn, number)))
         case Ends():
-            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number)))
+            said = _asked_with(turn, number, view)
+            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number, said)))
         case Ended():
             ending = _ended_by(script, turn, view)
             return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn, ending)))
@@ -142,7 +148,9 @@ def _thought(turn: TurnRef, number: int) -> Card:
     )
 
 
-async def call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str]) -> str:
+async def call(
+    pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str], said: Sequence[Card] = ()
+) -> str:
     """Commit a step that sends these calls."""
     calls = [script.call(number, name) for name in names]
     sent = [
@@ -170,14 +178,45 @@ async def call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Se
         for each in sent
     ]
     thoughts = [] if script.action else [_thought(turn, number)]
-    metadata = SuspendMetadata(commands=tuple(sent))
-    record = StepRecord(number, metadata, [*thoughts, *cards], calls, MOMENT, wait_seconds=WAIT_SECONDS)
+    ids = _ids(said)
+    metadata = SuspendMetadata(commands=tuple(sent), new_card_ids=ids)
+    made = [*said, *thoughts, *cards]
+    record = StepRecord(number, metadata, made, calls, MOMENT, wait_seconds=WAIT_SECONDS, kept=ids, steers=ids)
     return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
 
 
-async def _go_on(pool: Pool, turn: TurnRef, number: int) -> str:
-    record = StepRecord(number, ContinueMetadata(), [_thought(turn, number)], [], MOMENT)
-    return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+def _asked_with(turn: TurnRef, number: int, view: View) -> tuple[Card, ...]:
+    """The steers that this step takes: every attempt of it knows them from its begin, and there is no other begin."""
+    rows = view.all("steers", agent_turn_id=turn.agent_turn_id, step_id=step_id(turn.agent_turn_id, number))
+    content = TextContent(text="go on")
+    return tuple(
+        make_card(CardId(row["steer_id"]), CardType.STEER, Role.USER, content, author="root", turn=turn.agent_turn_id)
+        for row in sorted(rows, key=lambda row: row["seq"])
+    )
+
+
+def _ids(said: Sequence[Card]) -> tuple[CardId, ...]:
+    return tuple(card.card_id for card in said)
+
+
+def _may_be_steered(turn: TurnRef, number: int, view: View) -> bool:
+    """Whether an attempt of this step may have been told that a steer waits: there is one that none before took."""
+    rows = view.all("steers", agent_turn_id=turn.agent_turn_id)
+    until = {step_id(turn.agent_turn_id, each) for each in range(1, number + 1)}
+    return any(row["step_id"] not in until for row in rows)
+
+
+def _going_on(
+    turn: TurnRef, number: int, view: View, *, steered: bool = False
+) -> Callable[[Pool], Coroutine[Any, Any, str]]:
+    said = _asked_with(turn, number, view)
+    cards, metadata = [*said, _thought(turn, number)], ContinueMetadata(new_card_ids=_ids(said))
+    record = StepRecord(number, metadata, cards, [], MOMENT, kept=_ids(said), steers=_ids(said), steered=steered)
+
+    async def go_on(pool: Pool) -> str:
+        return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+
+    return go_on
 
 
 def _deliverable(turn: TurnRef) -> Card:
@@ -208,13 +247,20 @@ async def _cut(pool: Pool, turn: TurnRef, number: int) -> str:
     return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
 
 
-async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int) -> str:
+async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int, said: Sequence[Card]) -> str:
+    """The step ends the turn, unless a steer waits for another one, which the last step of a script has not."""
     card = _deliverable(turn)
     asked = [_remembered(turn)] if script.talk and number == 1 else []
-    cards = [*asked, _thought(turn, number), card]
-    record = StepRecord(number, EndMetadata(), cards, [], MOMENT, kept=[each.card_id for each in asked])
+    cards = [*asked, *said, _thought(turn, number), card]
+    kept = [each.card_id for each in (*asked, *said)]
+    metadata = EndMetadata(new_card_ids=_ids(said))
+    record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, steers=_ids(said))
     ending = Ending(TurnStatus.SUCCESS, card.card_id)
-    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record))).result
+    yields = number < len(script.steps)
+    try:
+        return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record, yields=yields))).result
+    except Steered:
+        return "steered"
 
 
 def _ended_by(script: Script, turn: TurnRef, view: View) -> Ending:

@@ -12,6 +12,7 @@ _NEVER = {"cards", "boxes", "box_cards", "agent_steps", "execution_edges"}
 _FINAL_CALLS = {"applied", "expired", "dropped"}
 _OPEN = {"running", "pending", "dispatched"}
 _DECIDED = ("status", "decided_by", "error_code")
+_HEARD = {"applied", "skipped"}
 _HOW = ("status", "deliverable_card_id", "tool_result_card_id", "output_box_id", "error_code", "turn_epoch")
 
 
@@ -28,6 +29,8 @@ def _broken(before: Rows, changed: Rows) -> Iterator[str]:
         else:
             old, new = json.loads(earlier), json.loads(text)
             yield from _turned(table, key, old, new)
+            if table == "steers" and (old["status"], new["status"]) == ("waiting", "taken"):
+                yield from _taken(before, new)
             if table == "agent_state_head" and new["step_attempt"] > old["step_attempt"]:
                 yield from [f"{key}: {_GATES}"] * _marked(before, new["active_agent_turn_id"])
 
@@ -60,6 +63,8 @@ def _turned(table: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]
             yield from _settled(key, old, new)
         case "turn_nodes":
             yield from _unmarked(key, old, new)
+        case "steers":
+            yield from _heard_again(key, old, new)
         case "agent_state_head":
             if new["turn_epoch"] < old["turn_epoch"]:
                 yield f"the epoch of {key} fell"
@@ -68,6 +73,22 @@ def _turned(table: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]
         case _:
             if table in _NEVER and _said(old) != _said(new):
                 yield f"{table} {key} changed"
+
+
+def _taken(before: Rows, steer: Mapping[str, Any]) -> Iterator[str]:
+    """A step takes a steer in its first attempt: an earlier one would not ask with it, and may commit."""
+    for (table, _), text in before.items():
+        if table == "agent_state_head":
+            head = json.loads(text)
+            if head["active_agent_turn_id"] == steer["agent_turn_id"] and head["step_attempt"]:
+                yield f"{steer['steer_id']} was taken by a step that had been begun"
+
+
+def _heard_again(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """A steer stays applied or skipped, and with the step that took it."""
+    final = old["status"] in _HEARD and old["status"] != new["status"]
+    if final or old["step_id"] not in {None, new["step_id"]}:
+        yield f"{key} was {old['status']} by {old['step_id']} and is {new['status']} by {new['step_id']}"
 
 
 def _marked(before: Rows, turn: str | None) -> bool:

@@ -31,6 +31,8 @@ _DEADLINE = "deadline"
 """Ahead or past: a deadline passes by a move of the world."""
 _RANK = "rank"
 """The order among the rows of one class: the queue of an agent, or the reports of a turn. Nothing compares others."""
+_ORDER = "order"
+"""As `_RANK`, of numbers that a sequence gives: below all that it will give."""
 _EPOCH = "epoch"
 """The rank among the epochs that the agent's rows name: statements compare epochs for equality and order only."""
 _ZERO = "zero"
@@ -90,6 +92,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "conversations": {"created_at": _SET, "updated_at": _SET},
     "memory_cuts": {"updated_at": _SET},
     "rollbacks": {"created_at": _SET},
+    "steers": {"seq": _ORDER, "created_at": _SET, "settled_at": _SET},
     "listeners": {"declared_at": _SET},
     "threads": {"created_at": _SET, "updated_at": _SET, "ended_at": _SET, "version": _ZERO},
     "thread_segments": {"created_at": _SET, "ended_at": _SET},
@@ -101,6 +104,8 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "thread_replies": {"created_at": _SET, "announced_at": _SET},
 }
+_LONGEST: Final = 1000
+"""More than a world has of what a sequence numbers."""
 _TIMES: Final = frozenset({"queue_delay_ms", "e2e_ms"})
 """How long it took, in an outcome's `stats`."""
 _SLOT: Final = re.compile(r'"@(epoch|rank)"')
@@ -170,7 +175,10 @@ def _filled(row: _Row, order: Mapping[str, Mapping[int, int]], place: Mapping[st
     if '"@' not in row.template:
         return row.template
     text = row.template.replace('"@epoch"', str(order[row.agent][row.epoch]) if row.epoch else "0")
-    return text.replace("@rank", PAST.format(place[row.group][row.moment])) if row.group else text
+    if not row.group:
+        return text
+    rank = place[row.group][row.moment]
+    return text.replace('"@order"', str(rank - _LONGEST)).replace("@rank", PAST.format(rank))
 
 
 def _renamed(rows: Sequence[tuple[Key, str]], swap: Mapping[str, str]) -> tuple[tuple[Key, str], ...]:
@@ -202,6 +210,9 @@ def _row(table: str, text: str) -> _Row:
             case "rank":
                 group, moment = _group(data), value
                 data[column] = "@rank" if group else PAST.format(0)
+            case "order":
+                group, moment = f"steers {data['agent_turn_id']}", f"{value + _LONGEST:020d}"
+                data[column] = "@order"
             case "epoch":
                 epoch = value or 0
                 data[column] = "@epoch"

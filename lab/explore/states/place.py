@@ -29,6 +29,7 @@ TABLES = (
     "state.conversations",
     "state.memory_cuts",
     "state.rollbacks",
+    "state.steers",
     "public.cards",
     "public.boxes",
     "public.box_cards",

@@ -26,7 +26,7 @@ BEGIN
         writes := writes || format($write$
     IF given ? %1$L THEN
         DELETE FROM %2$s x WHERE %3$s = ANY (ARRAY(SELECT jsonb_array_elements_text(given -> %1$L -> 'gone')));
-        INSERT INTO %2$s SELECT * FROM jsonb_populate_recordset(NULL::%2$s, given -> %1$L -> 'rows');
+        INSERT INTO %2$s OVERRIDING SYSTEM VALUE SELECT * FROM jsonb_populate_recordset(NULL::%2$s, given -> %1$L -> 'rows');
     END IF;$write$, t.name, t.place, t.key);
         holds := holds || format(' IF name = %L THEN PERFORM FROM %s x WHERE %s = key FOR UPDATE; END IF;', t.name, t.place, t.key);
     END LOOP;

@@ -6,6 +6,7 @@ from dataclasses import replace
 from lab.explore.actors.cast import BOB, Calls, Cast, Cuts, Ended, Ends, Goes, Script
 from lab.explore.world import AGES, AT_ONCE, World
 from lab.explore.worlds.turns import world_of
+from turnstile.schema.states import SteerPriority
 
 _CALLS = (Calls(("x",)),)
 _ENDS = (Ends(),)
@@ -90,6 +91,29 @@ def worlds() -> Iterator[World]:
         "wiped",
         "one turn with a call, while Temporal's data is deleted again and again",
         Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), reaps=("a",), wipes=True),
+    )
+    yield world_of(
+        "steered",
+        "one turn of at most three steps, to which somebody says two things, one of them for when it is idle",
+        Cast(
+            (Script("a", (_ENDS, _ENDS, _ENDS)),),
+            stops=("a",),
+            reaps=("a",),
+            steers=(("a", SteerPriority.ASAP), ("a", SteerPriority.WHEN_IDLE)),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
+        "steered-calls",
+        "two turns of one agent, one of which waits for a call and is steered, in the queue, too",
+        Cast(
+            (Script("b", (_ENDS,)), Script("a", ((Calls(("x",), ends=("x",)),), (Ends(), Ended()), _ENDS))),
+            steers=(("a", SteerPriority.ASAP),),
+            stops=("a",),
+            loses=False,
+            sweeps=False,
+        ),
     )
     yield world_of(
         "turns",

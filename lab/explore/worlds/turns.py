@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.explore.actors.bridge import bridge
 from lab.explore.actors.cast import Cast, gated, of_turn, part_of, prepare, turn_ref
-from lab.explore.actors.client import enqueues, stops
+from lab.explore.actors.client import enqueues, steers, stops
 from lab.explore.actors.forks import begin_fork, forks, marks
 from lab.explore.actors.tools import waits, wipe
 from lab.explore.actors.workers import steps
@@ -29,7 +29,7 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
         row = view.find("agent_inbox", inbox_id=script.inbox)
         if row is None:
             continue
-        moves += marks(cast, script) + stops(cast, script, view)
+        moves += marks(cast, script) + stops(cast, script, view) + steers(cast, script)
         if row["turn_epoch"] and view.find("workflows", agent_turn_id=script.turn) is not None:
             turn = turn_ref(script, row)
             late = steps(cast, script, turn, view) + waits(cast, script, turn, view)
@@ -53,7 +53,7 @@ def world_of(
         at_end=not_over,
         names=_fresh_boxes if any(script.box for script in cast.scripts) else lambda _: {},
         part=_part_of(cast),
-        checks=_broken,
+        checks=lambda view: [*_broken(view), *_passed_by(cast, view)],
         swaps=swaps,
         bounds=bounds,
     )
@@ -105,6 +105,20 @@ def _broken(view: View) -> list[str]:
     return broken + [f"{row['batch_id']} runs, and is decided by its counts" for row in running if _is_decided(row)]
 
 
+def _passed_by(cast: Cast, view: View) -> list[str]:
+    """A turn that ended by its own step although a steer waited and another step was allowed."""
+    ended = view.all("turn_outcomes", status="success", tool_result_card_id=None)
+    early = [
+        row["agent_turn_id"]
+        for row in ended
+        for script in cast.scripts
+        if script.turn == row["agent_turn_id"]
+        and len(view.all("agent_steps", agent_turn_id=script.turn)) < len(script.steps)
+    ]
+    skipped = view.all("steers", status="skipped")
+    return [f"{row['agent_turn_id']} ended past {row['steer_id']}" for row in skipped if row["agent_turn_id"] in early]
+
+
 def _is_decided(batch: Mapping[str, Any]) -> bool:
     """Whether the counts of a batch decide it (§6, join)."""
     wanted, won, left = batch["k"], batch["success_count"], batch["open_count"]
@@ -125,6 +139,7 @@ def not_over(view: View) -> list[str]:
             left.append(f"{row['agent_turn_id']} has no outcome")
     left += [f"{row['batch_id']} is open" for row in view.table("pmo_batches") if row["open_count"]]
     left += [f"{row['batch_id']} runs" for row in view.all("pmo_batches", status="running")]
+    left += [f"{row['steer_id']} is {row['status']}" for row in view.table("steers") if row["settled_at"] is None]
     left += [f"the node of {row['agent_turn_id']} is open" for row in view.all("turn_nodes", ended=False)]
     left += [f"{row['agent_turn_id']} is not announced" for row in view.all("turn_outcomes", announced_at=None)]
     return left
@@ -152,10 +167,11 @@ def _healthy(cast: Cast, view: View) -> Iterable[Move]:
         head = view.find("agent_state_head", active_agent_turn_id=script.turn)
         if head is None:
             continue
+        commits = ("call", "go-on", "cut", "steered", "finish", "terminate")
         wanted = {
             "suspended": ("apply",),
             "dispatched": ("begin",),
-            "running": ("call", "go-on", "cut", "finish", "terminate") if head["step_attempt"] else ("begin",),
+            "running": commits if head["step_attempt"] else ("begin",),
         }[head["status"]]
         moves = {move.name: move for move in turn_moves(cast, view)}
         number = str(head["step_count"] + 1)

@@ -16,13 +16,17 @@ from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.runtime.faults import Fault
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.people.interrupts import Decision, Interrupt
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Interrupt
 
 PAY = definition("pay", options={"suspend_timeout_seconds": 60})
-SENT, ANSWERED = (Decision.APPROVE, {}), (Decision.RESPOND, {"response": "paid"})
-EDITED = (Decision.EDIT, {"arguments": {"q": "less"}})
-POINTS = {
+Given = tuple[Decision | None, JsonObject]
+SENT: Given = (Decision.APPROVE, {})
+ANSWERED: Given = (Decision.RESPOND, {"response": "paid"})
+EDITED: Given = (Decision.EDIT, {"arguments": {"q": "less"}})
+POINTS: dict[Fault, tuple[Given, ...]] = {
     Fault.DECISION_COMMITTED: (EDITED, ANSWERED),
     Fault.DECISION_PUBLISHED: (SENT,),
     Fault.INTERRUPT_EXPIRED: ((None, {}),),
@@ -37,14 +41,11 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
         yield opened
 
 
-async def decided(person: Person, asked: Interrupt, decision: Decision, fields: dict[str, object]) -> None:
+async def decided(person: Person, asked: Interrupt, decision: Decision, fields: JsonObject) -> None:
     """Decide; the bridge dies instead of an answer."""
+    wanted: JsonObject = {"interrupt_id": asked.interrupt_id, "action_digest": asked.action_digest}
     with pytest.raises(ServerUnavailable):
-        await person.tenant.client.request(
-            "decide",
-            {"interrupt_id": asked.interrupt_id, "decision": decision, "action_digest": asked.action_digest, **fields},
-            timeout=3,
-        )
+        await person.tenant.client.request("decide", {**wanted, "decision": decision, **fields}, timeout=3)
 
 
 async def test_a_decision_counts_once_wherever_its_bridge_dies(

@@ -17,6 +17,7 @@ from tests.e2e.crashes import (
     test_faults,
     test_multitask_crashes,
     test_tree_crashes,
+    test_unknown_call_crashes,
 )
 from tests.e2e.people import test_steering_crashes
 from tests.e2e.pump import test_agents_talk_crashes, test_pump_crashes
@@ -130,5 +131,5 @@ def test_every_point_has_a_test_that_fails_there() -> None:
     killed = {each.point for each in ASKED} | set(test_faults.POINTS) | set(test_conversation_crashes.POINTS)
     killed |= {*test_steering_crashes.IN_WORKER, *test_steering_crashes.IN_BRIDGE, *test_multitask_crashes.POINTS}
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
-    killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT}
+    killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_unknown_call_crashes.POINTS}
     assert set(Fault) - killed == {Fault.BOX_FORKED, Fault.BOX_REPLACED}

@@ -1,4 +1,4 @@
-"""What people decide about calls that wait, and what comes of it: in the ledger, at the tool, and for the model."""
+"""What people decide about calls that wait, beside the plain ways of test_decisions.py: refusals and attacks."""
 
 import asyncio
 import json
@@ -6,18 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from tests.e2e.people.asking import LARGE, PAY, Person, asked, people
+from tests.e2e.people.asking import PAY, Person, asked, people
 from tests.support.conditions import until
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import ToolCallContent, content_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import CardId
 from turnstile.schema.people.digests import action_digest
-from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.sdk.client import accepted
 
@@ -43,51 +41,6 @@ async def code_of(refused: Any) -> str:
     with pytest.raises(Refused) as raised:
         await refused
     return raised.value.code
-
-
-async def test_an_approved_call_goes_out_as_it_was_shown(tenant: Tenant) -> None:
-    async with hand_of(tenant, PAY, interrupt_on={"pay": LARGE}) as hand:
-        turn = await hand.start(calling(("pay", {"amount": 500})))
-        [held] = await asked(hand, turn)
-        assert hand.commands == []
-        reply = await ann(tenant).decides(held, "approve", message="fine")
-        assert (reply.decision, reply.tool_changed, reply.duplicate) == ("approve", False, False)
-        assert (await ann(tenant).decides(held, "approve", message="fine")).duplicate
-        await hand.heard()
-        assert await sent_arguments(hand) == held.arguments
-        await hand.report(call_of(turn), "paid")
-        ended = await hand.ended(turn)
-    assert heard_by_model(ended) == [{"status": "success", "result": "paid"}]
-    after = (await people(tenant).interrupt(held.id)).view
-    assert (after.status, after.decided_by, after.comment) == (InterruptStatus.RESOLVED, "ann", "fine")
-    assert len(hand.commands) == 1
-
-
-async def test_an_edited_call_goes_out_with_the_persons_arguments_and_the_model_is_told(tenant: Tenant) -> None:
-    async with hand_of(tenant, PAY, interrupt_on={"pay": True}) as hand:
-        turn = await hand.start(calling(("pay", {"amount": 500})))
-        [held] = await asked(hand, turn)
-        assert await code_of(ann(tenant).decides(held, "edit", arguments={"amount": 10**9})) == "invalid_arguments"
-        assert await code_of(ann(tenant).decides(held, "edit", arguments={"amount": "much"})) == "invalid_arguments"
-        await ann(tenant).decides(held, "edit", arguments={"amount": 5, "account": "another"})
-        await hand.heard()
-        assert await sent_arguments(hand) == {"amount": 5, "account": f"of {tenant.project}"}
-        await hand.report(call_of(turn), "paid")
-        ended = await hand.ended(turn)
-    assert heard_by_model(ended) == [
-        {"status": "success", "arguments_edited_by_a_person": {"amount": 5}, "result": "paid"}
-    ]
-
-
-async def test_a_rejected_call_is_a_failed_result_with_the_reason(tenant: Tenant) -> None:
-    async with hand_of(tenant, PAY, interrupt_on={"pay": True}) as hand:
-        turn = await hand.start(calling(("pay", {"amount": 500})))
-        [held] = await asked(hand, turn)
-        await ann(tenant).decides(held, "reject", message="too much")
-        ended = await hand.ended(turn)
-    [told] = heard_by_model(ended)
-    assert (told["status"], told["error"]["code"], told["error"]["message"]) == ("failed", "rejected", "too much")
-    assert hand.commands == []
 
 
 async def test_a_rejected_call_of_a_tool_that_ends_turns_ends_none(tenant: Tenant) -> None:
@@ -165,19 +118,6 @@ async def test_what_is_not_allowed_or_not_what_was_shown_is_refused_and_changes_
         await hand.report(call_of(turn), "paid")
         await hand.ended(turn)
     assert len(hand.commands) == 1
-
-
-async def test_a_call_whose_tool_was_changed_meanwhile_is_not_sent(tenant: Tenant) -> None:
-    async with hand_of(tenant, PAY, interrupt_on={"pay": True}) as hand:
-        turn = await hand.start(calling(("pay", {"amount": 500})))
-        [held] = await asked(hand, turn)
-        elsewhere = PAY.model_copy(update={"target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.other.run"})
-        await put_tool(tenant.pool, tenant.project, elsewhere)
-        assert (await ann(tenant).decides(held, "approve")).tool_changed
-        ended = await hand.ended(turn)
-    [told] = heard_by_model(ended)
-    assert told["error"]["code"] == "tool_changed"
-    assert hand.commands == []
 
 
 async def test_a_call_that_nobody_decides_is_rejected_when_its_time_is_over(tenant: Tenant) -> None:

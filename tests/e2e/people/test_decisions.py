@@ -12,7 +12,7 @@ from tests.support.people import Person
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of, heard_by_model
 from turnstile.schema.ids import AgentTurnId
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.wire import headers
 from turnstile.workflows import options
 
@@ -135,7 +135,7 @@ async def test_a_tool_that_was_changed_meanwhile_is_not_called(tenant: Tenant, s
         turn = await hand.start(calling("pay"))
         [asked] = await person.asked()
         await tenant.client.request("tool.put", {"tool": LOOK.model_copy(update={"tool_name": "pay"}).model_dump()})
-        more = {"arguments": {}} if status == "edit" else {}
+        more: dict[str, Any] = {"arguments": {}} if status == "edit" else {}
         assert (await person.decide(asked, Decision(status), **more)).tool_changed
         ended = await hand.ended(turn)
     [heard] = heard_by_model(ended)

@@ -718,6 +718,25 @@ DAMAGES = [
         ASKED.format("channel_id = 'x'", "approved"),
         {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
     ),
+    *(
+        Damage(
+            "begun_calls_wait_for_their_run",
+            f"UPDATE state.turn_waiting_tools SET begun_by = 'run'{more} WHERE tool_call_id = 'unknown'",  # noqa: S608
+            {"agent_turn_id": "$doubtful", "tool_call_id": "unknown"},
+            others,
+        )
+        for more, others in (("", set[str]()), (", begun_at = NULL", {"confirmations_are_of_begun_calls"}))
+    ),
+    Damage(
+        "confirmations_are_of_begun_calls",
+        "UPDATE state.turn_waiting_tools SET begun_at = NULL WHERE tool_call_id = 'unknown'",
+        {"agent_turn_id": "$doubtful", "tool_call_id": "unknown", "interrupt_id": "int-unknown-1"},
+    ),
+    Damage(
+        "confirmations_are_of_begun_calls",
+        ASKED.format("allowed_decisions = '{edit}'", "unknown"),
+        {"agent_turn_id": "$doubtful", "interrupt_id": "int-unknown-1"},
+    ),
     Damage(
         "expired_interrupts_are_closed",
         ASKED.format(f"expires_at = {LATE}", "held"),

@@ -332,6 +332,10 @@ async def test_a_turn_is_silent_when_neither_its_head_nor_its_deadline_has_moved
     await expire(agents, asleep)  # the deadline is null now, and a timeout is there: the head's change counts
     assert await found() == []
     await age(agents)
+    assert await found() == [running.agent_turn_id]  # the timeout has just come, however long the turn slept
+    await rows(
+        agents, "UPDATE state.agent_inbox SET created_at = now() - interval '61 s' WHERE message_type = 'timeout'"
+    )
     assert await found() == sorted([running.agent_turn_id, asleep.agent_turn_id])
     await rows(agents, "DELETE FROM state.agent_inbox WHERE message_type = 'timeout'")
     await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = NULL")

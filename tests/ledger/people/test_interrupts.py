@@ -39,9 +39,11 @@ from turnstile.ledger.people.decisions import (
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.waiting import describe_call
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ChannelId, InboxId, InterruptId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision, InterruptReason, InterruptStatus
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import InterruptReason, InterruptStatus
 
 OTHER = ChannelId("u_erin")
 
@@ -222,7 +224,10 @@ async def test_a_call_whose_tool_has_changed_fails_instead_of_being_sent(agents:
 
 
 async def test_a_delegating_tool_needs_no_row(agents: Pool) -> None:
-    pin = {"target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.sys.pmo.internal.fork_join", "parameters": {}}
+    pin: JsonObject = {
+        "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.sys.pmo.internal.fork_join",
+        "parameters": {},
+    }
     await asking(agents, "a", tool_pin=pin)
     assert (await decide(agents, "a")).sent
 

@@ -29,7 +29,8 @@ from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 
@@ -246,7 +247,8 @@ class Storms:
 
     async def reap(self) -> None:
         """What rule `running_reap` finds; a turn that waits for people alone is never among it."""
-        async with self.pool.connection() as conn, conn.transaction(isolation="repeatable_read"):
+        async with self.pool.connection() as conn, conn.transaction():
+            await conn.fetch("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             found: list[LiveTurn] = await recovery.list_silent(conn, [TARGET], older_seconds=0, row_limit=20)
             for turn in found:
                 assert turn.status != HeadStatus.SUSPENDED or not await conn.fetch(HELD_ONLY, turn.agent_turn_id)

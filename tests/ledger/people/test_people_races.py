@@ -26,7 +26,7 @@ from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InboxId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 
 ASKED = interrupt_id(ToolCallId("a"))
 

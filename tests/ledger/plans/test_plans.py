@@ -31,12 +31,16 @@ from tests.support.ledger.agents import (
     lease,
     locate,
     middle_record,
+    rows,
     send,
     stop_on,
 )
 from tests.support.ledger.calls import ask_to_stop, call_record, ending, request, sleeper, told
+from tests.support.ledger.people import asking, held_record, hold, pass_expiry
 from tests.support.ledger.reruns import command as rerun
 from turnstile.ledger.operations import recovery, sweep
+from turnstile.ledger.people.decisions import find_question, list_expired
+from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.people.reruns import rerun_on
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection, query
@@ -56,13 +60,14 @@ from turnstile.ledger.turns.waiting import (
     request_stop,
 )
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, new_box_id, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, interrupt_id, new_box_id, uuid7
+from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 from turnstile.schema.wire.headers import SENDER
 from turnstile.schema.wire.limits import Admission
 
-DAVE, EVE, FRANK, GRACE, HEIDI, IVAN = map(AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan"))
+DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY = map(AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan", "judy"))
 T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
@@ -86,6 +91,10 @@ FILL = [
     """INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id,
     tool_name, wait_status)
     SELECT 'p1', 'alice', 't' || n, n, 's', 'k' || n, 'search', 'applied' FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id, step_id,
+    tool_call_id, tool_name, reason, message, allowed_decisions, wait_seconds, status, decision, decided_at, expires_at)
+    SELECT 'q' || n, 'p1', 'public', 'alice', 't' || n, 's', 'k' || n, 'search', 'tool_call', '?', '{}', 1, 'resolved',
+    'approve', now(), now() FROM generate_series(1, $1::int) n""",
     """INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, correlation_id, trace_id)
     SELECT 'e' || n, 'p1', 'enqueue', 'request', 'o' || n, '0' FROM generate_series(1, $1::int) n""",
     """INSERT INTO public.cards (card_id, tenant_id, content, metadata)
@@ -168,6 +177,9 @@ class Live:
     """Grace's turn, asleep: a report of it was claimed."""
     displacing: AgentTurnId
     """Ivan's second turn of a conversation, whose first is leased."""
+    asked: ToolCallId
+    """A call of Judy's turn, which waits for people; the time of another is over."""
+    overdue: ToolCallId
 
 
 async def live(pool: Pool) -> Live:
@@ -193,7 +205,11 @@ async def live(pool: Pool) -> Live:
     silent = ToolCallId(calls[1])
     _, displacing = [await ask(pool, IVAN, conversation_id="c1", incoming={SENDER: "me"}) for _ in range(2)]
     named = AgentTurnId(str(displacing.reply.agent_turn_id))
-    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, silent, reported, lost, named)
+    await asking(pool, overdue := uuid7(), asked := uuid7(), agent=JUDY)
+    await pass_expiry(pool)
+    await rows(pool, "UPDATE state.interrupts SET expires_at = 'infinity' WHERE tool_call_id = $1", asked)
+    others = (silent, reported, lost, named, ToolCallId(asked), ToolCallId(overdue))
+    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, *others)
 
 
 async def touch(pool: Pool) -> None:
@@ -223,6 +239,12 @@ async def made_of_parts(conn: Connection, now: Live) -> object:
     return await compose_box(conn, PROJECT, CHANNEL, wanted, new_box_id(), "user.test")
 
 
+def decision(call: ToolCallId) -> dict[str, Any]:
+    """The arguments of decide_interrupt."""
+    given = {"caller": "dora", "decision": "reject", "action_digest": "d", "asked": '{"digest": "x"}'}
+    return {"project_id": PROJECT, "channel_id": CHANNEL, "interrupt_id": interrupt_id(call), **given}
+
+
 def statements(now: Live) -> dict[str, Statement]:
     """Every hot statement, in an order in which each has something to do."""
     sent, limits = command(EVE), Admission(max_queued_turns=9, max_live_turns=30)
@@ -247,6 +269,11 @@ def statements(now: Live) -> dict[str, Statement]:
         "list_over": lambda conn: recovery.list_over(conn, [now.ended], older_seconds=-9),
         "restart_turn": lambda conn: recovery.restart_turn(conn, now.lost, counted=True),
         "record_repairs": lambda conn: recovery.record_repairs(conn, {"engine": 1}),
+        "list_expired": lambda conn: list_expired(conn, targets, older_seconds=-9, row_limit=9),
+        "find_question": lambda conn: find_question(conn, PROJECT, CHANNEL, interrupt_id(now.asked)),
+        "decide_interrupt": lambda conn: query("decide_interrupt").one(conn, **decision(now.asked)),
+        "expire_interrupt": lambda conn: query("expire_interrupt").one(conn, interrupt_id=interrupt_id(now.overdue)),
+        "list_open_interrupts": lambda conn: list_interrupts(conn, PROJECT, status=InterruptStatus.OPEN, row_limit=9),
         "describe_call": lambda conn: describe_call(conn, PROJECT, now.silent),
         "inject_timeouts": lambda conn: inject_timeouts(conn, asleep),
         "report_call": lambda conn: report_call(conn, PROJECT, request(now.silent), "{}", InboxId(row), {}),
@@ -271,6 +298,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "stop_queued_turn": lambda conn: stop_on(conn, ALICE, now.queued),
         "finish_turn": lambda conn: finish_on(conn, turn, 2),
         "commit_step": lambda conn: commit_step(conn, turn, middle_record(turn, 2)),
+        "commit_step_with_a_hold": lambda conn: commit_step(conn, turn, held_record(turn, 2, {"h": hold()})),
         "commit_step_with_calls": lambda conn: commit_step(conn, turn, call_record(turn, 2, "a", "b")),
         "describe_turn": lambda conn: describe_turn(conn, PROJECT, now.ended),
         "copy_boxes_of_turn": lambda conn: rerun_on(conn, rerun(now.ended)),
@@ -280,7 +308,7 @@ def statements(now: Live) -> dict[str, Statement]:
 NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="")
 NOTHING = Live(
     *(NOBODY, cast("Any", None), InboxId(""), AgentTurnId(""), NOBODY, ToolCallId(""), InboxId("")),
-    *(cast("Any", None), AgentTurnId("")),
+    *(cast("Any", None), AgentTurnId(""), ToolCallId(""), ToolCallId("")),
 )
 HOT = list(statements(NOTHING))
 
@@ -298,7 +326,7 @@ async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
     """Each statement is planned while the database is empty; then it gets its past."""
     name = await databases.create(migrated)
     pool = Pool(databases.url(name), size=3)
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY)
     async with pool.connection() as conn:
         session = Explaining(conn)
         for statement in statements(await live(pool)).values():

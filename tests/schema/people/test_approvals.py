@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.people.approvals import DEFAULT_EXPIRY_SECONDS, ApprovalRule, InterruptRule, approval
+from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, ApprovalRule, InterruptRule, approval
 from turnstile.schema.profiles import Profile
 from turnstile.schema.tools import ToolDefinition, ToolRow, options_of
 from turnstile.schema.wire.subjects import tool_target
@@ -26,7 +26,7 @@ def test_true_asks_about_each_call_with_everything_allowed() -> None:
     assert found.asks({})
     assert found.asks({"any": 1})
     assert found.allowed_decisions == ("approve", "edit", "reject", "respond")
-    assert found.expires_after_seconds == DEFAULT_EXPIRY_SECONDS == 604_800
+    assert found.expires_after_seconds == EXPIRES_AFTER_SECONDS == 604_800
     assert found.on_expiry == "reject"
     assert not found.requester_may_decide
 

@@ -52,9 +52,7 @@ class Died:
         """The open question about the call."""
 
         async def there() -> Interrupt | None:
-            found = await self.stack.pool.run(
-                lambda conn: page_interrupts(conn, PROJECT, agent=self.agent, row_limit=5)
-            )
+            found = await questions(self.stack, self.agent)
             return found[0] if found else None
 
         return await until(there, 15, "a person is asked")

@@ -10,7 +10,8 @@ Judy's turn sleeps while its tool has asked another agent, which has answered. K
 steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Leo's turn
 waits for people: of four calls one is held, one approved, one rejected and one edited. Mallory's second turn has taken
 the place of the first, which is rolled back and over, and the third that of the second, which is in hand and asked to
-stop. Kate has run a turn again from its second step. A box was made of the cards of Alice's plain turn.
+stop. Nina's turn waits for somebody who knows whether a call was done. Kate has run a turn again from its second step.
+A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -41,6 +42,7 @@ from tests.support.ledger.people import answer, asking, decide, edit
 from tests.support.ledger.reruns import again as run_again
 from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
+from tests.support.ledger.unknown_calls import doubtful
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
@@ -50,7 +52,7 @@ from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
@@ -59,12 +61,14 @@ from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
 HEIDI, IVAN, JUDY, KATE = (AgentId(name) for name in ("heidi", "ivan", "judy", "kate"))
-KIM, LEO, MALLORY = (AgentId(name) for name in ("kim", "leo", "mallory"))
+KIM, LEO, MALLORY, NINA = (AgentId(name) for name in ("kim", "leo", "mallory", "nina"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KATE, KIM, LEO, MALLORY)
+    await add_agents(
+        pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KATE, KIM, LEO, MALLORY, NINA
+    )
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -79,6 +83,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns |= await _cut(pool)
     turns |= await _forked(pool)
     turns["asking"] = await _asking(pool)
+    turns["doubtful"] = await doubtful(pool, "unknown", agent=NINA)
     turns |= await _displaced(pool)
     steered = await _steered(pool, turns)
     turns["once"] = await _called(pool, KATE, "once", "twice")

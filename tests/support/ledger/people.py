@@ -11,7 +11,8 @@ from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, make_card
 from turnstile.schema.ids import AgentId, CardId, ChannelId, ProjectId, ToolCallId, interrupt_id
-from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.step_metadata import SuspendMetadata
 from turnstile.schema.turns import TurnRef
 
@@ -65,8 +66,8 @@ async def asking(
 
 def answer(decision: Decision = Decision.APPROVE, **fields: Any) -> Answer:
     """A decision; of two with the same fields one is the repeat of the other."""
-    values = {"decision": decision, "action_digest": "d", "digest": f"{decision}{sorted(fields.items())}"}
-    return Answer(**{**values, **fields})
+    digest = f"{decision}{sorted(fields.items(), key=str)}"
+    return replace(Answer(decision, "d", digest), **fields)
 
 
 def edit(turn: TurnRef, call: str, arguments: dict[str, Any]) -> Edit:

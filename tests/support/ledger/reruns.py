@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.support.ledger.agents import CHANNEL, PROJECT, value
-from turnstile.ledger.people.reruns import Rerun, rerun
+from turnstile.ledger.people.reruns import Rerun, rerun_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.schema.access import Caller
@@ -36,7 +36,9 @@ async def again(
 ) -> Enqueued:
     """Run a turn again; `fields` are of the request."""
     request = wanted(turn, **fields)
-    done, of = await rerun(pool, project, channel, request, caller, incoming or {}, depth_limit=20, admission=admission)
+    done, of = await rerun_turn(
+        pool, project, channel, request, caller, incoming or {}, depth_limit=20, admission=admission
+    )
     assert of.of == request.agent_turn_id
     return done
 

@@ -64,11 +64,13 @@ class Terminal:
 
 
 @asynccontextmanager
-async def chatting(tenant: Tenant, *arguments: str) -> AsyncGenerator[Terminal]:
-    """A chat that has begun; remarks are shown with the answers."""
+async def chatting(
+    tenant: Tenant, *arguments: str, command: str = "chat", begins: str = "ends it\n"
+) -> AsyncGenerator[Terminal]:
+    """A chat, or another command, that has begun; remarks are shown with the answers."""
     stack = tenant.stack
     process = await asyncio.create_subprocess_exec(
-        *(PROGRAM, "chat", *arguments, "--config", stack.config, "--project", tenant.project),
+        *(PROGRAM, command, *arguments, "--config", stack.config, "--project", tenant.project),
         cwd=stack.directory,
         env=ENVIRONMENT,
         stdin=asyncio.subprocess.PIPE,
@@ -77,7 +79,8 @@ async def chatting(tenant: Tenant, *arguments: str) -> AsyncGenerator[Terminal]:
     )
     terminal = Terminal(process)
     try:
-        await terminal.until("ends it\n")
+        if begins:
+            await terminal.until(begins)
         yield terminal
     finally:
         if process.returncode is None:

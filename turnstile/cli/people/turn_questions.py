@@ -9,7 +9,8 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.follow import same_options
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId
-from turnstile.schema.people.interrupts import Decision, InterruptReason
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import InterruptReason
 from turnstile.sdk.interrupts import Interrupt
 from turnstile.sdk.turns import Client
 

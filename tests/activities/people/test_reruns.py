@@ -2,15 +2,19 @@
 
 from typing import Any
 
+import pytest
+
 from tests.activities.test_compaction import DROPS
 from tests.support.ledger.agents import ALICE, PROJECT, ask
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.reruns import again
+from tests.support.ledger.steers import say
 from tests.support.ledger.talks import Said, Talk, told
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.turns import StepEnds
 
 
 async def rerun(talk: Talk, turn: AgentTurnId, **fields: Any) -> tuple[Said, list[ModelRequest]]:
@@ -75,6 +79,24 @@ async def test_a_rerun_reads_its_memory_from_the_cut_of_then(pool: Pool) -> None
     after_cut, asked = await rerun(talk, cutting.turn, from_step=2)
     assert not after_cut.compactions
     assert told(asked[0]) == told(firsts[cutting.turn])
+    async with pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+async def test_what_was_said_to_a_step_is_said_again(pool: Pool, step: int) -> None:
+    """A steer that the step took is in the copy, where its model finds it as before."""
+    talk = await Talk(pool).begun(None)
+    turn = await talk.begin(1)
+    for number in (1, 2):
+        if number == step:
+            await say(pool, turn, "m-7 mind this")
+        result = await talk.step(turn, number)
+    assert isinstance(result, StepEnds)
+    was_asked = talk.cast.asked[step - 1]
+    assert told(was_asked) == [1, 7]
+    _, asked = await rerun(talk, turn.agent_turn_id, from_step=step)
+    assert asked[0].messages == was_asked.messages
     async with pool.connection() as conn:
         await assert_invariants(conn)
 
