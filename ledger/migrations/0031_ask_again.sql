@@ -15,7 +15,7 @@ COMMENT ON TABLE state.rollbacks IS 'turns that were rolled back: later turns re
 COMMENT ON COLUMN state.rollbacks.by_turn_id IS 'the turn that took their place';
 
 -- The end of a turn that was rolled back: its outcome says so, the box gets another time, by which workers read it anew, and is read
--- from the latest cut that no such turn has made. A turn that was not costs one look by key.
+-- from the latest cut that no such turn has made, or from its beginning. A turn that was not costs one look by key.
 CREATE FUNCTION state.roll_back() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r state.rollbacks;
@@ -35,11 +35,9 @@ BEGIN
         WHERE b.box_id = r.box_id AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'author_id' = 'system'
           AND NOT EXISTS (SELECT FROM state.rollbacks x WHERE x.box_id = r.box_id AND x.agent_turn_id = c.metadata ->> 'agent_turn_id')
         ORDER BY b.position DESC LIMIT 1;
-        IF cut.position IS NULL THEN
-            DELETE FROM state.memory_cuts m WHERE m.box_id = r.box_id;
-        ELSE
-            UPDATE state.memory_cuts m SET position = cut.position, cut_card_id = cut.card_id, updated_at = now() WHERE m.box_id = r.box_id;
-        END IF;
+        UPDATE state.memory_cuts m SET position = coalesce(cut.position, 1), cut_card_id = coalesce(cut.card_id, m.cut_card_id),
+               updated_at = now()
+        WHERE m.box_id = r.box_id;
     END IF;
     RETURN NEW;
 END $$;

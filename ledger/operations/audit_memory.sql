@@ -2,7 +2,8 @@
 
 -- name: cuts_name_a_card_of_their_box :many
 -- Protocol §7.3: a memory.cut names a card that is in its box before it and after the one that the cut before named, and a box is
--- read from the card that its latest cut names. Cuts of turns that were rolled back and are over do not count.
+-- read from the card that its latest cut names. Cuts of turns that were rolled back and are over do not count: without another one
+-- the box is read from its beginning.
 SELECT jsonb_build_object('project_id', c.project_id, 'box_id', c.box_id, 'card_id', c.cut_card_id) AS ids,
        CASE WHEN c.place IS NULL THEN 'the box does not have the cut from which it is read'
             WHEN c.first IS NULL THEN 'the cut names no card of its box'
@@ -23,8 +24,11 @@ FROM (
     WHERE (:since::timestamptz IS NULL OR m.updated_at >= :since) AND (:project_id::text IS NULL OR m.project_id = :project_id)
     WINDOW boxes AS (PARTITION BY m.box_id ORDER BY k.place)
 ) c
-WHERE c.place IS NULL OR c.first IS NULL OR c.first >= c.place OR c.first <= c.before
-   OR (c.is_latest AND (c.cut_card_id, c.first) IS DISTINCT FROM (c.latest_id, c.since))
+WHERE (c.place IS NULL AND NOT (c.since <= 1 AND EXISTS (
+           SELECT FROM state.rollbacks r JOIN public.cards x ON x.card_id = c.latest_id AND x.metadata ->> 'agent_turn_id' = r.agent_turn_id
+           WHERE r.box_id = c.box_id)))
+   OR (c.place IS NOT NULL AND c.first IS NULL) OR c.first >= c.place OR c.first <= c.before
+   OR (c.is_latest AND c.place IS NOT NULL AND (c.cut_card_id, c.first) IS DISTINCT FROM (c.latest_id, c.since))
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cuts_are_between_turns :many

@@ -41,7 +41,7 @@ SELECT jsonb_build_object('project_id', r.project_id, 'agent_id', o.agent_id, 'a
 FROM state.rollbacks r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id
 JOIN state.agent_inbox i ON i.agent_turn_id = r.agent_turn_id AND i.message_type = 'turn' AND state.as_uuid(i.payload ->> 'output_box_id') = r.box_id
 JOIN public.boxes b ON b.box_id = r.box_id
-LEFT JOIN state.memory_cuts m ON m.box_id = r.box_id
+LEFT JOIN state.memory_cuts m ON m.box_id = r.box_id AND m.position > 1
 LEFT JOIN public.cards c ON c.card_id = m.cut_card_id AND c.metadata ->> 'agent_turn_id' = r.agent_turn_id
 WHERE (NOT o.stats ? 'rolled_back_by' OR c.card_id IS NOT NULL OR b.updated_at < o.ended_at)
   AND (:since::timestamptz IS NULL OR o.ended_at >= :since)

@@ -74,7 +74,7 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
     unlimited = replace(command, admission=replace(command.admission, max_queued_turns=0))  # some may leave the queue
     done = await enqueue_turn(conn, unlimited, cards)
     turn = done.reply.agent_turn_id
-    if done.reply.duplicate or turn is None:
+    if not done.is_new or turn is None:
         return MadeWay(await _as_before(conn, command, done))
     verdict, *found = await query("make_way").many(
         conn,

@@ -64,6 +64,8 @@ class Enqueued:
 
     reply: EnqueueReply
     lease: NewLease | None
+    is_new: bool = True
+    """Whether the statement wrote the turn; False also for its own repeat, after an answer that was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
-            return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
+            return Enqueued(_reply(row, duplicate=repeated), _lease(row, command), verdict == "accepted")
         case "busy":
             why = "the agent is not idle, or is paused"
             return Enqueued(EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error=why), None)

@@ -595,7 +595,7 @@ DAMAGES = [
     Damage(
         "what_was_rolled_back_is_forgotten",
         "INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)"
-        " VALUES ('$rolled_back_box', 'p1', 1, '$rolled_back-deliverable')",
+        " VALUES ('$rolled_back_box', 'p1', 2, '$rolled_back-deliverable')",
         {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
         {"cuts_name_a_card_of_their_box"},
     ),

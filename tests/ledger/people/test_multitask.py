@@ -24,9 +24,9 @@ from tests.support.ledger.agents import (
     value,
 )
 from tests.support.ledger.calls import end, suspend
-from tests.support.ledger.multitask import EVE, again, over, plain
-from turnstile.ledger.people.multitask import requester_of
-from turnstile.ledger.people.steered_enqueues import Steered
+from tests.support.ledger.multitask import EVE, again, asked, over, plain
+from turnstile.ledger.people.multitask import MadeWay, make_way, requester_of
+from turnstile.ledger.people.steered_enqueues import Steered, steer_or_make_way
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import compose_box, fork_box
 from turnstile.ledger.turns.cards import BoxCache
@@ -203,6 +203,26 @@ async def test_a_repeat_stops_nothing_and_answers_the_same(agents: Pool, strateg
     assert await stops(agents) == []
     with pytest.raises(Refused, match="other content"):
         await again(agents, "reject", correlation_id="k")
+
+
+@pytest.mark.parametrize("strategy", ["reject", "steer", *STOPPING])
+async def test_a_transaction_whose_answer_was_lost_is_answered_the_same(agents: Pool, strategy: str) -> None:
+    """The pool runs it again, with the same ids."""
+    if strategy in STOPPING:
+        await plain(agents)
+        await plain(agents)
+    given = asked(strategy, correlation_id="k")
+    run = steer_or_make_way if strategy == "steer" else make_way
+    first = await agents.transact(lambda conn: run(conn, *given))
+    if strategy in {"reject", "steer"}:
+        await plain(agents)  # behind it
+    before = await rows(agents, "SELECT payload::text FROM state.agent_inbox ORDER BY 1")
+    second = await agents.transact(lambda conn: run(conn, *given))
+    assert isinstance(first, MadeWay)
+    assert isinstance(second, MadeWay)
+    assert set(second.enqueued.reply.stopped) == set(first.enqueued.reply.stopped)
+    assert second.enqueued.reply.agent_turn_id == turn_id(first.enqueued)
+    assert await rows(agents, "SELECT payload::text FROM state.agent_inbox ORDER BY 1") == before
 
 
 async def test_a_stop_asked_before_stays_the_one(agents: Pool) -> None:
@@ -395,7 +415,7 @@ async def test_the_first_cut_of_a_box_goes_with_the_turn_that_made_it(agents: Po
     await agents.run(lambda conn: commit_step(conn, gone, record))
     await again(agents, "rollback")
     await end(agents, gone)
-    assert await rows(agents, "SELECT FROM state.memory_cuts") == []
+    assert await value(agents, "SELECT position FROM state.memory_cuts") == 1
     assert read(await begin(agents, await start(agents))) == {kept.agent_turn_id}
 
 
