@@ -64,7 +64,7 @@ MAY: dict[str, tuple[str, ...]] = {
     ),
     "client": (
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in CALLED_BY),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in CALLED_BY if verb != "decide"),
         "pub cg.v1r4.demo.c.req.sys.bridge.describe",
         "pub cg.v1r4.demo.c.cmd.sys.ui.action",
         "sub cg.v1r4.demo.*.evt.>",
@@ -167,6 +167,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         *(f"pub cg.v1r4.other.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
         "pub cg.v1r4.other.c.req.sys.bridge.describe",
         "pub cg.v1r4.other.c.req.sys.bridge.steer.client",
+        "pub cg.v1r4.demo.c.req.sys.bridge.decide.client",
         *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.alice" for verb in CALLED_BY),
         *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.operator.alice" for verb in CALLED_BY),
         "pub cg.v1r4.other.c.cmd.sys.ui.action",
