@@ -69,6 +69,7 @@ async def test_the_turn_in_hand_stops_and_the_next_knows_of_it_or_not(tenant: Te
         assert reply.stopped == (turn,)
         stopped, ended = await hand.ended(turn), await hand.ended(turn_of(reply))
         assert (stopped.view.status, stopped.view.error_code) == ("canceled", "stopped")
+        assert stopped.view.stats is not None
         assert (stopped.view.stats.get("rolled_back_by") == reply.agent_turn_id) == (strategy == "rollback")
         assert "the first answer" in read(ended)
         assert ("terminal_status" in read(ended)) == (
