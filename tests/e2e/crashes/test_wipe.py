@@ -18,6 +18,7 @@ import pytest
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.net import repairs
+from tests.support.processes.piped import Piped
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
@@ -224,7 +225,7 @@ async def check(crowd: Crowd, before: dict[str, datetime]) -> None:
         await assert_invariants(conn)
 
 
-async def up(home: Path) -> asyncio.subprocess.Process:
+async def up(home: Path) -> Piped:
     """`turnstile up` in this directory, once it serves."""
     scripts = ",".join(str(path) for path in SCRIPTS)
     process = await launch(
@@ -234,7 +235,7 @@ async def up(home: Path) -> asyncio.subprocess.Process:
     return process
 
 
-async def end(process: asyncio.subprocess.Process, home: Path) -> None:
+async def end(process: Piped, home: Path) -> None:
     """It is told to stop, and ends with its servers."""
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(30):
