@@ -211,6 +211,7 @@ async def test_growth_compares_two_ledgers(environment: Environment, bars: Bars)
         assert (result.value(f"{name}: old ÷ empty") or 0) > 0
 
 
+@pytest.mark.long
 async def test_turns_sleep_and_some_are_woken(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.SUSPENDED](environment, bars)
     check_turns(result)

@@ -68,6 +68,7 @@ async def test_a_memory_is_cut_once_wherever_the_worker_dies(
         await assert_invariants(conn)
 
 
+@pytest.mark.long
 async def test_two_turns_remember_though_everything_was_killed_in_between(
     apart: Tenant, processes: Processes, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ async def tenant(slow: Slow) -> AsyncIterator[Tenant]:
         await assert_invariants(conn)
 
 
+@pytest.mark.long
 async def test_a_quick_step_whose_workflow_task_times_out_stops_no_turn(slow: Slow, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         await learned(hand)

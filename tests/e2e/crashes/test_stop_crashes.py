@@ -74,6 +74,7 @@ async def test_a_worker_killed_right_after_the_stop_is_fenced_and_its_clean_up_i
     assert await apart.task_events() == {turn: 1, turn_of(queued): 1}
 
 
+@pytest.mark.long
 async def test_a_sleeping_turn_whose_worker_is_dead_is_fenced(apart: Tenant, processes: Processes) -> None:
     async with hand_of(apart) as hand:
         turn = await hand.suspended(calling("search"))

@@ -78,7 +78,11 @@ async def test_a_batch_is_decided_once_wherever_its_bridge_dies(
 @pytest.mark.parametrize(
     ("point", "call"),
     [
-        (Fault.AGENT_CHANGED, ("provision_agent", {"action": "ensure", "agent_id": "new", "profile_name": "worker"})),
+        pytest.param(
+            Fault.AGENT_CHANGED,
+            ("provision_agent", {"action": "ensure", "agent_id": "new", "profile_name": "worker"}),
+            marks=pytest.mark.long,
+        ),
         pytest.param(Fault.CHILDREN_ENQUEUED, ("delegate_async", task()), marks=pytest.mark.long),
     ],
     ids=["provision_agent", "delegate_async"],

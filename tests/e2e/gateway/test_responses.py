@@ -157,6 +157,7 @@ with OpenAI(base_url=url + "/openai/v1", api_key=token) as ai:
 """
 
 
+@pytest.mark.long
 async def test_a_response_in_the_background_is_picked_up_by_another_process(
     ai: AsyncOpenAI, url: str, token: str, tenant: Tenant
 ) -> None:

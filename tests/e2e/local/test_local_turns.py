@@ -188,6 +188,7 @@ async def test_ten_turns_of_a_conversation_fit(tenant: Tenant) -> None:
     assert prompts == sorted(set(prompts))  # each turn is told what was said before
 
 
+@pytest.mark.long
 async def test_result_fields_come_by_a_grammar(tenant: Tenant) -> None:
     """The model calls no tools of its own; bound to a call, it cannot do other than submit a result."""
     llm: JsonObject = {"model": MODEL, "max_tokens": 120, "seed": 1, "params": {"tool_choice": "required"}}

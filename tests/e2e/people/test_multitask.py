@@ -159,7 +159,8 @@ async def test_a_stop_by_somebody_else_changes_nothing(tenant: Tenant, state: st
             assert ended.view.error == "the turn was stopped by boss"
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(1, id="once"), pytest.param(20, id="often", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rounds", [pytest.param(20, id="often")])
 async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant, rounds: int) -> None:
     """All strategies at once in two conversations: what one principal asks never touches a turn of the other."""
     async with talker_of(tenant) as hand:

@@ -189,6 +189,7 @@ async def edges_of(caller: Caller) -> list[dict[str, Any]]:
     )
 
 
+@pytest.mark.long
 async def test_a_long_conversation_of_two_agents_is_not_deep(caller: Caller) -> None:
     """Twenty turns, as deep as segments are nested; who asks is the parent of who answers; all in one trace."""
     asks = [send("bob", play=play(verdict(f"answer {number}", number))) for number in range(1, 10)]

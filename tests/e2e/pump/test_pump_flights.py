@@ -162,6 +162,7 @@ async def test_the_limit_of_messages_in_flight_refuses_until_one_is_answered(cal
     assert (reasons[-1], {*reasons}) == ("responded", {"responded", "pruned"})
 
 
+@pytest.mark.long
 async def test_a_long_thread_goes_on_in_a_new_history(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_long(_: MessageThread) -> bool:
         return workflow.info().get_current_history_length() > 40

@@ -70,6 +70,7 @@ async def histories_of(caller: Caller, threads: list[ThreadId]) -> list[Workflow
     return found
 
 
+@pytest.mark.long
 async def test_no_history_log_or_event_holds_content(caller: Caller, caplog: pytest.LogCaptureFixture) -> None:
     """No payload, no word of an exception and no stack trace; what a listener answered is in its reply event alone."""
     caplog.set_level(logging.INFO)

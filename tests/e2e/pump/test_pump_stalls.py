@@ -56,6 +56,7 @@ async def worker_beside(stack: Stack) -> AsyncGenerator[None]:
         assert not thread.is_alive(), "the worker does not end"
 
 
+@pytest.mark.long
 async def test_what_a_handler_returns_that_held_up_its_worker_is_its_answer(
     stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -273,7 +273,7 @@ async def test_a_bridge_that_dies_before_it_counts_a_restart_loses_nothing(
 async def test_bridges_at_once_restart_a_turn_once_and_end_it_once(tenant: Tenant, stack: Stack) -> None:
     nets = [net_of(stack) for _ in range(3)]
     async with hand_of(tenant) as hand:
-        agents = await tenant.agents("player", 8, allowed_tools=["search"])
+        agents = await tenant.agents("player", 3, allowed_tools=["search"])
         hands = [Hand(tenant, agent, hand.commands) for agent in agents]
         turns = [await own.suspended(calling("search"), TEXT) for own in hands]
         counted = (await repairs(stack.pool)).get("engine", 0)

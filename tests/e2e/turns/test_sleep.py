@@ -18,7 +18,7 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.temporal import plugin
 from turnstile.workflows.agent_turn import AgentTurn
 
-CACHED, SLEEPERS = 2, 12
+CACHED, SLEEPERS = 2, 6
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,7 @@ def test_hostile_documents_are_refused_soon(name: str) -> None:
     assert time.process_time() - begun < 1.0
 
 
+@pytest.mark.long
 def test_hostile_documents_leave_no_memory_behind() -> None:
     documents = [document for document, _ in HOSTILE.values()]
     for document in documents * 2:

@@ -6,6 +6,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from tests.sdk.tools.stack import Call, Stack, eventually
 from tests.sdk.tools.test_once import Gated, playing
 from tests.support.ledger.trouble import raising
@@ -17,6 +19,7 @@ INBOX, STEPS = "state.agent_inbox", "state.agent_steps"
 FULL, A_BUG = "53100", "XX000"
 
 
+@pytest.mark.long
 async def test_a_full_disk_is_told_as_one_and_what_was_accepted_is_done_when_it_passes(
     stack: Stack, target: str
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from pydantic import JsonValue
 
 from tests.sdk.tools.conftest import COMMAND_RETRY_SECONDS
@@ -126,6 +127,7 @@ async def test_where_nobody_may_be_asked_it_failed(stack: Stack, target: str, tm
         assert (played.error.code, call.runs) == ("outcome_unknown", [call.first.pid])
 
 
+@pytest.mark.long
 async def test_a_rejected_one_failed(stack: Stack, target: str, tmp_path: Path) -> None:
     async with died(stack, target, tmp_path) as call:
         assert (await call.decide(decision="reject", message="look at the bank first"))["status"] == "accepted"

@@ -163,16 +163,16 @@ async def test_a_suspended_server_still_stops(servers: EmbeddedServers) -> None:
 
 async def test_stop_leaves_nothing_but_data_and_ports(tmp_path: Path) -> None:
     data = tmp_path / "with space" / ".turnstile"
-    servers = EmbeddedServers(data)
+    servers = EmbeddedServers(data, temporal_address="b:7233")
     first = await servers.start()
-    assert len(processes_of(data)) == 4
+    assert len(processes_of(data)) == 3
     await servers.stop()
     await servers.stop()
     assert processes_of(data) == []
     assert not (data / "endpoints.json").exists()
     with pytest.raises(EmbeddedError):
         _ = servers.endpoints
-    async with EmbeddedServers(data) as again:
+    async with EmbeddedServers(data, temporal_address="b:7233") as again:
         assert again.endpoints == first
 
 

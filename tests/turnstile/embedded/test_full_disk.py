@@ -72,6 +72,7 @@ def message(size: int = 10) -> Message:
     return Message(subject=SUBJECT, payload=b"x" * size, headers={}, required=True)
 
 
+@pytest.mark.long
 async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     disk: Path, nats: EmbeddedServers, conn: NatsConnection
 ) -> None:
