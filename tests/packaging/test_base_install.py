@@ -144,9 +144,9 @@ async def test_the_commands_of_a_client_work(base: Base) -> None:
     ("arguments", "package"),
     [
         (["turn", "list"], "asyncpg"),
-        (["enqueue", ALICE, "x", "--direct"], "asyncpg"),
-        (["turn", "stop", "01a"], "asyncpg"),
-        (["worker"], "asyncpg"),
+        pytest.param(["enqueue", ALICE, "x", "--direct"], "asyncpg", marks=pytest.mark.long),
+        pytest.param(["turn", "stop", "01a"], "asyncpg", marks=pytest.mark.long),
+        pytest.param(["worker"], "asyncpg", marks=pytest.mark.long),
         (["up"], "temporalio"),
     ],
 )
