@@ -258,6 +258,7 @@ async def test_a_scenario_that_fails_takes_no_other_with_it(
     assert [result.scenario for result in report.results] == ["tool"]
 
 
+@pytest.mark.long
 async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, environment: Environment) -> None:
     words = ("stop", "--config", str(environment.directory / "config.toml"))
     process = await launch_module("lab.bench", *words, cwd=tmp_path, TMPDIR=str(tmp_path))

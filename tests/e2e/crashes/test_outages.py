@@ -452,6 +452,7 @@ async def more_than(tenant: Tenant, count: int) -> bool:
     return await tenant.count("state.turn_outcomes") > count
 
 
+@pytest.mark.long
 async def test_an_enqueue_into_the_ledger_while_nats_is_down_is_delivered(
     own_servers: EmbeddedServers, processes: Processes, stack: Stack
 ) -> None:

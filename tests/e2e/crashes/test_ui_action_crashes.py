@@ -41,7 +41,7 @@ async def answered(hand: Hand, action_id: str) -> None:
 @pytest.mark.parametrize(
     ("role", "points"),
     [
-        ("bridge", [Fault.ENQUEUE_COMMITTED]),
+        pytest.param("bridge", [Fault.ENQUEUE_COMMITTED], marks=pytest.mark.long),
         pytest.param("bridge", [Fault.ENQUEUE_PUBLISHED], marks=pytest.mark.long),
         pytest.param("worker", [Fault.CALLS_COMMITTED, Fault.TURN_FINISHED], marks=pytest.mark.long),
     ],

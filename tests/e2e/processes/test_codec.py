@@ -160,6 +160,7 @@ async def test_who_cannot_read_a_live_turn_does_not_start(stack: Stack, keys: tu
         assert (await hand.ended(turn)).view.status == "canceled"
 
 
+@pytest.mark.long
 async def test_a_worker_with_a_wrong_key_says_so_and_no_turn_is_held_up(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -252,6 +252,7 @@ async def test_text_that_is_no_response_is_huh_to_the_agent_which_then_does_it_r
     assert asked_in(again) == from_("system", Huh.of(b"I say yes."))[1]
 
 
+@pytest.mark.long
 async def test_an_agent_that_only_talks_meets_the_limit(caller: Caller) -> None:
     await hire(caller.tenant, "bob", model="stubborn")
     sent = await caller.send("bob", Note(play=play({"text": "I say yes."})))

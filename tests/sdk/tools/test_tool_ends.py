@@ -81,6 +81,7 @@ def test_it_can_be_stopped_while_it_waits_for_nats(server: NatsServer) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.long
 def test_it_can_be_stopped_when_nats_has_gone(server: NatsServer) -> None:
     server.start()
     with running(WORD_COUNT, "--nats", server.url) as process:

@@ -121,6 +121,7 @@ async def test_a_person_may_have_it_sent_again(stack: Stack, target: str, tmp_pa
         assert call.runs == [call.first.pid, second.pid]
 
 
+@pytest.mark.long
 async def test_where_nobody_may_be_asked_it_failed(stack: Stack, target: str, tmp_path: Path) -> None:
     async with died(stack, target, tmp_path, options={"repeat_ask": False}) as call:
         played = await call.turn

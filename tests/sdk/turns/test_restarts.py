@@ -29,6 +29,7 @@ async def is_free(port: int | None) -> bool:
     return False
 
 
+@pytest.mark.long
 async def test_a_gateway_that_is_killed_is_followed_by_another_and_no_text_is_lost(
     tenant: Tenant, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
