@@ -12,6 +12,7 @@ from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
+from turnstile.ledger.budgets import attempts
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import decisions, multitask, reruns, steers, unknown_calls
@@ -246,6 +247,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,
     "list_tree": tree_views.TreeNode,
+    "reserve_attempt": attempts.Reservation,
+    "raise_budget": {"verdict", "detail"},
+    "limit_project": {"budget_id"},
     "restart_turn": {"restart_count"},
     "retry_commands": sweep.SilentCall,
     "retry_dispatched": AGENT_KEY,

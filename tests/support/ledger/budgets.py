@@ -1,0 +1,106 @@
+"""Turns with budgets, built by the ledger's own functions."""
+
+import json
+from typing import Any, cast
+
+from tests.support.ledger.agents import ALICE, STARTED, begin, card, command, rows, send, start
+from turnstile.ledger.budgets.attempts import Reservation, reserve_attempt
+from turnstile.ledger.pool import Pool, Session
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn
+from turnstile.ledger.turns.intake import Enqueued
+from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
+from turnstile.schema.budgets.uses import AttemptUse, StepBudget
+from turnstile.schema.cards import CardType
+from turnstile.schema.ids import AgentId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
+from turnstile.schema.turns import TurnRef
+
+MODEL = "scripted/echo"
+_HOOK = """
+CREATE OR REPLACE FUNCTION state.test_budget() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.payload := NEW.payload || jsonb_build_object('budget', coalesce(
+        nullif(current_setting('test.plan', true), '')::jsonb, state.plan_budget(
+            NEW.project_id, NEW.agent_turn_id, nullif(current_setting('test.own', true), '')::jsonb,
+            nullif(current_setting('test.parent', true), '')::jsonb)));
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER test_budget BEFORE INSERT ON state.agent_inbox FOR EACH ROW
+    WHEN (coalesce(current_setting('test.on', true), '') <> '') EXECUTE FUNCTION state.test_budget();
+"""
+
+
+async def hook(pool: Pool) -> None:
+    """Let `enqueued` say what an enqueue may spend."""
+    async with pool.connection() as conn:
+        await conn.execute(_HOOK)
+
+
+async def enqueued_on(
+    conn: Connection, agent: AgentId, own: dict[str, int] | None, parent: dict[str, Any] | None = None
+) -> Enqueued:
+    """Enqueue a turn that may spend this, in the transaction of the connection."""
+    session = cast("Session", conn)
+    for name, value in (("own", own), ("parent", parent), ("on", "1")):
+        text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+        await session.fetch("SELECT set_config($1, $2, true)", f"test.{name}", text)
+    return await send(conn, command(agent))
+
+
+async def enqueued(pool: Pool, own: dict[str, int] | None = None, agent: AgentId = ALICE) -> Enqueued:
+    """Enqueue a turn that may spend this, of nobody's but its project's."""
+    return await pool.transact(lambda conn: enqueued_on(conn, agent, own))
+
+
+async def spender(pool: Pool, own: dict[str, int] | None = None, agent: AgentId = ALICE) -> TurnRef:
+    """A running turn that may spend this, in its first step."""
+    await enqueued(pool, own, agent)
+    turn = await start(pool, agent)
+    await begin(pool, turn)
+    return turn
+
+
+async def reserve(
+    pool: Pool, turn: TurnRef, step: int = 1, attempt: int = 1, tokens: tuple[int, int] = (100, 50), model: str = MODEL
+) -> Reservation:
+    """reserve_attempt: input, and the most that the model may answer."""
+    return await pool.run(
+        lambda conn: reserve_attempt(conn, turn, step, attempt, model, input_tokens=tokens[0], max_tokens=tokens[1])
+    )
+
+
+def uses(*known: tuple[int, int | None, int | None]) -> StepBudget:
+    """What attempts used: their number, tokens and cost, null where nobody knows."""
+    return StepBudget(uses=tuple(AttemptUse(attempt=a, tokens=t, cost=c) for a, t, c in known))
+
+
+async def commit_uses(pool: Pool, turn: TurnRef, used: StepBudget, step: int = 1) -> CommittedStep:
+    """commit_step of a middle step that says what its attempts used."""
+    record = StepRecord(step, ContinueMetadata(budget=used), [card(turn, step, "thought")], [], STARTED)
+    return await pool.run(lambda conn: commit_step(conn, turn, record))
+
+
+async def end_on(conn: Connection, turn: TurnRef, used: StepBudget | None = None, step: int = 1) -> FinishedTurn:
+    """finish_turn by a step that says what its attempts used, on this connection."""
+    made = card(turn, step, "deliverable", CardType.DELIVERABLE)
+    record = StepRecord(step, EndMetadata(budget=used), [made], [], STARTED)
+    return await finish_turn(conn, turn, Ending(TurnStatus.SUCCESS, made.card_id), record=record)
+
+
+async def end(pool: Pool, turn: TurnRef, used: StepBudget | None = None, step: int = 1) -> FinishedTurn:
+    """As `end_on`, in a transaction of its own."""
+    return await pool.run(lambda conn: end_on(conn, turn, used, step))
+
+
+async def budget(pool: Pool, name: str) -> dict[str, Any]:
+    """The row of a budget."""
+    [row] = await rows(pool, "SELECT * FROM state.budgets WHERE budget_id = $1", name)
+    return row
+
+
+async def figures(pool: Pool, name: str, dimension: str = "tokens") -> tuple[int | None, int, int]:
+    """Of a budget: what it has, what is spent and what is reserved."""
+    row = await budget(pool, name)
+    return (row[f"max_{dimension}"], row[f"spent_{dimension}"], row[f"reserved_{dimension}"])
