@@ -71,7 +71,7 @@ async def test_a_runaway_recursion_ends_at_its_turns(tenant: Tenant) -> None:
 
 async def test_a_projects_day_refuses_the_next_enqueue(tenant: Tenant) -> None:
     await tenant.agent("echo")
-    await limit(tenant.pool, tenant.project, max_turns=2)
+    await limit(tenant.pool, project=tenant.project, max_turns=2)
     for _ in range(2):
         await tenant.turn(ALICE)
     refused = await tenant.ask({"agent_id": ALICE, "instruction": "hello"})

@@ -16,6 +16,7 @@ from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetPeriod
 from turnstile.schema.budgets.uses import AttemptUse, StepBudget
 from turnstile.schema.cards import CardType
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
@@ -25,10 +26,9 @@ MODEL = "scripted/echo"
 _HOOK = """
 CREATE OR REPLACE FUNCTION state.test_budget() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    NEW.payload := NEW.payload || jsonb_build_object('budget', coalesce(
+    NEW.payload := NEW.payload || jsonb_strip_nulls(jsonb_build_object('budget', coalesce(
         nullif(current_setting('test.plan', true), '')::jsonb, state.plan_budget(
-            NEW.project_id, NEW.agent_turn_id, nullif(current_setting('test.own', true), '')::jsonb,
-            nullif(current_setting('test.parent', true), '')::jsonb)));
+            NEW.project_id, NEW.agent_turn_id, nullif(current_setting('test.own', true), '')::jsonb, NULL))));
     RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER test_budget BEFORE INSERT ON state.agent_inbox FOR EACH ROW
@@ -42,14 +42,11 @@ async def hook(pool: Pool) -> None:
         await conn.execute(_HOOK)
 
 
-async def enqueued_on(
-    conn: Connection, agent: AgentId, own: dict[str, int] | None, parent: dict[str, Any] | None = None
-) -> Enqueued:
+async def enqueued_on(conn: Connection, agent: AgentId, own: dict[str, int] | None) -> Enqueued:
     """Enqueue a turn that may spend this, in the transaction of the connection."""
     session = cast("Session", conn)
-    for name, value in (("own", own), ("parent", parent), ("on", "1")):
-        text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
-        await session.fetch("SELECT set_config($1, $2, true)", f"test.{name}", text)
+    await session.fetch("SELECT set_config('test.own', $1, true)", "" if own is None else json.dumps(own))
+    await session.fetch("SELECT set_config('test.on', '1', true)")
     return await send(conn, command(agent))
 
 
@@ -64,6 +61,54 @@ async def spender(pool: Pool, own: dict[str, int] | None = None, agent: AgentId 
     turn = await start(pool, agent)
     await begin(pool, turn)
     return turn
+
+
+async def payload(pool: Pool, turn: TurnRef) -> Any:
+    """Where a turn is charged."""
+    text = "SELECT payload ->> 'budget' AS budget FROM state.agent_inbox WHERE agent_turn_id = $1"
+    [row] = await rows(pool, text, turn.agent_turn_id)
+    return json.loads(row["budget"]) if row["budget"] else None
+
+
+async def child_on(
+    conn: Connection, parent: dict[str, Any] | None, own: dict[str, int] | None, agent: AgentId
+) -> Enqueued:
+    """Enqueue a turn that may spend this of what another one may, as its child."""
+    session = cast("Session", conn)
+    asked = command(agent)
+    texts = [None if each is None else json.dumps(each) for each in (own, parent)]
+    [row] = await session.fetch(
+        "SELECT state.plan_budget($1, $2, $3, $4)::text AS plan", PROJECT, asked.agent_turn_id, *texts
+    )
+    plan = None if row["plan"] is None else json.loads(row["plan"])
+    plans = json.dumps([{"agent_turn_id": asked.agent_turn_id, "budget": plan}])
+    if plan is not None:
+        refused = await session.fetch("SELECT refusal::text FROM state.judge_children($1)", plans)
+        if refused:
+            raise Refused("budget_exceeded", refused[0]["refusal"])
+        await session.fetch("SELECT set_config('test.plan', $1, true)", json.dumps(plan | {"granted": True}))
+    await session.fetch("SELECT set_config('test.on', '1', true)")
+    done = await send(conn, asked)
+    if plan is not None:
+        await session.fetch("SELECT state.grant_children($1, 'public', $2)", PROJECT, plans)
+    return done
+
+
+async def child_of(pool: Pool, parent: TurnRef, own: dict[str, int] | None, agent: AgentId) -> TurnRef:
+    """A running turn that another one has asked for, in its first step."""
+    known = await payload(pool, parent)
+    await pool.transact(lambda conn: child_on(conn, known, own, agent))
+    turn = await start(pool, agent)
+    await begin(pool, turn)
+    return turn
+
+
+async def limit(
+    pool: Pool, period: BudgetPeriod = BudgetPeriod.DAY, project: ProjectId = PROJECT, **limits: Any
+) -> None:
+    """What the turns of the project may spend; nothing limits them without any."""
+    named = BudgetLimits.model_validate(limits)
+    await pool.run(lambda conn: limit_project(conn, project, period, named, "user.test"))
 
 
 async def reserve(
@@ -120,9 +165,3 @@ async def charged_turn(pool: Pool, turn: AgentTurnId | None) -> JsonObject | Non
 async def charged(pool: Pool, made: Enqueued) -> JsonObject | None:
     """What an enqueued turn carries."""
     return await charged_turn(pool, made.reply.agent_turn_id)
-
-
-async def limit(pool: Pool, project: ProjectId = PROJECT, **limits: Any) -> None:
-    """Limit what the project may spend in a day."""
-    given = BudgetLimits.model_validate(limits)
-    await pool.run(lambda conn: limit_project(conn, project, BudgetPeriod.DAY, given, "ops"))
