@@ -30,6 +30,9 @@ CREATE TABLE state.budgets (
     returned_tokens  bigint NOT NULL DEFAULT 0,
     returned_cost    bigint NOT NULL DEFAULT 0,
     returned_turns   bigint NOT NULL DEFAULT 0,
+    past_tokens      bigint NOT NULL DEFAULT 0,
+    past_cost        bigint NOT NULL DEFAULT 0,
+    past_turns       bigint NOT NULL DEFAULT 0,
     from_tokens      text[] NOT NULL DEFAULT '{}',
     from_cost        text[] NOT NULL DEFAULT '{}',
     from_turns       text[] NOT NULL DEFAULT '{}',
@@ -53,6 +56,7 @@ COMMENT ON COLUMN state.budgets.reserved_tokens IS 'open reservations, and the w
 COMMENT ON COLUMN state.budgets.unsettled_tokens IS 'the part of spent that was booked whole, since nobody knows what was used';
 COMMENT ON COLUMN state.budgets.beyond_tokens IS 'the part of spent that reservations did not cover: a provider took more than was asked';
 COMMENT ON COLUMN state.budgets.returned_tokens IS 'of a closed row: what was not spent, and went back where it came from';
+COMMENT ON COLUMN state.budgets.past_tokens IS 'the part of spent whose turns were removed since: the other rows that say so are gone';
 COMMENT ON COLUMN state.budgets.warned_at IS 'when warn_percent of a limit was passed: it is told once';
 COMMENT ON COLUMN state.budgets.lowered_at IS 'of a project''s row: when it was set below what was spent and reserved; nothing is given until that is less';
 COMMENT ON COLUMN state.budgets.ended_at IS 'its turn is over; it closes when nothing of it is reserved any more';
@@ -109,8 +113,8 @@ CREATE TYPE state.budget_entry AS (
     budget_id text, reserved_tokens bigint, spent_tokens bigint, unsettled_tokens bigint, beyond_tokens bigint,
     reserved_cost bigint, spent_cost bigint, unsettled_cost bigint, beyond_cost bigint, reserved_turns bigint, spent_turns bigint);
 
--- A number that others have written, within what sums of bigint bear.
-CREATE FUNCTION state.as_amount(value numeric) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- A number that others have written, within what sums of bigint bear; null where nobody knows.
+CREATE FUNCTION state.as_amount(value numeric) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN least(greatest(ceil(value), 0), 1000000000000000)::bigint;
 
 CREATE FUNCTION state.text_list(value jsonb) RETURNS text[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
