@@ -14,6 +14,7 @@ from turnstile.ledger.access.pages import Place, TurnSummary
 from turnstile.ledger.turns.usage import UsageLine
 from turnstile.schema.base import JsonObject, Strict, Tolerant
 from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimits
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
@@ -64,6 +65,8 @@ class TurnCreate(Strict):
     """Fields that its output must have."""
     runtime_config: RuntimeConfig | None = None
     """Settings that it overrides or adds."""
+    budget: BudgetLimits | None = None
+    """What it and all below it may use, instead of what the profile says."""
     metadata: JsonObject | None = None
     """The caller's own notes; no model sees them."""
     multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE
@@ -123,6 +126,8 @@ class TurnRerun(Strict):
     """`provider/model` for the new turn: the same as `runtime_config.model`."""
     runtime_config: RuntimeConfig | None = None
     """Settings that replace those that the turn was asked with; null stands for the profile's."""
+    budget: BudgetLimits | None = None
+    """What the new turn and all below it may use; by default what the profile says."""
 
 
 class StopAnswer(Tolerant):
