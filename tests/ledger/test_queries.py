@@ -257,6 +257,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,
+    "measure_spending": monitor.Spending,
     "list_tree": tree_views.TreeNode,
     "reserve_attempt": attempts.Reservation,
     **dict.fromkeys(("get_budget", "list_budgets", "list_budgets_of_turn"), BUDGET),

@@ -13,6 +13,7 @@ from turnstile.ledger.budgets.budget_views import (
     list_turns_of_tree,
 )
 from turnstile.ledger.budgets.steering import More, limit_project, raise_budget
+from turnstile.ledger.operations.monitor import measure_spending
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import sum_usage
 from turnstile.ledger.turns.views import describe_turn
@@ -136,3 +137,17 @@ async def test_the_turns_of_a_budget_and_of_a_tree_are_found(spending: Pool) -> 
     await commit_uses(spending, holder, uses((1, 10, 0)))
     lines = await spending.run(lambda conn: sum_usage(conn, PROJECT, "model", turns=[inherits.agent_turn_id]))
     assert [(line.name, line.steps) for line in lines] == [(None, 0)]
+
+
+async def test_what_all_projects_have_spent_is_summed_for_metrics(spending: Pool) -> None:
+    """Of those with limits alone; the sums say nothing of a kind that is not limited."""
+    assert await spending.run(measure_spending) == []
+    for project in (PROJECT, OTHER):
+        limits = BudgetLimits(max_tokens=10_000)
+        await spending.run(lambda conn, p=project, of=limits: limit_project(conn, p, BudgetPeriod.DAY, of, "alice"))
+    turn = await spender(spending, {"max_tokens": 100})
+    [day] = await spending.run(measure_spending)
+    assert (day.period, day.max_tokens, day.reserved_tokens, day.max_cost) == ("day", 20_000, 100, 0)
+    await end(spending, turn)
+    [day] = await spending.run(measure_spending)
+    assert (day.reserved_tokens, day.spent_cost) == (0, 0)
