@@ -27,6 +27,7 @@ from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.sdk.interrupts import Interrupt
+from turnstile.sdk.requests import Budget
 from turnstile.sdk.turn import Cascade, Stopped, Turn, TurnResult
 from turnstile.sdk.turns import Client, Conversation
 
@@ -100,12 +101,13 @@ class SyncTurn:
         *,
         model: str | None = None,
         runtime_config: JsonObject | None = None,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> "SyncTurn":
         """Run the turn again, which must be over, from one of its steps; see `Turn.rerun`."""
         made = self.client.call(
             lambda: self.turn.rerun(
-                from_step, model=model, runtime_config=runtime_config, correlation_id=correlation_id
+                from_step, model=model, runtime_config=runtime_config, budget=budget, correlation_id=correlation_id
             )
         )
         return SyncTurn(self.client, made)
@@ -171,10 +173,13 @@ class SyncConversation:
         instruction: str,
         *,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """The next turn of it: it knows what was said, and begins when the one before is over."""
-        asked = self.conversation.ask(instruction, multitask_strategy=multitask_strategy, correlation_id=correlation_id)
+        asked = self.conversation.ask(
+            instruction, multitask_strategy=multitask_strategy, budget=budget, correlation_id=correlation_id
+        )
         return SyncTurn(self.client, asked)
 
 
@@ -220,6 +225,7 @@ class SyncClient:
         remember: bool = False,
         metadata: JsonObject | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """A turn that is enqueued when it is first iterated, waited for or started; see `Client.ask`."""
@@ -236,6 +242,7 @@ class SyncClient:
             remember=remember,
             metadata=metadata,
             multitask_strategy=multitask_strategy,
+            budget=budget,
             correlation_id=correlation_id,
         )
         return SyncTurn(self, turn)

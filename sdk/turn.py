@@ -18,7 +18,7 @@ from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
-from turnstile.sdk.requests import parse_request
+from turnstile.sdk.requests import Budget, budget_of, parse_request
 
 Cascade = Literal["waited", "all"]
 """Which turns below a stopped one end too: those that are waited for, or all."""
@@ -120,15 +120,18 @@ class Turn(ABC):
         *,
         model: str | None = None,
         runtime_config: JsonObject | None = None,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> "Turn":
         """Run the turn again, which must be over, from one of its steps; returns the new turn, which is enqueued.
 
         Without `from_step` a failed turn goes on from the step that failed, any other begins anew. `model` and
-        `runtime_config` replace what the turn was asked with. Raises `BadRequest`, `Refused` or `ServerUnavailable`.
+        `runtime_config` replace what the turn was asked with; the `budget` is by default the profile's. Raises
+        `BadRequest`, `Refused` or `ServerUnavailable`.
         """
         asked: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "from_step": from_step, "model": model}
-        asked |= {"runtime_config": runtime_config, "correlation_id": correlation_id or uuid7()}
+        asked |= {"runtime_config": runtime_config, "budget": budget_of(budget)}
+        asked |= {"correlation_id": correlation_id or uuid7()}
         given: JsonObject = {name: value for name, value in asked.items() if value is not None}
         made = self.again(parse_request(RerunRequest, given))
         await made.start()

@@ -29,7 +29,7 @@ from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.interrupts import Interrupt, find_interrupts
 from turnstile.sdk.nats_turns import NatsBackend, open_nats
-from turnstile.sdk.requests import parse_request
+from turnstile.sdk.requests import Budget, budget_of, parse_request
 from turnstile.sdk.turn import Backend, Turn
 
 
@@ -47,6 +47,7 @@ class Conversation:
         instruction: str,
         *,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> Turn:
         """The next turn of it: it knows what was said, and begins when the one before is over.
@@ -59,6 +60,7 @@ class Conversation:
             conversation=self.conversation_id,
             profile_name=self.profile_name,
             multitask_strategy=multitask_strategy,
+            budget=budget,
             correlation_id=correlation_id,
         )
 
@@ -154,6 +156,7 @@ class Client:
         remember: bool = False,
         metadata: JsonObject | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> Turn:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
@@ -165,8 +168,10 @@ class Client:
         `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it.
         `multitask_strategy` says what becomes of your turns of the same conversation that are not over: `reject`
         refuses the new one (`turn_in_progress`), `interrupt` and `rollback` stop them, `steer` tells the newest the
-        instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). With a
-        `correlation_id` of yours, the same request made again answers the same turn. Raises `BadRequest`.
+        instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). A `budget`
+        bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
+        profile's. With a `correlation_id` of yours, the same request made again answers the same turn. Raises
+        `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
         config: JsonObject = {**({"model": model} if model else {}), **({"remember": True} if remember else {})}
@@ -180,6 +185,7 @@ class Client:
             "correlation_id": correlation_id or uuid7(),
             "runtime_config": config or None,
             "metadata": metadata,
+            "budget": budget_of(budget),
             "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from turnstile.ledger.access.pages import Place, TurnSummary
 from turnstile.ledger.turns.usage import UsageLine
 from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import (
@@ -61,6 +62,8 @@ class TurnCreate(Strict):
     """Fields that its output must have."""
     runtime_config: RuntimeConfig | None = None
     """Settings that it overrides or adds."""
+    budget: BudgetLimits | None = None
+    """What it and all below it may use, instead of what the profile says."""
     metadata: JsonObject | None = None
     """The caller's own notes; no model sees them."""
     multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE
@@ -120,6 +123,8 @@ class TurnRerun(Strict):
     """`provider/model` for the new turn: the same as `runtime_config.model`."""
     runtime_config: RuntimeConfig | None = None
     """Settings that replace those that the turn was asked with; null stands for the profile's."""
+    budget: BudgetLimits | None = None
+    """What the new turn and all below it may use; by default what the profile says."""
 
 
 class StopAnswer(Tolerant):

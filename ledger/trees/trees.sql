@@ -28,7 +28,7 @@ SELECT state.open_batch(:project_id, :tool_call_id, :plan::jsonb, :tasks::jsonb)
 -- name: enqueue_children :many
 -- Enqueues children of a call. First a row without task_index, with the verdict on all; then a row for each that was enqueued or refused.
 SELECT c.task_index, c.verdict, c.agent_id, c.agent_turn_id, c.inbox_id, c.turn_epoch, c.leased_at, c.worker_target, c.channel_id,
-       c.context_headers, c.context_box_id::text AS context_box_id, c.output_box_id::text AS output_box_id
+       c.context_headers, c.context_box_id::text AS context_box_id, c.output_box_id::text AS output_box_id, c.refusal
 FROM state.enqueue_children(:project_id, :tool_call_id, :batch_id::text, :children::jsonb, :max_queued_turns::int, :max_live_turns::int) c;
 
 -- name: list_tasks :many

@@ -229,7 +229,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "open_batch": {"verdict"},
     "enqueue_children": {
         *("task_index", "verdict", "agent_id", "agent_turn_id", "inbox_id", "turn_epoch", "leased_at", "worker_target"),
-        *("channel_id", "context_headers", "context_box_id", "output_box_id"),
+        *("channel_id", "context_headers", "context_box_id", "output_box_id", "refusal"),
     },
     "list_tasks": (set(batches.ForkedTask.model_fields) - {"lease"}) | {"batch_status"},
     "find_delegated": {

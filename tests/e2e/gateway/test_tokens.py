@@ -40,7 +40,8 @@ async def test_every_endpoint_asks_for_its_right(here: Stack, tenant: Tenant, ch
 async def test_the_ledger_has_who_asked_and_who_stopped(web: httpx.AsyncClient, url: str, tenant: Tenant) -> None:
     await tenant.agent("player")
     asker = read_secret(web.headers["authorization"].removeprefix("Bearer "))
-    other = await token_of(tenant.stack, tenant.project, GatewayRole.CLIENT)
+    stranger = await token_of(tenant.stack, tenant.project, GatewayRole.CLIENT)
+    other = await token_of(tenant.stack, tenant.project, GatewayRole.OPERATOR)
     stopper = read_secret(other)
     assert asker is not None
     assert stopper is not None
@@ -48,6 +49,8 @@ async def test_the_ledger_has_who_asked_and_who_stopped(web: httpx.AsyncClient, 
     body = {**ASK, "instruction": LONG}
     turn = (await web.post("/v1/turns", json=body, headers={"traceparent": trace})).json()["agent_turn_id"]
     assert not await follow(web, f"/v1/turns/{turn}/events", Folded(), cut_after=1)  # it has begun
+    async with client(url, stranger) as third:
+        assert code(await third.post(f"/v1/turns/{turn}/stop", json={})) == (403, "not_yours")
     async with client(url, other) as second:
         forged = f"enough (token.{asker.token_id})"
         await second.post(f"/v1/turns/{turn}/stop", json={"reason": forged})

@@ -1,7 +1,8 @@
 """Every rule of the safety net by name: what it finds, what it mends, and that it counts (protocol §8).
 
 The stack's own net does not look; each test does, when something was left behind. What the engine lost (the rules
-*engine*, *engine_over* and both reaps) is in `test_reconciler.py`.
+*engine*, *engine_over* and both reaps) is in `test_reconciler.py`; *outcome*, of a tool that died, in
+`tests/sdk/tools/test_unknown_outcomes.py`.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ HERE = {
     *("claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"),
     *("batch", "batch_due", "interrupts", "marked_queued", "marked"),
 }
-ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}
+ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap", "outcome"}
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 """Of the message pump: in its own tests."""
 

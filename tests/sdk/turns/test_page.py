@@ -20,6 +20,7 @@ SHOWN = (
     r"You said: Say hello \(before that: nothing\)",
     r"success You said: What is in the box\? \(before that: nothing\)\n",
     r"1 canceled\n|0 success\n",
+    r"You said: Book the room \(before that: nothing\)\n",
     r"You said: My name is Ada .*\nYou said: What is my name\? \(before that: .*My name is Ada\)\n",
     r"helper success \d+\n",
     r"You said: Say hello \(before that: nothing\): success\n",

@@ -11,12 +11,13 @@ from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
+from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetPeriod
 from turnstile.schema.budgets.uses import AttemptUse, StepBudget
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
@@ -107,10 +108,12 @@ async def child_of(pool: Pool, parent: TurnRef, own: dict[str, int] | None, agen
     return turn
 
 
-async def limit(pool: Pool, period: BudgetPeriod = BudgetPeriod.DAY, **limits: Any) -> None:
+async def limit(
+    pool: Pool, period: BudgetPeriod = BudgetPeriod.DAY, project: ProjectId = PROJECT, **limits: Any
+) -> None:
     """What the turns of the project may spend; nothing limits them without any."""
     named = BudgetLimits.model_validate(limits)
-    await pool.run(lambda conn: limit_project(conn, PROJECT, period, named, "user.test"))
+    await pool.run(lambda conn: limit_project(conn, project, period, named, "user.test"))
 
 
 async def reserve(
@@ -145,7 +148,7 @@ async def end(pool: Pool, turn: TurnRef, used: StepBudget | None = None, step: i
     return await pool.run(lambda conn: end_on(conn, turn, used, step))
 
 
-async def budget(pool: Pool, name: str) -> dict[str, Any]:
+async def budget(pool: Pool, name: str | None) -> dict[str, Any]:
     """The row of a budget."""
     [row] = await rows(pool, "SELECT * FROM state.budgets WHERE budget_id = $1", name)
     return row
@@ -155,3 +158,15 @@ async def figures(pool: Pool, name: str, dimension: str = "tokens") -> tuple[int
     """Of a budget: what it has, what is spent and what is reserved."""
     row = await budget(pool, name)
     return (row[f"max_{dimension}"], row[f"spent_{dimension}"], row[f"reserved_{dimension}"])
+
+
+async def charged_turn(pool: Pool, turn: AgentTurnId | None) -> JsonObject | None:
+    """What the turn carries: whose budgets it spends, and until when; None if nothing limits it."""
+    found = "SELECT payload -> 'budget' AS budget FROM state.agent_inbox WHERE agent_turn_id = $1"
+    [row] = await rows(pool, found, turn)
+    return None if row["budget"] is None else json.loads(row["budget"])
+
+
+async def charged(pool: Pool, made: Enqueued) -> JsonObject | None:
+    """What an enqueued turn carries."""
+    return await charged_turn(pool, made.reply.agent_turn_id)

@@ -22,7 +22,7 @@ from turnstile.schema.wire.events import Chunk
 TURN = AgentTurnId("t-1")
 ENDED = Turn.model_validate(
     {
-        **dict.fromkeys(Turn.model_fields),
+        **{name: None for name, field in Turn.model_fields.items() if field.is_required()},
         "agent_turn_id": TURN,
         "project_id": "p",
         "agent_id": "a",
@@ -32,7 +32,6 @@ ENDED = Turn.model_validate(
         "status": "success",
         "created_at": datetime.now(UTC),
         "steps": 2,
-        "reruns": (),
         "duplicate": False,
         "output": Output(card_id=CardId("t-1-deliverable"), text="the end"),
     }
