@@ -271,6 +271,11 @@ DECLARE
     rest_tokens bigint := (SELECT min(b.max_tokens - b.spent_tokens - b.reserved_tokens) FROM unnest(rows) b WHERE b.budget_id = ANY (at_tokens));
     rest_cost bigint := (SELECT min(b.max_cost - b.spent_cost - b.reserved_cost) FROM unnest(rows) b WHERE b.budget_id = ANY (at_cost));
     rest_turns bigint := (SELECT min(b.max_turns - b.spent_turns - b.reserved_turns) FROM unnest(rows) b WHERE b.budget_id = ANY (at_turns));
+    spent_out text := (  -- of what is spent for good no turn gets anything, whatever it asks for
+        SELECT x.dimension FROM unnest(rows) b CROSS JOIN LATERAL (VALUES
+            ('tokens', b.budget_id = ANY (at_tokens) AND b.spent_tokens >= b.max_tokens),
+            ('cost', b.budget_id = ANY (at_cost) AND b.spent_cost >= b.max_cost AND b.max_cost > 0)) x (dimension, is_out)
+        WHERE x.is_out LIMIT 1);
     wants_tokens bigint;
     wants_cost bigint;
     wants_turns bigint;
@@ -287,7 +292,7 @@ BEGIN
             CONTINUE;
         END IF;
         short := CASE WHEN wants_tokens > 0 AND wants_tokens > rest_tokens THEN 'tokens' WHEN wants_cost > 0 AND wants_cost > rest_cost THEN 'cost'
-                      WHEN wants_turns > rest_turns THEN 'turns' END;
+                      WHEN wants_turns > rest_turns THEN 'turns' ELSE spent_out END;
         IF short IS NULL THEN
             rest_tokens := rest_tokens - wants_tokens;
             rest_cost := rest_cost - wants_cost;
