@@ -34,7 +34,8 @@ async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, tar
         tools = {row.tool_name for row in await list_tools(pool, project)}
     except BadRequest as error:
         return [str(error)]
-    return [*_tools(profile, tools), *_placeholders(profile), *_models(profile), *_target(profile, served)]
+    own = [*_tools(profile, tools), *_placeholders(profile), *_models(profile), *_budget(profile)]
+    return [*own, *_target(profile, served)]
 
 
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
@@ -66,6 +67,19 @@ def _models(profile: Profile) -> Iterator[str]:
     yield from _model("model", profile.llm_config.model)
     if profile.memory is not None and profile.memory.summary_model is not None:
         yield from _model("summary_model", profile.memory.summary_model)
+
+
+def _budget(profile: Profile) -> Iterator[str]:
+    limits, answer = profile.budget, profile.llm_config.max_tokens
+    if limits is None:
+        return
+    given = limits.stored()
+    for name, value in given.items():
+        if value == 0:
+            yield f"its budget has {name} 0, which is nothing: every turn without a budget of its own is refused"
+    most = given.get("max_tokens")
+    if isinstance(most, int) and 0 < most <= (answer or 0):
+        yield f"every answer reserves {answer} tokens (llm_config.max_tokens), and its budget has {most}: none is asked"
 
 
 def _target(profile: Profile, served: Collection[str]) -> Iterator[str]:
