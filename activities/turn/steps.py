@@ -179,7 +179,7 @@ class StepActivities:
             answer = await self._ask_or_compact(step, pinned, asked, messages)
         except BudgetExhausted as error:
             cards, ending, figures = exhausted(step, pinned, error)
-            return await self._finish(step, cards, ending, figures, StepStatus.FAILED)
+            return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
