@@ -8,7 +8,9 @@ WHERE b.project_id COLLATE "C" = :project_id
   AND (:kind::text IS NULL OR b.kind = :kind)
   AND (:status::text IS NULL OR :status = CASE WHEN b.closed_at IS NOT NULL THEN 'closed' WHEN b.ended_at IS NOT NULL THEN 'ended' ELSE 'open' END)
   AND (:after_id::text IS NULL
-       OR (b.created_at, b.budget_id) < (SELECT a.created_at, a.budget_id FROM state.budgets a WHERE a.budget_id = :after_id AND a.project_id = :project_id))
+       OR (b.created_at, b.budget_id) < (
+           SELECT a.created_at, a.budget_id FROM state.budgets a WHERE a.budget_id = :after_id AND a.project_id = :project_id
+             AND (:channel_id::text IS NULL OR a.channel_id = :channel_id OR (:with_project::boolean AND a.kind <> 'turn'))))
 ORDER BY b.created_at DESC, b.budget_id DESC LIMIT :row_limit::int;
 
 -- name: get_budget :opt

@@ -80,16 +80,14 @@ WHERE d.spent + d.reserved > d.had + d.beyond AND b.lowered_at IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: closed_budgets_gave_back_the_rest :many
--- Protocol §12.8: a grant is closed when its turn is over and nothing of it is reserved, and not before; what is not spent went back.
+-- Protocol §12.8: a grant is closed when its turn is over and nothing of it is reserved, and not before.
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,
        CASE WHEN b.closed_at IS NULL THEN 'its turn is over, nothing of it is reserved, and it is open'
-            ELSE format('it is closed and has reserved %s, spent %s and returned %s of %s %s', d.reserved, d.spent, d.returned, d.had, d.dimension) END AS detail
+            ELSE format('it is closed and has %s %s reserved', d.reserved, d.dimension) END AS detail
 FROM state.budgets b CROSS JOIN LATERAL (VALUES
-    ('tokens', b.max_tokens, b.spent_tokens, b.reserved_tokens, b.returned_tokens, b.from_tokens),
-    ('cost', b.max_cost, b.spent_cost, b.reserved_cost, b.returned_cost, b.from_cost),
-    ('turns', b.max_turns, b.spent_turns, b.reserved_turns, b.returned_turns, b.from_turns)) d (dimension, had, spent, reserved, returned, came_from)
-WHERE (CASE WHEN b.closed_at IS NOT NULL THEN (d.reserved > 0 AND d.came_from <> '{}')
-                                            OR d.returned <> coalesce(greatest(d.had - d.spent - d.reserved, 0), 0)
+    ('tokens', b.reserved_tokens, b.from_tokens), ('cost', b.reserved_cost, b.from_cost), ('turns', b.reserved_turns, b.from_turns)
+) d (dimension, reserved, came_from)
+WHERE (CASE WHEN b.closed_at IS NOT NULL THEN d.reserved > 0 AND d.came_from <> '{}'
             ELSE b.ended_at IS NOT NULL AND b.reserved_tokens + b.reserved_cost + b.reserved_turns = 0 END)
   AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

@@ -168,7 +168,7 @@ class PrometheusMeter:
 
 
 class BacklogCollector(Collector):
-    """Inbox and threads of the served targets, and what projects spent; queried on a scrape, absent while that fails."""
+    """Inbox and threads of the served targets, and what projects spent: queried on a scrape, absent if that fails."""
 
     def __init__(self, query: BacklogQuery, loop: asyncio.AbstractEventLoop) -> None:
         self._query = query

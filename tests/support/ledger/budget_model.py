@@ -102,6 +102,10 @@ class Books:
         if own.get("turns") == 0:
             return None
         at = {what: self.resolve(above[what], what) for what in DIMENSIONS}
+        if any(self.spent(row, "tokens") >= row.max["tokens"] for row in at["tokens"]):
+            return None
+        if any(self.spent(row, "cost") >= row.max["cost"] > 0 for row in at["cost"]):
+            return None
         if not all(self.fits(at[what], what, own.get(what, int(what == "turns"))) for what in DIMENSIONS):
             return None
         turn = Turn(dict(above))
