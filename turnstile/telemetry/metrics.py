@@ -65,6 +65,10 @@ MEANINGS: dict[Metric, MetricInfo] = {
     Metric.FIRST_TOKEN: MetricInfo("Time from a model's request to its first chunk", ("model",), buckets=_LONG),
     Metric.MODEL_TOKENS: MetricInfo("Tokens as counted by the provider", ("model", "direction")),
     Metric.MODEL_COST: MetricInfo("Cost of model calls in US dollars", ("model",)),
+    Metric.BUDGET_RESERVATIONS: MetricInfo(
+        "Model calls that asked for budget: reserved, exhausted, unpriced", ("verdict", "dimension")
+    ),
+    Metric.BUDGET_WARNINGS: MetricInfo("Budgets whose soft limit was passed", ("dimension",)),
     Metric.VERBS: MetricInfo("Requests and commands to the bridge", ("verb", "status")),
     Metric.LIMITED: MetricInfo("Requests refused because of a limit, by limit", ("limit",)),
     Metric.VERB_SECONDS: MetricInfo("Time from a verb's request to its reply", ("verb",), buckets=_SHORT),
