@@ -27,9 +27,6 @@ CREATE TABLE state.budgets (
     unsettled_cost   bigint NOT NULL DEFAULT 0 CHECK (unsettled_cost >= 0),
     beyond_tokens    bigint NOT NULL DEFAULT 0 CHECK (beyond_tokens >= 0),
     beyond_cost      bigint NOT NULL DEFAULT 0 CHECK (beyond_cost >= 0),
-    returned_tokens  bigint NOT NULL DEFAULT 0,
-    returned_cost    bigint NOT NULL DEFAULT 0,
-    returned_turns   bigint NOT NULL DEFAULT 0,
     past_tokens      bigint NOT NULL DEFAULT 0,
     past_cost        bigint NOT NULL DEFAULT 0,
     past_turns       bigint NOT NULL DEFAULT 0,
@@ -45,6 +42,9 @@ CREATE TABLE state.budgets (
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_by       text,
+    returned_tokens  bigint NOT NULL GENERATED ALWAYS AS (CASE WHEN closed_at IS NULL THEN 0 ELSE greatest(max_tokens - spent_tokens - reserved_tokens, 0) END) STORED,
+    returned_cost    bigint NOT NULL GENERATED ALWAYS AS (CASE WHEN closed_at IS NULL THEN 0 ELSE greatest(max_cost - spent_cost - reserved_cost, 0) END) STORED,
+    returned_turns   bigint NOT NULL GENERATED ALWAYS AS (CASE WHEN closed_at IS NULL THEN 0 ELSE greatest(max_turns - spent_turns - reserved_turns, 0) END) STORED,
     CONSTRAINT budget_is_of_a_turn CHECK ((kind = 'turn') = (agent_turn_id IS NOT NULL)),
     CONSTRAINT closed_has_ended CHECK (closed_at IS NULL OR ended_at IS NOT NULL)
 ) WITH (fillfactor = 50);
@@ -55,7 +55,7 @@ COMMENT ON COLUMN state.budgets.spent_tokens IS 'of its own charges and of the c
 COMMENT ON COLUMN state.budgets.reserved_tokens IS 'open reservations, and the whole of each grant below that is not closed';
 COMMENT ON COLUMN state.budgets.unsettled_tokens IS 'the part of spent that was booked whole, since nobody knows what was used';
 COMMENT ON COLUMN state.budgets.beyond_tokens IS 'the part of spent that reservations did not cover: a provider took more than was asked';
-COMMENT ON COLUMN state.budgets.returned_tokens IS 'of a closed row: what was not spent, and went back where it came from';
+COMMENT ON COLUMN state.budgets.returned_tokens IS 'of a closed row: what is neither spent nor reserved, and went back where it came from';
 COMMENT ON COLUMN state.budgets.past_tokens IS 'the part of spent whose turns were removed since: the other rows that say so are gone';
 COMMENT ON COLUMN state.budgets.warned_at IS 'when warn_percent of a limit was passed: it is told once';
 COMMENT ON COLUMN state.budgets.lowered_at IS 'of a project''s row: when it was set below what was spent and reserved; nothing is given until that is less';
@@ -179,6 +179,7 @@ BEGIN
         next := wanted[1];
         IF cardinality(wanted) > 1 THEN  -- depths never change
             SELECT x.budget_id INTO next FROM state.budgets x WHERE x.budget_id = ANY (wanted) ORDER BY x.depth DESC, x.budget_id LIMIT 1;
+            next := coalesce(next, wanted[1]);
         END IF;
         IF locks THEN
             SELECT x.* INTO b FROM state.budgets x WHERE x.budget_id = next AND x.closed_at IS NULL FOR NO KEY UPDATE;
@@ -193,6 +194,12 @@ BEGIN
                 IF locks THEN
                     SELECT x.* INTO b FROM state.budgets x WHERE x.budget_id = next FOR NO KEY UPDATE;
                 END IF;
+            ELSIF b.budget_id IS NULL AND next LIKE '%/%' AND NOT locks THEN  -- of a day or month of which no turn has been charged
+                b.budget_id := next;
+                b.depth := 0;
+                SELECT p.max_tokens, p.max_cost, p.max_turns, 0, 0, 0, 0, 0, 0
+                INTO b.max_tokens, b.max_cost, b.max_turns, b.spent_tokens, b.spent_cost, b.spent_turns, b.reserved_tokens, b.reserved_cost, b.reserved_turns
+                FROM state.project_budgets p WHERE p.project_id = split_part(next, '/', 1) AND p.period = split_part(next, '/', 2);
             ELSIF b.budget_id IS NULL THEN
                 wanted := ARRAY(SELECT x.id FROM unnest(wanted) x (id) WHERE NOT EXISTS (SELECT FROM state.budgets y WHERE y.budget_id = x.id));
                 tokens := ARRAY(SELECT x.id FROM unnest(tokens) x (id) WHERE x.id <> ALL (wanted));
@@ -237,11 +244,9 @@ BEGIN
         CONTINUE WHEN b.ended_at IS NULL;
         closes := b.closed_at IS NULL AND b.reserved_tokens = 0 AND b.reserved_cost = 0 AND b.reserved_turns = 0;
         CONTINUE WHEN b.closed_at IS NULL AND NOT closes;
-        UPDATE state.budgets x SET closed_at = coalesce(x.closed_at, clock_timestamp()),
-            returned_tokens = coalesce(greatest(x.max_tokens - x.spent_tokens - x.reserved_tokens, 0), 0),
-            returned_cost = coalesce(greatest(x.max_cost - x.spent_cost - x.reserved_cost, 0), 0),
-            returned_turns = coalesce(greatest(x.max_turns - x.spent_turns - x.reserved_turns, 0), 0)
-        WHERE x.budget_id = next;
+        IF closes THEN
+            UPDATE state.budgets x SET closed_at = clock_timestamp() WHERE x.budget_id = next;
+        END IF;
         todo := todo || ARRAY(
             SELECT (f.id, sum(f.rt), sum(f.st), sum(f.ut), sum(f.bt), sum(f.rc), sum(f.sc), sum(f.uc), sum(f.bc), sum(f.rn), sum(f.sn))::state.budget_entry
             FROM (
@@ -271,6 +276,11 @@ DECLARE
     rest_tokens bigint := (SELECT min(b.max_tokens - b.spent_tokens - b.reserved_tokens) FROM unnest(rows) b WHERE b.budget_id = ANY (at_tokens));
     rest_cost bigint := (SELECT min(b.max_cost - b.spent_cost - b.reserved_cost) FROM unnest(rows) b WHERE b.budget_id = ANY (at_cost));
     rest_turns bigint := (SELECT min(b.max_turns - b.spent_turns - b.reserved_turns) FROM unnest(rows) b WHERE b.budget_id = ANY (at_turns));
+    spent_out text := (  -- of what is spent for good no turn gets anything, whatever it asks for
+        SELECT x.dimension FROM unnest(rows) b CROSS JOIN LATERAL (VALUES
+            ('tokens', b.budget_id = ANY (at_tokens) AND b.spent_tokens >= b.max_tokens),
+            ('cost', b.budget_id = ANY (at_cost) AND b.spent_cost >= b.max_cost AND b.max_cost > 0)) x (dimension, is_out)
+        WHERE x.is_out LIMIT 1);
     wants_tokens bigint;
     wants_cost bigint;
     wants_turns bigint;
@@ -287,7 +297,7 @@ BEGIN
             CONTINUE;
         END IF;
         short := CASE WHEN wants_tokens > 0 AND wants_tokens > rest_tokens THEN 'tokens' WHEN wants_cost > 0 AND wants_cost > rest_cost THEN 'cost'
-                      WHEN wants_turns > rest_turns THEN 'turns' END;
+                      WHEN wants_turns > rest_turns THEN 'turns' ELSE spent_out END;
         IF short IS NULL THEN
             rest_tokens := rest_tokens - wants_tokens;
             rest_cost := rest_cost - wants_cost;

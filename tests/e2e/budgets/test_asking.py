@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.delegation import answer, chief_says, fork, result, says, staff, task
-from tests.support.gateway import serving, token_of
+from tests.support.gateway import client, serving, token_of
 from tests.support.ledger.budgets import budget, charged_turn, limit
 from tests.support.tenants import ALICE, CHANNEL, Tenant
 from tests.support.tools import calling
@@ -141,15 +141,15 @@ async def test_clients_ask_for_budgets_over_nats_and_http(tenant: Tenant) -> Non
         token = await token_of(tenant.stack, tenant.project)
         ways = [Client(nats, project=tenant.project, channel=CHANNEL), Client(url, token=token)]
         for way in ways:
-            async with way as client:
-                turn = client.ask(ALICE, "hello", budget=limits)
+            async with way as asked:
+                turn = asked.ask(ALICE, "hello", budget=limits)
                 assert (await turn.result(20)).ok
                 assert await own(tenant, await turn.start()) == stored
                 again = await turn.rerun(budget=BudgetLimits(max_turns=3))
                 assert (await again.result(20)).ok
                 assert await own(tenant, await again.start()) == {"max_turns": 3}
                 with pytest.raises(Refused) as refused:
-                    await client.ask(ALICE, "hello", budget={"max_tokens": 0}).start()
+                    await asked.ask(ALICE, "hello", budget={"max_tokens": 0}).start()
                 assert refused.value.code == "budget_exceeded"
 
 
@@ -170,3 +170,21 @@ async def test_the_command_line_asks_for_one(tenant: Tenant, tmp_path: Path) -> 
 
 def turn_of_json(reply: JsonObject) -> AgentTurnId:
     return AgentTurnId(str(reply["agent_turn_id"]))
+
+
+async def test_over_http_a_refusal_says_what_is_left(tenant: Tenant) -> None:
+    await tenant.agent("echo")
+    await limit(tenant.pool, project=tenant.project, max_cost_usd=0.5)
+    body: JsonObject = {"agent_id": ALICE, "instruction": "hello"}
+    async with serving(tenant.stack) as url, client(url, await token_of(tenant.stack, tenant.project)) as web:
+        refused = await web.post("/v1/turns", json={**body, "budget": {"max_cost_usd": 0.500001}})
+        assert (refused.status_code, refused.json()["code"]) == (402, "budget_exceeded")
+        assert "had $0.5" in refused.json()["detail"]
+        wrong = await web.post("/v1/turns", json={**body, "budget": {"max_cost_usd": "lots"}})
+        assert (wrong.status_code, wrong.json()["code"]) == (400, "bad_request")
+        assert "budget" in wrong.json()["param"]
+        made = await web.post(
+            "/v1/turns", json={**body, "budget": {"max_cost_usd": 0.5}}, headers={"Prefer": "wait=20"}
+        )
+        assert made.status_code == 201, made.text
+    assert await own(tenant, AgentTurnId(made.json()["agent_turn_id"])) == {"max_cost": 500_000}

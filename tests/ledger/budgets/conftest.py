@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.ledger.budgets import MODEL, hook
+from tests.support.ledger.budgets import hook, price
 from turnstile.ledger.pool import Pool
 
 
@@ -10,6 +10,5 @@ from turnstile.ledger.pool import Pool
 async def spending(agents: Pool) -> Pool:
     """A pool on a database with alice, bob and carol; a token of the model costs 2 micro-dollars in, 10 out."""
     await hook(agents)
-    async with agents.connection() as conn:
-        await conn.fetch("INSERT INTO state.model_prices VALUES ($1, 2, 10, NULL, 4096, 'test')", MODEL)
+    await price(agents)
     return agents

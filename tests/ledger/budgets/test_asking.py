@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, PROJECT, ask, play, profile, value
-from tests.support.ledger.budgets import budget, charged, limit
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, ask, begin, play, profile, start, value
+from tests.support.ledger.budgets import budget, charged, end, limit, reserve, uses
 from tests.support.ledger.reruns import again
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import add_agent, put_profile
@@ -152,3 +152,16 @@ async def test_a_profile_is_read_as_it_was_put(agents: Pool) -> None:
     await capped(agents, max_cost_usd=0.1, max_seconds=60)
     settings = json.loads(await value(agents, "SELECT settings FROM resource.profiles WHERE name = 'capped'"))
     assert settings["budget"] == {"max_cost": 100_000, "max_seconds": 60}
+
+
+async def test_a_day_that_is_spent_refuses_whatever_is_asked_for(spending: Pool) -> None:
+    await limit(spending, max_tokens=200)
+    await ask(spending)
+    turn = await start(spending)
+    await begin(spending, turn)
+    assert (await reserve(spending, turn, tokens=(100, 100))).verdict == "reserved"
+    await ask(spending, BOB)  # what is reserved may come back
+    await end(spending, turn, uses((1, 200, 0)))
+    with pytest.raises(Refused, match="had 200, spent 200") as refused:
+        await ask(spending, CAROL)
+    assert refused.value.code == "budget_exceeded"

@@ -1,17 +1,28 @@
 """Budgets of children: what a fork's tasks take of their parent's, and who fails for want (protocol §12)."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import rows, value
-from tests.support.ledger.budgets import budget, charged_turn
+from tests.support.ledger.agents import BOB, ask, command, rows, send, value
+from tests.support.ledger.budgets import budget, charged_turn, limit
 from tests.support.ledger.calls import sleeper
 from tests.support.ledger.trees import answer, batch_of_call, child, forks, parent, succeed, task_states
+from tests.support.waiting import overtaken
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.trees.batches import AnswerForm, Forked, ForkLimits, delegate
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.trees.batches import (
+    AnswerForm,
+    Batch,
+    Forked,
+    ForkLimits,
+    delegate,
+    enqueue_children,
+    open_batch,
+)
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 
@@ -113,6 +124,44 @@ async def test_two_forks_at_one_rest_get_no_more_than_fits(agents: Pool) -> None
     assert sorted(map(str, codes)) == ["None"] * 3 + ["budget_exceeded"] * 3
     [row] = await rows(agents, "SELECT sum(max_tokens) AS granted FROM state.budgets WHERE max_tokens = 300")
     assert row["granted"] == 900
+
+
+async def test_forks_of_two_turns_at_one_rest_get_no_more_than_fits(agents: Pool) -> None:
+    """Their heads are two: nothing but the budget stands between them."""
+    await limit(agents, max_tokens=1000)
+    await sleeper(agents, "c1")
+    await sleeper(agents, "c2", agent=BOB)
+    asked: list[JsonObject] = [{"max_tokens": 200}] * 4
+    both = await asyncio.gather(forked(agents, "c1", *asked), forked(agents, "c2", *asked))
+    codes = [task.error_code for made in both for task in made.tasks]
+    assert sorted(map(str, codes)) == ["None"] * 5 + ["budget_exceeded"] * 3
+
+
+async def test_a_fork_that_waits_for_another_charge_takes_what_that_left(agents: Pool) -> None:
+    await limit(agents, max_tokens=1000)
+    await sleeper(agents, "c1")
+
+    async def charge(conn: Connection) -> None:
+        await send(conn, command(BOB, budget={"max_tokens": 700}))
+        await conn.fetch("SET CONSTRAINTS ALL IMMEDIATE")
+
+    made = await overtaken(agents, charge, forked(agents, "c1", {"max_tokens": 600}, {"max_tokens": 300}))
+    assert [task.error_code for task in made.tasks] == ["budget_exceeded", None]
+    assert await value(agents, "SELECT reserved_tokens FROM state.budgets WHERE kind = 'day'") == 1000
+
+
+async def test_an_enqueue_that_waits_for_a_fork_is_refused_what_that_took(agents: Pool) -> None:
+    await limit(agents, max_tokens=1000)
+    await sleeper(agents, "c1")
+    call = await parent(agents, "c1")
+    tasks = [child(call, 0, budget={"max_tokens": 700})]
+    await agents.run(lambda conn: open_batch(conn, call, Batch(900), tasks))
+    fork: Callable[[Connection], Awaitable[object]] = lambda conn: enqueue_children(  # noqa: E731 -- a name for it
+        conn, call, tasks, "batch-c1", ForkLimits()
+    )
+    with pytest.raises(Refused, match="had 1000, spent 0, reserved 700, asked 600"):
+        await overtaken(agents, fork, ask(agents, BOB, budget={"max_tokens": 600}))
+    assert await value(agents, "SELECT reserved_tokens FROM state.budgets WHERE kind = 'day'") == 700
 
 
 async def test_a_repeat_of_a_fork_is_granted_nothing_more(agents: Pool) -> None:

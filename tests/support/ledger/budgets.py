@@ -42,6 +42,11 @@ async def hook(pool: Pool) -> None:
         await conn.execute(_HOOK)
 
 
+async def price(pool: Pool) -> None:
+    """A token of the model costs 2 micro-dollars in, 10 out."""
+    await rows(pool, "INSERT INTO state.model_prices VALUES ($1, 2, 10, NULL, 4096, 'test')", MODEL)
+
+
 async def enqueued_on(conn: Connection, agent: AgentId, own: dict[str, int] | None) -> Enqueued:
     """Enqueue a turn that may spend this, in the transaction of the connection."""
     session = cast("Session", conn)
