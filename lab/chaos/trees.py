@@ -159,7 +159,7 @@ class Grower:
         """Forks of forks, the inner ones with any join."""
         if depth <= 1:
             kinds = ["tree_all", "tree_any", "tree_partly", "tree_quorum", "tree_fail_fast"]
-            return self.tree(self.draw.choice(kinds))
+            return self._grown(self.draw.choice(kinds))
         return self.forked([*(self.nested(depth - 1) for _ in range(self.draw.randint(1, 2))), self.leaf()], "success")
 
     def _task(self, plan: Plan, strategy: str = "new", target: str | None = None) -> dict[str, Any]:
