@@ -20,7 +20,7 @@ from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.lacks import BUDGET_EXHAUSTED, UNPRICED_MODEL, BudgetLack
 from turnstile.schema.budgets.plans import Dimension
-from turnstile.schema.budgets.prices import ModelPrice
+from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice
 from turnstile.schema.budgets.uses import StepBudget
 from turnstile.schema.errors import ModelError
 from turnstile.schema.people.interrupts import Hold
@@ -29,8 +29,6 @@ from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_TOKENS = 4096
-"""The most tokens of an answer where the profile gives no limit; it is sent to the provider."""
 _BYTES_PER_TOKEN = 3
 """Less than of most texts, so that an estimate is rather too large."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnstile.activities.budgets.gate import DEFAULT_MAX_TOKENS, BudgetGate
+from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.budgets.uses import NOT_SENT
 from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
@@ -20,6 +20,7 @@ from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
 from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_traceparent
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.profiles import LlmConfig

@@ -10,6 +10,9 @@ from pydantic import Field, PlainSerializer
 
 from turnstile.schema.base import Strict
 
+DEFAULT_MAX_TOKENS = 4096
+"""The most tokens of an answer in a turn with a budget, where the profile gives no limit; the provider is told it."""
+
 Rate = Annotated[
     Decimal,
     Field(ge=0, le=1_000_000, allow_inf_nan=False),

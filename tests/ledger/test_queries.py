@@ -12,7 +12,7 @@ from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
-from turnstile.ledger.budgets import attempts
+from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import decisions, multitask, reruns, steers, unknown_calls
@@ -265,6 +265,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_turns_of_tree": {"agent_turn_id"},
     "list_project_limits": {"period", "max_tokens", "max_cost", "max_turns", "updated_at", "updated_by"},
     "raise_budget": {"verdict", "detail"},
+    "price_sources": prices.PriceSource,
+    "store_prices": {"written"},
+    "drop_prices": {"gone"},
     "limit_project": {"budget_id"},
     "restart_turn": {"restart_count"},
     "retry_commands": sweep.SilentCall,
@@ -342,6 +345,7 @@ def sql_types(field: str) -> set[str]:
         ("annotation=bool", {"bool"}),
         ("annotation=(list|tuple)", {"text[]", "_text"}),
         ("float", {"float8"}),
+        ("Decimal", {"numeric"}),
         ("bytes", {"bytea"}),
         ("int", NUMBER),
     ]

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -17,10 +18,10 @@ from turnstile.schema.ids import AgentTurnId
 LLM: JsonObject = {"max_tokens": 200}
 USES: JsonObject = {"prompt_tokens": 300, "completion_tokens": 100, "total_tokens": 400}
 MODEL = "scripted/player"
-LIMITS: JsonObject = {"max_tokens": 9000}
+MORE: tuple[dict[str, Any], ...] = ({}, {"budget": {"max_tokens": 9000}})
 
 
-def script(*lines: JsonObject) -> str:
+def script(*lines: Mapping[str, Any]) -> str:
     """An instruction that is a script."""
     return json.dumps({"steps": lines})
 
@@ -48,8 +49,10 @@ def lack(ended: Ended) -> dict[str, Any]:
     """What the turn had too little of, as deliverable and statistics say it."""
     told = ended.deliverable()
     assert isinstance(told, dict)
-    assert told["budget"] == ended.view.stats["budget"]
-    return dict(ended.view.stats["budget"])
+    said = (ended.view.stats or {})["budget"]
+    assert isinstance(said, dict)
+    assert told["budget"] == said
+    return dict(said)
 
 
 async def warnings(tenant: Tenant) -> list[dict[str, Any]]:
@@ -154,7 +157,7 @@ async def test_the_cost_of_a_model_without_a_price_is_not_limited(tenant: Tenant
 async def test_a_profile_without_a_limit_sends_one(tenant: Tenant) -> None:
     """The model hears of the limit that was reserved for its answer; without a budget it hears of none."""
     agent = await tenant.agent("mirror")
-    asked = [shown((await tenant.turn(agent, **more)).deliverable()) for more in (dict[str, Any](), {"budget": LIMITS})]
+    asked = [shown((await tenant.turn(agent, **more)).deliverable()) for more in MORE]
     assert [each["config"].get("max_tokens") for each in asked] == [None, 4096]
 
 
