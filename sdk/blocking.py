@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
@@ -26,6 +27,7 @@ from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.sdk.budgets import Dollars
 from turnstile.sdk.interrupts import Interrupt
 from turnstile.sdk.requests import Budget
 from turnstile.sdk.turn import Cascade, Stopped, Turn, TurnResult
@@ -278,6 +280,35 @@ class SyncClient:
     def interrupt(self, interrupt_id: str) -> SyncInterrupt:
         """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
         return SyncInterrupt(self, self.call(lambda: self._client.interrupt(interrupt_id)))
+
+    def budgets(self, *, kind: str | None = None, status: str | None = None, limit: int = 100) -> list[BudgetView]:
+        """What turns of this channel and the project may spend, and have spent, the newest first."""
+        return self.call(lambda: self._client.budgets(kind=kind, status=status, limit=limit))
+
+    def budget(self, budget_id: str) -> BudgetView:
+        """One of them; raises `Refused` (`unknown_budget`) or `ServerUnavailable`."""
+        return self.call(lambda: self._client.budget(budget_id))
+
+    def raise_budget(
+        self,
+        budget: str | BudgetView,
+        *,
+        tokens: int | None = None,
+        cost_usd: Dollars | None = None,
+        turns: int | None = None,
+    ) -> BudgetView:
+        """Give a budget so much more, or with a minus take back what is free; see `Client.raise_budget`."""
+        return self.call(lambda: self._client.raise_budget(budget, tokens=tokens, cost_usd=cost_usd, turns=turns))
+
+    def limits(self) -> list[ProjectLimits]:
+        """What the project may spend in a day or month; none if nothing limits it."""
+        return self.call(self._client.limits)
+
+    def limit_project(
+        self, period: str, *, tokens: int | None = None, cost_usd: Dollars | None = None, turns: int | None = None
+    ) -> BudgetView:
+        """Say what the project's turns may spend together in each day or month; see `Client.limit_project`."""
+        return self.call(lambda: self._client.limit_project(period, tokens=tokens, cost_usd=cost_usd, turns=turns))
 
     def call(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """What `work` comes to in the client's event loop; raises `BadRequest` unless the client is connected."""

@@ -8,8 +8,16 @@ from typing import Literal
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.budget_requests import (
+    BudgetListReply,
+    BudgetListRequest,
+    BudgetRaiseRequest,
+    ProjectLimitRequest,
+)
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, uuid7
+from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, InterruptId, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
@@ -184,6 +192,25 @@ class Backend(ABC):
     @abstractmethod
     async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
         """Decide a question; raises `Refused` with the code of the refusal, or `ServerUnavailable`."""
+
+    @abstractmethod
+    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
+        """A page of budgets, and what the project may spend."""
+
+    @abstractmethod
+    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
+        """A budget; raises `Refused` (unknown_budget) or `ServerUnavailable`."""
+
+    @abstractmethod
+    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
+        """The budget, of this channel if one is given, with its new limits.
+
+        Raises `Refused` with the code of the refusal, or `ServerUnavailable`.
+        """
+
+    @abstractmethod
+    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
+        """The budget of this day or month; raises as `raise_budget`."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -20,12 +20,16 @@ from typing import Self
 from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.budget_requests import BudgetListRequest
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.sdk.budgets import Dollars, find_budgets, find_limits, limit_request, raise_request
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.interrupts import Interrupt, find_interrupts
 from turnstile.sdk.nats_turns import NatsBackend, open_nats
@@ -229,6 +233,57 @@ class Client:
     def interrupt_of(self, view: InterruptView) -> Interrupt:
         """One that was read otherwise."""
         return Interrupt(self._opened, view)
+
+    async def budgets(
+        self, *, kind: str | None = None, status: str | None = None, limit: int = 100
+    ) -> list[BudgetView]:
+        """What turns of this channel and the project may spend, and have spent, the newest first.
+
+        Of one `kind` (`turn`, `day`, `month`) or `status` (`open`, `ended`, `closed`) alone, if that is given.
+        Raises `BadRequest` or `ServerUnavailable`.
+        """
+        wanted = parse_request(BudgetListRequest, {"kind": kind, "status": status})
+        return await find_budgets(self._opened, wanted, limit)
+
+    async def budget(self, budget_id: str) -> BudgetView:
+        """A budget: a turn's id, `day` or `month` of the project's now, or such as `2026-11-23` or `2026-11`.
+
+        Raises `Refused` (`unknown_budget`) or `ServerUnavailable`.
+        """
+        return await self._opened.get_budget(BudgetId(budget_id))
+
+    async def raise_budget(
+        self,
+        budget: str | BudgetView,
+        *,
+        tokens: int | None = None,
+        cost_usd: Dollars | None = None,
+        turns: int | None = None,
+    ) -> BudgetView:
+        """Give a budget so much more, or with a minus take back what is free; operators alone may.
+
+        A turn's grant takes it from the budget that it came from. One of another channel is given as it was read.
+        Returns the budget as it is then. Raises `Refused` (`forbidden`, `unknown_budget`, `budget_closed`,
+        `budget_unlimited`, `budget_in_use`, `budget_exceeded`), `BadRequest` or `ServerUnavailable`: then it may have
+        been done, and `budget` tells.
+        """
+        named, channel = (budget, None) if isinstance(budget, str) else (budget.budget_id, budget.channel_id)
+        return await self._opened.raise_budget(raise_request(named, tokens, cost_usd, turns), channel)
+
+    async def limits(self) -> list[ProjectLimits]:
+        """What the project may spend in a day or month; none if nothing limits it."""
+        return await find_limits(self._opened)
+
+    async def limit_project(
+        self, period: str, *, tokens: int | None = None, cost_usd: Dollars | None = None, turns: int | None = None
+    ) -> BudgetView:
+        """Say what the project's turns may spend together in each `day` or `month` (UTC); operators alone may.
+
+        It holds at once, and takes the place of what was said before: without any number nothing limits the project
+        any more. Returns the budget of this day or month. Raises `Refused` (`forbidden`), `BadRequest` or
+        `ServerUnavailable`.
+        """
+        return await self._opened.limit_project(limit_request(period, tokens, cost_usd, turns))
 
     @property
     def _opened(self) -> Backend:

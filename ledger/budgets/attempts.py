@@ -6,6 +6,7 @@ same and reserves nothing twice. One round trip and one commit. What was used is
 """
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Literal
 
 from pydantic import Json
@@ -15,6 +16,7 @@ from turnstile.ledger.turns.steps import gate
 from turnstile.runtime.faults import Fault, hit
 from turnstile.schema.base import Tolerant
 from turnstile.schema.budgets.plans import BudgetId, Dimension
+from turnstile.schema.budgets.prices import ModelPrice
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.turns import TurnRef
 
@@ -48,6 +50,22 @@ class Reservation(Tolerant):
     until: datetime | None = None
     """When the turn's time is over."""
     warned: Json[SoftLimit] | None = None
+    input_per_million: Decimal | None = None
+    output_per_million: Decimal | None = None
+    cached_input_per_million: Decimal | None = None
+    max_output_tokens: int | None = None
+
+    @property
+    def price(self) -> ModelPrice | None:
+        """What the model costs; None if that is not known."""
+        if self.input_per_million is None or self.output_per_million is None:
+            return None
+        return ModelPrice(
+            input_per_million=self.input_per_million,
+            output_per_million=self.output_per_million,
+            cached_input_per_million=self.cached_input_per_million,
+            max_output_tokens=self.max_output_tokens,
+        )
 
 
 async def reserve_attempt(
@@ -55,7 +73,8 @@ async def reserve_attempt(
 ) -> Reservation:
     """Reserve `input_tokens` and as many as the model may answer, and what both cost, at the turn's budgets.
 
-    `attempt` is that of the head (`step_attempt`). Raises `StaleTurn` if the gate is closed, by a mark too.
+    `attempt` is that of the head (`step_attempt`); of a request for a summary it is that, negative. Raises `StaleTurn`
+    if the gate is closed, by a mark too.
     """
     row = await query("reserve_attempt").one(
         conn,

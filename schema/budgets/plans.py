@@ -32,7 +32,10 @@ class TurnBudget(Tolerant):
     """The rows that are charged for a turn, by dimension; none: nothing limits it there."""
 
     tokens: tuple[BudgetId, ...] = ()
+    """The budgets that its tokens are charged to."""
     cost: tuple[BudgetId, ...] = ()
+    """The budgets that its cost is charged to."""
     turns: tuple[BudgetId, ...] = ()
+    """The budgets in which it counts as a turn."""
     until: datetime | None = None
     """When its time is over."""

@@ -12,7 +12,7 @@ class AttemptUse(Tolerant):
     """What one attempt used; 0 if it reached nobody, null where nobody knows: then all that it reserved is booked."""
 
     attempt: int
-    """As it was reserved: the head's `step_attempt`."""
+    """As it was reserved: the head's `step_attempt`; of a request for a summary that, negative."""
     tokens: int | None = Field(default=None, ge=0)
     cost: int | None = Field(default=None, ge=0)
     """In micro-dollars, rounded up."""

@@ -38,7 +38,7 @@ async def show(
 
     if session.gateway is not None:
         async with session.client() as client:
-            end = await read_end(await require_of_client(session, client, turn))
+            end = await read_end(await require_of_client(session, client, turn), client)
         if session.out.as_json:
             session.out.document(document_of(end, None))
         else:
