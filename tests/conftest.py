@@ -31,8 +31,11 @@ settings.load_profile("default")
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
-FUZZ_CASES = 5_000
-"""In the usual run."""
+FUZZ_CASES, LONG_FUZZ_CASES = 2_000, 20_000
+"""In the usual run, and in `make test-long`."""
+HAMMER_SECONDS, LONG_HAMMER_SECONDS = 3.0, 30.0
+USUALLY_AND_LONG = ("usual", pytest.param("long", marks=pytest.mark.long))
+"""Each test that takes such a fixture is run in small by `make test`, and in large by `make test-long`."""
 
 
 # A shell that puts the suite into the background has it ignore Ctrl-C, and every program that a test starts inherits
@@ -46,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--hammer-seconds",
         type=float,
-        default=6.0,
+        default=HAMMER_SECONDS,
         help="how long the hammers of tests/ledger hammer, that of trees half",
     )
     parser.addoption(
@@ -77,10 +80,11 @@ async def no_process_is_left() -> AsyncIterator[None]:
     await shared_hatchery.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=USUALLY_AND_LONG)
 def hammer_seconds(request: pytest.FixtureRequest) -> float:
-    """What `--hammer-seconds` says."""
-    return float(str(request.config.getoption("--hammer-seconds")))
+    """What `--hammer-seconds` says; in the long run at least half a minute."""
+    seconds = float(str(request.config.getoption("--hammer-seconds")))
+    return max(seconds, LONG_HAMMER_SECONDS) if request.param == "long" else seconds
 
 
 @pytest.fixture(scope="session")
@@ -89,11 +93,12 @@ def tree_hammer_seconds(request: pytest.FixtureRequest) -> float:
     return float(str(request.config.getoption("--tree-hammer-seconds")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=USUALLY_AND_LONG)
 def fuzz_share(request: pytest.FixtureRequest) -> Callable[[float], int]:
-    """How many cases a test has whose share of `--fuzz-cases` is this."""
+    """How many cases a test has whose share of `--fuzz-cases` is this; in the long run ten times as many."""
     cases = int(str(request.config.getoption("--fuzz-cases")))
-    return lambda share: round(cases * share)
+    every = max(cases, LONG_FUZZ_CASES) if request.param == "long" else cases
+    return lambda share: round(every * share)
 
 
 FUZZED: pytest.StashKey[list[str]] = pytest.StashKey()

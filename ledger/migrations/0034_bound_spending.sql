@@ -648,3 +648,67 @@ BEGIN
                                OR b.spent_turns + b.reserved_turns > EXCLUDED.max_turns THEN clock_timestamp() ELSE b.lowered_at END;
     RETURN budget;
 END $$;
+
+-- Removes what was booked for these turns, which are being removed. What rows that stay were charged for them is past from now on.
+CREATE FUNCTION state.forget_budgets(ids text[]) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    gone jsonb;
+BEGIN
+    WITH reservations AS (
+        DELETE FROM state.budget_reservations r WHERE r.agent_turn_id = ANY (ids)
+        RETURNING r.tokens_at, r.cost_at, coalesce(r.used_tokens, r.tokens) AS tokens, coalesce(r.used_cost, r.cost) AS cost
+    ),
+    grants AS (
+        DELETE FROM state.budgets b WHERE b.budget_id = ANY (ids)
+        RETURNING b.from_tokens, b.from_cost, b.from_turns, b.spent_tokens, b.spent_cost, b.spent_turns
+    ),
+    charged AS (
+        SELECT t.id, r.tokens, 0::bigint AS cost, 0::bigint AS turns FROM reservations r CROSS JOIN unnest(r.tokens_at) t (id)
+        UNION ALL SELECT t.id, 0, r.cost, 0 FROM reservations r CROSS JOIN unnest(r.cost_at) t (id)
+        UNION ALL SELECT t.id, g.spent_tokens, 0, 0 FROM grants g CROSS JOIN unnest(g.from_tokens) t (id)
+        UNION ALL SELECT t.id, 0, g.spent_cost, 0 FROM grants g CROSS JOIN unnest(g.from_cost) t (id)
+        UNION ALL SELECT t.id, 0, 0, g.spent_turns FROM grants g CROSS JOIN unnest(g.from_turns) t (id)
+    )
+    SELECT jsonb_object_agg(x.id, x.sums) INTO gone FROM (
+        SELECT c.id, jsonb_build_object('tokens', sum(c.tokens), 'cost', sum(c.cost), 'turns', sum(c.turns)) AS sums
+        FROM charged c WHERE c.id <> ALL (ids) GROUP BY c.id) x;
+    IF gone IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM FROM (
+        SELECT b.budget_id FROM state.budgets b WHERE b.budget_id IN (SELECT jsonb_object_keys(gone))
+        ORDER BY b.depth DESC, b.budget_id FOR NO KEY UPDATE) held;
+    UPDATE state.budgets b SET past_tokens = b.past_tokens + (g.value ->> 'tokens')::bigint, past_cost = b.past_cost + (g.value ->> 'cost')::bigint,
+           past_turns = b.past_turns + (g.value ->> 'turns')::bigint
+    FROM jsonb_each(gone) g WHERE b.budget_id = g.key;
+    RETURN 1;
+END $$;
+
+-- As before, and a turn that has a budget stays until that is closed and all turns of its tree are over, which may be charged to it.
+CREATE OR REPLACE FUNCTION state.prunable_turns(before timestamptz) RETURNS TABLE (agent_turn_id text, project_id text)
+LANGUAGE sql STABLE AS $$
+    SELECT o.agent_turn_id, o.project_id FROM state.turn_outcomes o
+    WHERE o.ended_at < before AND o.announced_at IS NOT NULL
+      AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = o.agent_turn_id AND i.archived_at IS NULL OFFSET 0)
+      AND NOT EXISTS (SELECT FROM state.pmo_batches b WHERE b.parent_agent_turn_id = o.agent_turn_id
+                        AND (b.status = 'running' OR b.open_count > 0) OFFSET 0)
+      AND NOT EXISTS (SELECT FROM state.pmo_batch_tasks t JOIN state.pmo_batches b ON b.batch_id = t.batch_id
+                      WHERE t.current_agent_turn_id = o.agent_turn_id AND b.status = 'running' OFFSET 0)
+      AND NOT EXISTS (SELECT FROM state.budgets g WHERE g.budget_id = o.agent_turn_id AND (g.closed_at IS NULL OR EXISTS (
+          SELECT FROM state.turn_nodes me JOIN state.turn_nodes n ON n.root_turn_id = me.root_turn_id
+          WHERE me.agent_turn_id = o.agent_turn_id AND NOT n.ended OFFSET 0)) OFFSET 0)
+      AND NOT EXISTS (
+          SELECT FROM state.thread_messages m WHERE m.agent_turn_id = o.agent_turn_id
+            AND NOT EXISTS (SELECT FROM state.prunable_threads(before) t WHERE t.thread_id = m.thread_id OFFSET 0) OFFSET 0)
+      AND (NOT EXISTS (
+          SELECT FROM state.agent_state_pointers p
+          WHERE p.agent_id = o.agent_id AND p.project_id = o.project_id AND p.last_output_box_id = o.output_box_id
+            AND o.turn_epoch > 0 AND NOT EXISTS (
+                SELECT FROM state.agent_inbox l JOIN state.turn_outcomes e ON e.agent_turn_id = l.agent_turn_id
+                WHERE lower(l.payload ->> 'output_box_id') = o.output_box_id::text AND l.message_type IN ('turn', 'ui_action')
+                  AND l.agent_id = o.agent_id AND l.project_id = o.project_id AND l.turn_epoch > o.turn_epoch OFFSET 0) OFFSET 0)
+        OR EXISTS (
+          SELECT FROM resource.project_agents a JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+          WHERE a.agent_id = o.agent_id AND a.project_id = o.project_id AND a.metadata ->> 'agent_turn_id' = o.agent_turn_id
+            AND h.queue_seq = 1 OFFSET 0))
+$$;

@@ -3,6 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.docs.blocks import ROOT, blocks_of
 from tests.docs.readme import Reader, by_hand, shown_by
 
@@ -18,6 +20,7 @@ def test_what_is_not_run_says_so_to_the_reader() -> None:
     assert {block.language for block in BLOCKS} == {"console", "python", "yaml", "toml"}
 
 
+@pytest.mark.long
 def test_every_other_block_runs_in_order(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     try:

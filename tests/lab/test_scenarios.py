@@ -19,7 +19,7 @@ from lab.bench.run import RUNNERS
 from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.local import MODEL, weights_or_skip
-from tests.turnstile.support import launch, processes_of, read_until, turnstile, until_gone
+from tests.turnstile.support import launch_module, processes_of, read_until, turnstile, until_gone
 from turnstile.embedded import Endpoints
 from turnstile.settings import Settings, load_settings
 
@@ -266,12 +266,8 @@ async def test_a_scenario_that_fails_takes_no_other_with_it(
 
 
 async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, environment: Environment) -> None:
-    process = await launch(
-        *("stop", "--config", str(environment.directory / "config.toml")),
-        cwd=tmp_path,
-        module="lab.bench",
-        TMPDIR=str(tmp_path),
-    )
+    words = ("stop", "--config", str(environment.directory / "config.toml"))
+    process = await launch_module("lab.bench", *words, cwd=tmp_path, TMPDIR=str(tmp_path))
 
     async def serving() -> bool:
         return any(" up " in command for _, command in await processes_of(tmp_path))

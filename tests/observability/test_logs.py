@@ -13,6 +13,7 @@ from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, Fault, Said
 from tests.support.conditions import until
 from tests.support.databases import Databases
+from tests.support.processes.hatchery import shared_hatchery
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import QUICK, Stack, open_stack
 from tests.support.pump.organism import Order
@@ -61,7 +62,7 @@ async def stack(
 @pytest.fixture
 async def processes(stack: Stack) -> AsyncIterator[Processes]:
     """Worker and bridge as processes."""
-    async with processes_of(stack.config) as both:
+    async with processes_of(stack.config, await shared_hatchery.get()) as both:
         await both.ensure()
         yield both
 

@@ -28,7 +28,7 @@ from tests.observability.test_metrics import scrape
 from tests.support.conditions import until
 from tests.support.ledger.actions import allowed, raw
 from tests.support.paths import ROOT
-from tests.support.processes.hatchery import Hatchery, hatchery
+from tests.support.processes.hatchery import Hatchery, shared_hatchery
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import QUICK, Stack, open_stack
 from tests.support.pump.organism import Order
@@ -152,10 +152,9 @@ async def stack(
 
 
 @pytest.fixture(scope="module")
-async def hatching() -> AsyncIterator[Hatchery]:
+async def hatching() -> Hatchery:
     """Where the lives of processes begin at once."""
-    async with hatchery() as opened:
-        yield opened
+    return await shared_hatchery.get()
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,17 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.support.processes.piped import piped
 from tests.support.processes.stack import Stack
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.limits import Doors, GatewayLimits
@@ -47,18 +47,13 @@ async def serving(stack: Stack, settings: Settings | None = None, **changes: Any
 @asynccontextmanager
 async def gateway_process(stack: Stack) -> AsyncGenerator[tuple[int, str]]:
     """`turnstile gateway` as a process: its id, and where it serves; it may be killed."""
-    started = await asyncio.create_subprocess_exec(
-        Path(sys.executable).with_name("turnstile"),
-        *("gateway", "--config", stack.config),
-        stderr=asyncio.subprocess.PIPE,
-    )
+    started = await piped(("gateway", "--config", stack.config), os.environ, cwd=stack.directory)
     assert started.stderr is not None
     async with asyncio.timeout(60):
         while "gateway serves" not in (line := (await started.stderr.readline()).decode()):
             assert line, "the gateway ended"
     yield started.pid, line.split()[-1]
-    if started.returncode is None:
-        started.send_signal(signal.SIGTERM)
+    started.send_signal(signal.SIGTERM)
     assert await started.wait() in (0, -signal.SIGKILL)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.hatchery import shared_hatchery
+from tests.support.processes.piped import Piped, piped
 
 PROGRAM = Path(sys.executable).with_name("turnstile")
 _TERMINAL = ("COLUMNS", "LINES")
@@ -36,16 +37,22 @@ class Ran:
         return json.loads(self.out)
 
 
-async def launch(
-    *arguments: str | Path, cwd: Path, module: str | None = None, **variables: str
-) -> asyncio.subprocess.Process:
-    """Start the command, or a module of the repository (`python -m`), with its output in pipes."""
+async def launch(*arguments: str | Path, cwd: Path, **variables: str) -> Piped:
+    """Start the command, with its output in pipes."""
+    return await piped(arguments, ENVIRONMENT | variables, cwd=cwd)
+
+
+async def launch_module(module: str, *arguments: str | Path, cwd: Path, **variables: str) -> asyncio.subprocess.Process:
+    """Start a module of the repository (`python -m`), with its output in pipes."""
     pipe = asyncio.subprocess.PIPE
-    environment, program = ENVIRONMENT | variables, [str(PROGRAM)]
-    if module is not None:
-        environment, program = environment | {"PYTHONPATH": str(ROOT)}, [sys.executable, "-m", module]
+    environment = {**ENVIRONMENT, **variables, "PYTHONPATH": str(ROOT)}
     return await asyncio.create_subprocess_exec(
-        *program, *arguments, cwd=cwd, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        *(sys.executable, "-m", module, *arguments),
+        cwd=cwd,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
     )
 
 
@@ -53,7 +60,7 @@ async def turnstile(*arguments: str | Path, cwd: Path, module: str | None = None
     """Run a command, or a module of the repository, to its end."""
     if module is None:
         return await _forked(*arguments, cwd=cwd, **variables)
-    process = await launch(*arguments, cwd=cwd, module=module, **variables)
+    process = await launch_module(module, *arguments, cwd=cwd, **variables)
     async with asyncio.timeout(40):
         out, err = await process.communicate()
     assert process.returncode is not None

@@ -64,7 +64,7 @@ async def test_recorded_histories_replay_in_the_sandbox() -> None:
     assert await replay_sandboxed(HISTORIES) == {}
 
 
-@pytest.mark.parametrize("seed", ["0", "4242"])
+@pytest.mark.parametrize("seed", ["0", pytest.param("4242", marks=pytest.mark.long)])
 def test_recorded_histories_replay_whatever_the_hash_seed(seed: str) -> None:
     program = "import asyncio; from tests.workflows.recordings import *; print(asyncio.run(replay(recorded())))"
     done = subprocess.run(

@@ -31,6 +31,7 @@ async def survived(options: RunOptions) -> None:
     assert passed, told.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_no_turn_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
     """Trees of turns among them."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,13 +38,17 @@ async def asked(tenant: Tenant, conversation: str) -> AgentTurnId:
     return turn_of(await tenant.ask({**wanted}, timeout=30))
 
 
+@pytest.mark.parametrize(
+    "points",
+    [pytest.param((Fault.MEMORY_CUT,), id="cut"), pytest.param(POINTS, id="every-point", marks=pytest.mark.long)],
+)
 async def test_a_memory_is_cut_once_wherever_the_worker_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: Sequence[Fault]
 ) -> None:
     await apart.profile("crew", "echo", instances=True, memory=MEMORY)
-    turns = [await asked(apart, point.name) for _ in range(FULL) for point in POINTS]
+    turns = [await asked(apart, point.name) for _ in range(FULL) for point in points]
     await apart.all_ended(turns, timeout=60)
-    for point in POINTS:
+    for point in points:
         await processes.worker.stop()
         processes.worker.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
         await processes.worker.start()
@@ -59,7 +63,7 @@ async def test_a_memory_is_cut_once_wherever_the_worker_dies(
             *("task.instruction", "memory.summary", "memory.cut", "agent.thought", "task.deliverable")
         ], point
         assert len(ended.steps) == 2
-    assert await apart.count("state.memory_cuts") == len(POINTS)
+    assert await apart.count("state.memory_cuts") == len(points)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)
 

@@ -32,6 +32,7 @@ POINTS: dict[Fault, tuple[Given, ...]] = {
     Fault.INTERRUPT_EXPIRED: ((None, {}),),
 }
 """Where the bridge dies, and what was decided; None: nothing, in time."""
+ONCE: dict[Fault, tuple[Given, ...]] = {Fault.DECISION_COMMITTED: (EDITED,)}
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +49,15 @@ async def decided(person: Person, asked: Interrupt, decision: Decision, fields: 
         await person.tenant.client.request("decide", {**wanted, "decision": decision, **fields}, timeout=3)
 
 
+@pytest.mark.parametrize(
+    "points", [pytest.param(ONCE, id="edited"), pytest.param(POINTS, id="every-point", marks=pytest.mark.long)]
+)
 async def test_a_decision_counts_once_wherever_its_bridge_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: dict[Fault, tuple[Given, ...]]
 ) -> None:
     bridge, person = processes.bridge, Person(apart)
     async with hand_of(apart, PAY, interrupt_on={"pay": True}) as hand:
-        for point, decisions in POINTS.items():
+        for point, decisions in points.items():
             for decision, fields in decisions:
                 await bridge.stop()
                 faults = tmp_path / f"{point}-{decision}"

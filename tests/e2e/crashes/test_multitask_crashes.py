@@ -5,7 +5,7 @@ others end and are announced once, and the new turn runs.
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,12 +43,19 @@ async def request(tenant: Tenant, conversation: str, step: JsonObject, **fields:
     return reply
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param((Fault.ENQUEUE_COMMITTED,), id="committed"),
+        pytest.param(POINTS, id="every-point", marks=pytest.mark.long),
+    ],
+)
 async def test_what_makes_way_ends_once_wherever_the_bridge_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: Sequence[Fault]
 ) -> None:
     await apart.agent("talks")
     bridge = processes.bridge
-    for point in POINTS:
+    for point in points:
         struck = tmp_path / point
         struck.mkdir()
         turn = turn_of(await request(apart, point.replace(".", "-"), STREAM))

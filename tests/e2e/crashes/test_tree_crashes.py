@@ -6,7 +6,7 @@ So is what a tool asks, whoever dies meanwhile: the bridge, or the tool itself.
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,12 +43,19 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
         yield opened
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param({Fault.CHILDREN_ENQUEUED: "success"}, id="enqueued"),
+        pytest.param(POINTS, id="every-point", marks=pytest.mark.long),
+    ],
+)
 async def test_a_batch_is_decided_once_wherever_its_bridge_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: dict[Fault, str]
 ) -> None:
     await staff(apart)
     bridge = processes.bridge
-    for number, (point, status) in enumerate(POINTS.items(), 1):
+    for number, (point, status) in enumerate(points.items(), 1):
         await bridge.stop()
         bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
         await bridge.start()
@@ -72,7 +79,7 @@ async def test_a_batch_is_decided_once_wherever_its_bridge_dies(
     ("point", "call"),
     [
         (Fault.AGENT_CHANGED, ("provision_agent", {"action": "ensure", "agent_id": "new", "profile_name": "worker"})),
-        (Fault.CHILDREN_ENQUEUED, ("delegate_async", task())),
+        pytest.param(Fault.CHILDREN_ENQUEUED, ("delegate_async", task()), marks=pytest.mark.long),
     ],
     ids=["provision_agent", "delegate_async"],
 )
@@ -118,7 +125,16 @@ def comparing(tenant: Tenant) -> Generator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-async def test_what_a_tool_asks_is_asked_once_whoever_dies(apart: Tenant, processes: Processes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param((), id="the-tool"),
+        pytest.param((Fault.BATCH_OPENED, Fault.CHILDREN_ENQUEUED), id="the-bridge-too", marks=pytest.mark.long),
+    ],
+)
+async def test_what_a_tool_asks_is_asked_once_whoever_dies(
+    apart: Tenant, processes: Processes, tmp_path: Path, points: Sequence[Fault]
+) -> None:
     definition = ToolDefinition.model_validate(yaml.safe_load(COMPARE.with_suffix(".yaml").read_text()))
     await put_tool(apart.pool, apart.project, definition)
     await staff(apart, tools=["compare"])
@@ -135,7 +151,7 @@ async def test_what_a_tool_asks_is_asked_once_whoever_dies(apart: Tenant, proces
         assert await apart.count("state.pmo_batches", "status = 'success' AND result IS NOT NULL") == 2 * number
 
     with comparing(apart) as tool:
-        for number, point in enumerate((Fault.BATCH_OPENED, Fault.CHILDREN_ENQUEUED), 1):
+        for number, point in enumerate(points, 1):
             await bridge.stop()
             bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
             await bridge.start()
@@ -148,12 +164,12 @@ async def test_what_a_tool_asks_is_asked_once_whoever_dies(apart: Tenant, proces
         turn = turn_of(await apart.enqueue(CHIEF, steps(slow)))
 
         async def forked() -> bool:
-            return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 8
+            return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 3 * len(points) + 2
 
         await until(forked, 20, "the tool waits for two agents")
         tool.kill()
         tool.wait()
         with comparing(apart):
-            await compared(turn, 3)
+            await compared(turn, len(points) + 1)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)

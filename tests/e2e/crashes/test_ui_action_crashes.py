@@ -42,8 +42,8 @@ async def answered(hand: Hand, action_id: str) -> None:
     ("role", "points"),
     [
         ("bridge", [Fault.ENQUEUE_COMMITTED]),
-        ("bridge", [Fault.ENQUEUE_PUBLISHED]),
-        ("worker", [Fault.CALLS_COMMITTED, Fault.TURN_FINISHED]),
+        pytest.param("bridge", [Fault.ENQUEUE_PUBLISHED], marks=pytest.mark.long),
+        pytest.param("worker", [Fault.CALLS_COMMITTED, Fault.TURN_FINISHED], marks=pytest.mark.long),
     ],
 )
 async def test_one_turn_and_both_acks_whoever_dies(

@@ -51,8 +51,15 @@ async def called(tenant: Tenant, target: str) -> AgentTurnId:
     return turn_of(await tenant.enqueue(ALICE, json.dumps({"steps": [step]})))
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param((Fault.OUTCOME_SETTLED,), id="settled"),
+        pytest.param(POINTS, id="every-point", marks=pytest.mark.long),
+    ],
+)
 async def test_a_call_runs_once_and_is_asked_about_once_wherever_the_bridge_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: Sequence[Fault]
 ) -> None:
     target = f"t{apart.project.replace('-', '')[-12:]}"
     subject = f"cg.v1r4.{{project_id}}.{{channel_id}}.cmd.tool.{target}.work"
@@ -60,7 +67,7 @@ async def test_a_call_runs_once_and_is_asked_about_once_wherever_the_bridge_dies
     tool = definition(f"work_{target}", target_subject=subject, options=options, parameters={"type": "object"})
     await put_tool(apart.pool, apart.project, tool)
     await apart.agent("player", allowed_tools=[tool.tool_name])
-    for number, point in enumerate(POINTS):
+    for number, point in enumerate(points):
         file, struck = tmp_path / f"runs-{number}", tmp_path / str(number)
         struck.mkdir()
         await processes.bridge.stop()
@@ -93,6 +100,6 @@ async def test_a_call_runs_once_and_is_asked_about_once_wherever_the_bridge_dies
         assert decided["status"] == "accepted", decided
         ended = await apart.ended(turn, timeout=60)
         assert (ended.view.status, len(file.read_text().splitlines())) == ("success", 1), point
-    assert await apart.count("state.interrupts") == len(POINTS)
+    assert await apart.count("state.interrupts") == len(points)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)

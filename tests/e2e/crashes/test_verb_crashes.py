@@ -74,6 +74,12 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
         yield opened
 
 
+async def twice(tenant: Tenant, asked: Asked) -> JsonObject:
+    """The answer to the repeat of a request that nothing happened to."""
+    await tenant.client.request(asked.verb, asked.arguments, timeout=30)
+    return await tenant.client.request(asked.verb, asked.arguments, timeout=30)
+
+
 async def killed(tenant: Tenant, processes: Processes, asked: Asked, struck: Path) -> JsonObject:
     """The answer to the repeat of a request whose bridge was killed at the point."""
     bridge = processes.bridge
@@ -89,9 +95,17 @@ async def killed(tenant: Tenant, processes: Processes, asked: Asked, struck: Pat
     return await tenant.client.request(asked.verb, asked.arguments, timeout=30)
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param({Fault.TOOL_STORED, Fault.AGENT_PUBLISHED, Fault.RERUN_COMMITTED, Fault.BOX_MADE}, id="some"),
+        pytest.param({each.point for each in ASKED}, id="every-point", marks=pytest.mark.long),
+    ],
+)
 async def test_what_a_verb_did_is_done_once_wherever_its_bridge_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: set[Fault]
 ) -> None:
+    """Where it is not killed, each request is made twice all the same."""
     [target] = apart.stack.settings.worker.worker_targets
     [put, *others] = ASKED
     answers: list[JsonObject] = []
@@ -103,7 +117,8 @@ async def test_what_a_verb_did_is_done_once_wherever_its_bridge_dies(
             turn = AgentTurnId(next(str(each["agent_turn_id"]) for each in answers if each.get("conversation_id")))
             await apart.ended(turn, timeout=60)
             asked = replace(asked, arguments={**asked.arguments, "agent_turn_id": turn})  # noqa: PLW2901 -- known only now
-        answers.append(await killed(apart, processes, asked, struck))
+        dies = asked.point in points
+        answers.append(await (killed(apart, processes, asked, struck) if dies else twice(apart, asked)))
         assert {name: answers[-1][name] for name in asked.repeat} == asked.repeat, (asked, answers[-1])
     turns = [AgentTurnId(str(reply["agent_turn_id"])) for reply in answers if "agent_turn_id" in reply]
     said = [(await apart.ended(turn, timeout=60)).deliverable() for turn in turns]

@@ -132,7 +132,7 @@ async def test_a_revoked_token_is_refused_and_its_streams_end(
     token = await token_of(here, tenant.project)
     held = read_secret(token)
     assert held is not None
-    long = json.dumps({"steps": [{"text": "words " * 400, "chunks": 200, "delay_seconds": 0.03}]})
+    long = json.dumps({"steps": [{"text": "words " * 400, "chunks": 100, "delay_seconds": 0.02}]})
     async with serving(here, heartbeat_seconds=0.2) as url, client(url, token) as web:
         turn = (await web.post("/v1/turns", json={**ASK, "instruction": long})).json()["agent_turn_id"]
         path = f"/v1/turns/{turn}/events"

@@ -15,7 +15,7 @@ from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId
 
 WORDS = "".join(f"word-{number} " for number in range(300))
-LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 150, "delay_seconds": 0.02}]})
+LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 75, "delay_seconds": 0.02}]})
 STEPS = json.dumps(
     {
         "steps": [

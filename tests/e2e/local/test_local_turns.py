@@ -131,6 +131,7 @@ async def idle(local: LocalServers) -> bool:
     return await busy_slots(local) == 0
 
 
+@pytest.mark.long
 async def test_twenty_turns_queue_for_two_slots(tenant: Tenant, local: LocalServers) -> None:
     """Nobody's time runs out, and no attempt is made twice."""
     agents = await tenant.agents("x", 20, llm=SHORT)
@@ -162,6 +163,7 @@ async def test_usage_is_what_the_server_counts(tenant: Tenant, local: LocalServe
     assert [each["usage_kind"] for each in records(ended)] == ["exact"]
 
 
+@pytest.mark.long
 async def test_a_full_context_is_our_code_and_one_cut(tenant: Tenant) -> None:
     bare = await tenant.agent("x", llm=SHORT)
     refused = await run(tenant, bare, _PAGE * 2)

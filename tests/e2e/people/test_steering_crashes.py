@@ -6,7 +6,7 @@ The model notes each request, so a step that is tried again is seen to ask with 
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -97,12 +97,19 @@ async def steered(tenant: Tenant, notes: Path, agent: AgentId = ALICE, guesses: 
     return Steered(tenant, turn_of(await tenant.enqueue(agent, json.dumps(instruction))), notes)
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param((Fault.TURN_STEERED,), id="steered"),
+        pytest.param(IN_WORKER, id="every-point", marks=pytest.mark.long),
+    ],
+)
 async def test_each_steer_is_asked_with_once_wherever_its_worker_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+    apart: Tenant, processes: Processes, tmp_path: Path, points: Sequence[Fault]
 ) -> None:
     await apart.agent("noting")
     worker = processes.worker
-    for point in IN_WORKER:
+    for point in points:
         await worker.stop()
         turn = await steered(apart, tmp_path / point.name, guesses=1)
         await turn.say("one steer")

@@ -16,6 +16,7 @@ import pytest
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.faults import HASTY
+from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
@@ -73,14 +74,14 @@ def directory(stack: Stack) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def workers(stack: Stack, directory: Path) -> AsyncIterator[list[Mortal]]:
+async def workers(stack: Stack, directory: Path, hatching: Hatchery) -> AsyncIterator[list[Mortal]]:
     """Two workers with the same configuration, each with a log of its own."""
     made: list[Mortal] = []
     for name in ("one", "two"):
         home = stack.directory / name
         home.mkdir()
         (home / "config.toml").write_text(stack.config.read_text())
-        worker = Mortal("worker", home / "config.toml")
+        worker = Mortal("worker", home / "config.toml", hatching)
         armed = ",".join(f"{point}=kill" for point in POINTS)
         worker.env = {
             DIRECTORY: str(directory),
@@ -99,9 +100,9 @@ async def workers(stack: Stack, directory: Path) -> AsyncIterator[list[Mortal]]:
 
 
 @pytest.fixture(scope="module")
-async def bridge(stack: Stack, directory: Path) -> AsyncIterator[TurnstileProcess]:
+async def bridge(stack: Stack, directory: Path, hatching: Hatchery) -> AsyncIterator[TurnstileProcess]:
     """A bridge that dies behind a `send` where it is told to."""
-    process = TurnstileProcess("bridge", stack.config)
+    process = TurnstileProcess("bridge", stack.config, hatching)
     process.env = {
         "TURNSTILE_FAULTS": f"{Fault.THREAD_SENT}=kill",
         "TURNSTILE_FAULTS_DIR": str(directory / "faults"),

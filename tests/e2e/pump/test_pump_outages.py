@@ -2,17 +2,19 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.processes.faults import HASTY
-from tests.support.processes.stack import Config, Stack, open_stack
+from tests.support.processes.stack import Config, Stack, open_stack, running_here
 from tests.support.pump.organism import Errand, Order, Shout
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
-from turnstile.embedded import EmbeddedServers
+from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.operations.recovery import list_repairs
 from turnstile.schema.pump.primitives import TIMED_OUT
 
@@ -32,6 +34,22 @@ async def own_servers(data: Path) -> AsyncIterator[EmbeddedServers]:
         yield running
 
 
+@pytest.fixture
+async def own_nats(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path
+) -> AsyncIterator[EmbeddedServers]:
+    """A NATS that a test may kill, beside the session's other servers and a new database."""
+    name = await databases.create(migrated)
+    async with EmbeddedServers(
+        tmp_path / ".turnstile",
+        database_url=databases.url(name),
+        temporal_address=servers.temporal_address,
+        temporal_namespace=servers.temporal_namespace,
+    ) as running:
+        yield running
+    await databases.drop(name)
+
+
 @pytest.fixture(scope="module")
 async def stack(own_servers: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A stack on them that mends soon what was broken."""
@@ -39,15 +57,30 @@ async def stack(own_servers: EmbeddedServers, tmp_path_factory: pytest.TempPathF
         yield opened
 
 
-@pytest.fixture
-async def caller(here: Stack) -> AsyncIterator[Caller]:
-    """A client; when the test ends, what protocol §9 says holds, and each answer is in the stream once."""
+@asynccontextmanager
+async def checked(here: Stack) -> AsyncGenerator[Caller]:
+    """A client; when it ends, what protocol §9 says holds, and each answer is in the stream once."""
     async with calling_in(here) as caller:
         yield caller
         async with here.pool.connection() as conn:
             await assert_threads(conn)
         stored = await caller.stored()
         assert sorted(stored) == sorted(set(stored))
+
+
+@pytest.fixture
+async def caller(here: Stack) -> AsyncIterator[Caller]:
+    """A client of the stack on servers of its own."""
+    async with checked(here) as caller:
+        yield caller
+
+
+@pytest.fixture
+async def beside(own_nats: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Caller]:
+    """A client of a stack on a NATS of its own."""
+    opening = open_stack(own_nats.endpoints, tmp_path_factory.mktemp("stack"), pump_config(CONFIG))
+    async with opening as stack, running_here(stack), checked(stack) as caller:
+        yield caller
 
 
 async def begun(*gates: Path) -> None:
@@ -89,21 +122,21 @@ async def test_conversations_go_on_though_the_engine_forgets_them(
 
 
 async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
-    caller: Caller, own_servers: EmbeddedServers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    beside: Caller, own_nats: EmbeddedServers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the safety net: the worker has given up by then."""
     gates = [tmp_path / f"gate-{number}" for number in range(3)]
-    sent = [await caller.send("clerk", Errand(do="gate", what=str(gate))) for gate in gates]
+    sent = [await beside.send("clerk", Errand(do="gate", what=str(gate))) for gate in gates]
     await begun(*gates)
-    await own_servers.kill("nats")
+    await own_nats.kill("nats")
     for gate in gates:
         gate.touch()
 
     async def settled() -> bool:
         condition = "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1 AND status = 'ended')"
-        rows = await caller.tenant.rows(
+        rows = await beside.tenant.rows(
             f"SELECT announced_at FROM state.thread_replies WHERE {condition}",  # noqa: S608 -- words of this test
-            caller.tenant.project,
+            beside.tenant.project,
         )
         return [row["announced_at"] for row in rows] == [None] * 3
 
@@ -112,16 +145,16 @@ async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
 
     await until(settled, 20, "all are answered, and no answer is announced")
     await until(given_up, 20, "the worker has left it to the safety net")
-    await own_servers.restart("nats")
+    await own_nats.restart("nats")
 
     async def announced() -> bool:
-        return sorted(await caller.stored()) == sorted(str(each.message_id) for each in sent)
+        return sorted(await beside.stored()) == sorted(str(each.message_id) for each in sent)
 
     await until(announced, 30, "the answers are in the stream", pause=0.2)
 
     async def repaired() -> bool:
-        repairs = await caller.tenant.pool.run(list_repairs)
+        repairs = await beside.tenant.pool.run(list_repairs)
         return any(each.rule == "thread_reply" for each in repairs)
 
     await until(repaired, 10, "the rule has done it")
-    assert (await caller.ask("worker", Order(do="say", what="as ever"))).said == "as ever"
+    assert (await beside.ask("worker", Order(do="say", what="as ever"))).said == "as ever"

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from tests.support.conditions import until
 from tests.support.quick import shape
 from tests.support.tenants import Tenant, turn_of
@@ -18,7 +20,6 @@ CUT_MEMORY: JsonObject = {"keep": "conversation", "max_context_tokens": 60, "kee
 FULL = 3
 """So many turns of ten words fit in that; the next one cuts."""
 TEN_WORDS = "one two three four five six seven eight nine ten"
-MANY = 60
 
 
 async def crew(tenant: Tenant) -> None:
@@ -101,7 +102,8 @@ async def test_a_conversation_of_another_project_is_another(tenant: Tenant) -> N
         assert (await each.turn(agent, "hello", **CHAT)).deliverable() == "You said: hello (before that: nothing)"
 
 
-async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Tenant) -> None:
+@pytest.mark.parametrize("many", [16, pytest.param(60, marks=pytest.mark.long)])
+async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Tenant, many: int) -> None:
     """Two turns each, all at once; each answer names its own conversation's marker, and no other."""
     await crew(tenant)
 
@@ -112,7 +114,7 @@ async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Te
         ]
         return [turn_of(await tenant.ask(each, timeout=60)) for each in asked]
 
-    turns = await asyncio.gather(*map(one, range(MANY)))
+    turns = await asyncio.gather(*map(one, range(many)))
     await tenant.all_ended([turn for pair in turns for turn in pair], timeout=60)
     found = await tenant.rows(
         "SELECT o.agent_turn_id, c.content ->> 'text' AS said FROM state.turn_outcomes o"
@@ -123,7 +125,7 @@ async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Te
     for name, (first, second) in enumerate(turns):
         assert said[first] == f"You said: marker-{name}-1 (before that: nothing)"
         assert said[second] == f"You said: marker-{name}-2 (before that: marker-{name}-1)"
-    assert await tenant.count("resource.project_agents", "metadata ->> 'instance_of' = 'crew'") == MANY
+    assert await tenant.count("resource.project_agents", "metadata ->> 'instance_of' = 'crew'") == many
 
 
 async def test_a_conversation_goes_on_after_its_cut(tenant: Tenant) -> None:

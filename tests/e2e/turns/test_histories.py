@@ -19,7 +19,7 @@ from tests.support.processes.stack import PATIENT, Stack, open_stack, script_nam
 from tests.support.tenants import Ended, Tenant, new_tenant
 from tests.workflows.recordings import replay
 from turnstile.embedded import Endpoints
-from turnstile.schema.ids import AgentId, AgentTurnId
+from turnstile.schema.ids import AgentId
 
 log = logging.getLogger(__name__)
 MARKER = "xyzzy-marker"
@@ -76,7 +76,7 @@ async def test_history_bytes_do_not_depend_on_the_context(tenant: Tenant, quick:
     assert found[1_000] == found[500_000]
 
 
-async def test_no_history_holds_content(tenant: Tenant, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_history_holds_content_and_each_replays(tenant: Tenant, caplog: pytest.LogCaptureFixture) -> None:
     """No card text, prompt, answer, argument or error of any scripted turn; not even of an exception."""
     prompt = f"The prompt says {MARKER}."
     fields = [{"name": "answer", "description": f"the field says {MARKER}"}]
@@ -93,17 +93,14 @@ async def test_no_history_holds_content(tenant: Tenant, caplog: pytest.LogCaptur
             texts |= {call.arguments for call in card.tool_calls or [] if " " in call.arguments}
         texts |= {each.view.error} if each.view.error else set()
     assert len(texts) > 30
-    for name, each in ended.items():
-        raw = await raw_history(tenant.stack, each.view.agent_turn_id)
+    histories = {name: await tenant.stack.history(each.view.agent_turn_id) for name, each in ended.items()}
+    for name, history in histories.items():
+        raw = b"".join(event.SerializeToString() for event in history.events)
         assert {text for text in texts if text.encode() in raw} == set(), name
         assert (b"RuntimeError" in raw) == (name == "buggy")  # the failure is there, by its type
     assert BUG not in caplog.text
-
-
-async def raw_history(stack: Stack, turn: AgentTurnId) -> bytes:
-    """All events of a turn as they are stored."""
-    history = await stack.history(turn)
-    return b"".join(event.SerializeToString() for event in history.events)
+    assert len(histories) > 15
+    assert await replay(list(histories.values())) == {}
 
 
 def prose(value: JsonValue) -> Iterator[str]:
@@ -119,12 +116,3 @@ def prose(value: JsonValue) -> Iterator[str]:
                 yield from prose(item)
         case _:
             return
-
-
-async def test_histories_of_this_run_replay(tenant: Tenant) -> None:
-    histories: list[WorkflowHistory] = []
-    for name in [*script_names(), "buggy", "three_steps"]:
-        ended = await new_tenant(tenant.stack).run(name, max_steps=3)
-        histories.append(await tenant.stack.history(ended.view.agent_turn_id))
-    assert len(histories) > 15
-    assert await replay(histories) == {}

@@ -4,7 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import WorkflowHandle
 
+from tests.support.conditions import until
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent, put_profile
@@ -12,6 +15,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import HeadStatus
+from turnstile.workflows.options import TURN_PROJECT, TURN_STATUS, WORKER_TARGET, turn_workflow_id
 
 SLOW: JsonObject = {"text": "one two three four", "chunks": 4, "delay_seconds": 0.1}
 CLOSE = definition("close", after_execution="terminate")
@@ -143,3 +147,43 @@ async def test_a_queued_turn_behind_a_stopped_one_is_leased_with_its_end(tenant:
         assert (await hand.ended(turn)).view.status == "canceled"
         ended = await hand.ended(turn_of(queued))
     assert (ended.deliverable(), ended.view.turn_epoch) == ("next", 2)
+
+
+async def test_the_engine_shows_what_a_turn_waits_for_and_how_it_ended(tenant: Tenant) -> None:
+    """As its Web UI does: test_web_ui.py looks at it in a browser."""
+    [target] = tenant.stack.settings.worker.worker_targets
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search", "search"))
+        head = await hand.until_head(status="suspended")
+        flow = tenant.stack.temporal.get_workflow_handle(turn_workflow_id(turn))
+
+        async def listed() -> bool:
+            found = (await flow.describe()).typed_search_attributes
+            assert (found[TURN_PROJECT], found[WORKER_TARGET]) == (tenant.project, target)
+            return found[TURN_STATUS] == "suspended"
+
+        await until(listed, 10, "its search attribute says that it is suspended")
+        deadline = head["resume_deadline"].isoformat(timespec="seconds")
+        calls = [call_of(turn, 0), call_of(turn, 1)]
+        shown = await details(flow)
+        for part in (f"**{hand.agent}** in {tenant.project}", "epoch 1: suspended", "search, search", deadline, *calls):
+            assert part in shown
+        for call in calls:
+            await hand.report(call)
+        ended = await hand.ended(turn)
+        await flow.result()
+        assert f"card {ended.view.deliverable_card_id}" in await details(flow)
+        refused = await hand.start({"error": {"code": "context_too_long", "retryable": False}})
+        await hand.ended(refused)
+        flow = tenant.stack.temporal.get_workflow_handle(turn_workflow_id(refused))
+        assert (await flow.result())["outcome"]["error_code"] == "context_too_long"
+        shown = await details(flow)
+        assert "❌ failed: context_too_long" in shown
+        assert "outcome" in shown
+        assert "(context_too_long)" in shown
+
+
+async def details(flow: WorkflowHandle[Any, Any]) -> str:
+    """The details that a workflow shows now."""
+    query = "__temporal_workflow_metadata"
+    return (await flow.query(query, result_type=WorkflowMetadata)).current_details

@@ -31,7 +31,10 @@ PICTURES = ("suspended-turn", "failed-turn", "turns")
 BOB = AgentId("bob")
 _TURN = re.compile(r"\bturn-[0-9a-f-]{36}")
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.long,  # test_states.py asks the engine for the same in each run
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +125,6 @@ async def test_a_suspended_turn_shows_whom_it_waits_for_and_until_when(ui: WebUi
         await hand.ended(turn)
 
 
-@pytest.mark.long
 async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.start({"text": "never mind", "delay_seconds": 60})
@@ -139,9 +141,7 @@ async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
     ("line", "headline", "outcome"),
     [
         ({"text": "It is done."}, "✅ success", "outcome success"),
-        pytest.param(
-            *(REFUSED, "❌ failed: context_too_long", "outcome failed (context_too_long)"), marks=pytest.mark.long
-        ),
+        (REFUSED, "❌ failed: context_too_long", "outcome failed (context_too_long)"),
     ],
     ids=["finished", "failed"],
 )
@@ -160,7 +160,6 @@ async def test_a_turn_that_is_over_shows_its_outcome(
         await ui.picture(f"{ended.view.status}-turn")
 
 
-@pytest.mark.long
 async def test_the_list_finds_turns_by_what_they_are(ui: WebUi, tenant: Tenant) -> None:
     [target] = tenant.stack.settings.worker.worker_targets
     async with hand_of(tenant) as hand:

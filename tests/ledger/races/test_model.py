@@ -1,7 +1,7 @@
 """The ledger against a small model of it, driven by Hypothesis in any order, with repeats and stale callers.
 
 After every step the heads are where the model says they are, and the invariants of §2 hold over the whole database.
-`--hypothesis-profile thorough` takes more and longer runs.
+`make test-long` takes more and longer runs.
 """
 
 import asyncio
@@ -9,6 +9,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -458,9 +460,13 @@ class Ledger(RuleBasedStateMachine):
         self.run(check())
 
 
-def test_the_ledger_is_what_its_model_is(servers: Endpoints, migrated: str) -> None:
+@pytest.mark.parametrize(
+    ("profile", "examples"), [("default", 6), pytest.param("thorough", 60, marks=pytest.mark.long)]
+)
+def test_the_ledger_is_what_its_model_is(servers: Endpoints, migrated: str, profile: str, examples: int) -> None:
     databases = Databases(servers.database_url)  # of the loop that drives the machine
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         machine = type("Machine", (Ledger,), {"databases": databases, "template": migrated, "runner": runner})
-        run_state_machine_as_test(machine)  # pyright: ignore[reportUnknownMemberType] -- untyped in hypothesis
+        chosen = settings(settings.get_profile(profile), max_examples=examples)
+        run_state_machine_as_test(machine, settings=chosen)  # pyright: ignore[reportUnknownMemberType] -- untyped in hypothesis
         runner.run(databases.close())

@@ -111,8 +111,11 @@ async def storm(pool: Counting, agent: AgentId, rounds: int) -> None:
         await claim(pool, agent)  # what came too late
 
 
-async def test_reports_applies_timeouts_stops_and_ends_of_one_turn_never_deadlock(counting: Counting) -> None:
-    await asyncio.gather(*(storm(counting, agent, 100) for agent in (ALICE, BOB, CAROL)))
+@pytest.mark.parametrize("rounds", [25, pytest.param(200, marks=pytest.mark.long)])
+async def test_reports_applies_timeouts_stops_and_ends_of_one_turn_never_deadlock(
+    counting: Counting, rounds: int
+) -> None:
+    await asyncio.gather(*(storm(counting, agent, rounds) for agent in (ALICE, BOB, CAROL)))
     assert set((await waits(counting)).values()) <= {"applied", "expired", "dropped"}
 
 

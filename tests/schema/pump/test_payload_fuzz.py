@@ -109,7 +109,7 @@ def attempt(payload: type[Payload], data: bytes) -> str:
 
 @pytest.mark.fuzz
 def test_any_bytes_are_a_payload_or_one_error(fuzz_share: Callable[[float], int], fuzz_report: Report) -> None:
-    fuzz_cases, tally = fuzz_share(0.4), Tally()
+    fuzz_cases, tally = fuzz_share(1.0), Tally()
     seen: set[str] = set()
     before = 0
     for number in range(fuzz_cases):

@@ -16,7 +16,7 @@ from turnstile.settings import Settings
 from turnstile.settings.model import BridgeSettings, ModelSettings, WorkerSettings
 from turnstile.transport.connection import connect
 
-COMMAND_RETRY_SECONDS = 3.0
+COMMAND_RETRY_SECONDS = 1.5
 
 
 @pytest.fixture(scope="package")

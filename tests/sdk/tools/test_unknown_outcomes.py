@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from tests.sdk.tools.conftest import COMMAND_RETRY_SECONDS
 from tests.sdk.tools.stack import Call, Played, Stack, eventually
 from tests.sdk.tools.test_once import start
 from tests.support.conditions import until
@@ -150,7 +151,7 @@ async def test_one_that_is_run_is_not_asked_about(stack: Stack, target: str) -> 
         [command] = heard
         await stack.repeat(command, 1)
         await eventually(lambda: running.counts.duplicates == 1)
-        await asyncio.sleep(4)  # longer than the net's 3 s: it looks, and concludes nothing
+        await asyncio.sleep(COMMAND_RETRY_SECONDS + 1)  # longer than the net waits: it looks, and concludes nothing
         gate.set()
         played = await turn
         assert len(heard) == 2, "the net sends it to nobody"

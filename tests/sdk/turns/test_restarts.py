@@ -1,6 +1,7 @@
 """Servers that go and come back in the middle of a turn's text."""
 
 import asyncio
+import json
 import os
 import signal
 from urllib.parse import urlsplit
@@ -8,12 +9,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.sdk.turns.conftest import Way
-from tests.sdk.turns.test_turns import SLOW, WORDS
+from tests.sdk.turns.test_turns import WORDS
 from tests.support.conditions import until
 from tests.support.gateway import gateway_process, serving
 from tests.support.processes.nats_server import NatsServer
 from tests.support.tenants import ALICE, Tenant
 from turnstile import Client
+
+SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 40, "delay_seconds": 0.05}]})
 
 
 async def is_free(port: int | None) -> bool:

@@ -26,7 +26,7 @@ from turnstile.sdk.turn import Turn
 WORDS = "The answer in some pieces, as a model writes it."
 ODD = "Lines\u2028of\u2029all\x85kinds\r\nand \x1c\x0b\x0c one: 🙂 \N{COMBINING ACUTE ACCENT}"
 BROKEN: JsonObject = {"error": {"code": "auth_failed", "message": "no key"}}
-SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 40, "delay_seconds": 0.05}]})
+SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 40, "delay_seconds": 0.03}]})
 STREAMED = json.dumps({"steps": [{"text": WORDS, "chunks": 8, "delay_seconds": 0.01}]})
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
 

@@ -50,6 +50,10 @@ class Hatched:
         """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def end(self, code: int) -> None:
         """Record the process's end."""
         self._ended.set_result(code)
@@ -72,14 +76,19 @@ class Hatchery:
         *,
         errors: Path | None = None,
         cwd: Path | None = None,
+        given: Path | None = None,
     ) -> Hatched:
-        """Fork `turnstile` with these arguments; what it prints is appended to the log, errors to their own."""
+        """Fork `turnstile` with these arguments; what it prints is appended to the log, errors to their own.
+
+        Its standard input is `given`, or empty. A path may be that of a pipe or a terminal.
+        """
         assert self._process.stdin is not None
         asked: asyncio.Future[Hatched] = asyncio.Future()
         self._asked.append(asked)
         command = {
             "words": [str(word) for word in words],
             "environment": dict(environment),
+            "given": str(given or os.devnull),
             "streams": [str(log), str(errors or log)],
             "cwd": str(cwd or Path.cwd()),
         }
@@ -183,13 +192,18 @@ def _reap(living: set[int]) -> None:
 
 
 def _fork(command: dict[str, Any], awake: int, waker: int) -> int:
+    # Opened before anybody hears of the process: then its pipes need their names no more.
+    append = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    streams = [os.open(command["given"], os.O_RDONLY), *(os.open(path, append, 0o600) for path in command["streams"])]
     if (pid := os.fork()) == 0:
-        _run_child(command, awake, waker)
+        _run_child(command, streams, awake, waker)
+    for stream in streams:
+        os.close(stream)
     _send_event(pid=pid)
     return pid
 
 
-def _run_child(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
+def _run_child(command: dict[str, Any], streams: Sequence[int], awake: int, waker: int) -> NoReturn:
     """In the child: run `turnstile` and end with its exit code."""
     from turnstile.cli import main  # noqa: PLC0415 -- imported above
 
@@ -199,9 +213,9 @@ def _run_child(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(awake)
         os.close(waker)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for descriptor, path in enumerate(command["streams"], 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), descriptor)
+        for descriptor, stream in enumerate(streams):
+            os.dup2(stream, descriptor)
+            os.close(stream)
         os.chdir(command["cwd"])
         os.environ.clear()
         os.environ.update(command["environment"])

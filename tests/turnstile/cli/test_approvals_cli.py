@@ -130,6 +130,8 @@ async def test_edit_reject_and_respond_from_the_command_line(tenant: Tenant, pay
     assert edited["arguments_edited_by_a_person"] == {"amount": 1}
     assert rejected["error"]["message"] == "not today"
     assert answered["result"] == {"value": 42}
+    told = (await run(tenant, "turn", "show", turn)).out
+    assert '→ pay {"amount": 5}\n  → edited by a person: {"amount": 1}' in told.replace("    ", "  "), told
 
 
 async def test_watch_prints_what_is_asked_and_the_command_that_shows_it(tenant: Tenant, paying: Hand) -> None:
@@ -151,7 +153,7 @@ async def test_a_wrong_answer_in_a_chat_is_told_and_the_question_stays(tenant: T
         chat.type("many")
         await chat.until("invalid_response")
         chat.type("7")
-        await chat.until("respond\n")
+        await chat.until("answered\n")
         await chat.until('\\"value\\":7')
         assert await chat.leave() == 0
     assert await people(tenant).interrupts() == []

@@ -2,7 +2,6 @@
 
 import asyncio
 import getpass
-import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,10 +9,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.databases import Databases
+from tests.support.processes.piped import Piped, piped
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
-from tests.turnstile.support import ENVIRONMENT, PROGRAM, Ran, turnstile
+from tests.turnstile.support import ENVIRONMENT, Ran, turnstile
 from turnstile.embedded import Endpoints
+
+LENGTHY = """
+steps:
+  - {text: "You said: {instruction}. I answer slowly, so that you can stop me.", chunks: 12, delay_seconds: 0.2}
+"""
+"""As the built-in `slow`, in a third of its time."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +29,10 @@ async def stack(
     """Worker and bridge in this process."""
     name = await databases.create(migrated)
     endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("chat"), scripts=()) as opened, running_here(opened):
+    directory = tmp_path_factory.mktemp("chat")
+    script = directory / "lengthy.yaml"
+    script.write_text(LENGTHY)
+    async with open_stack(endpoints, directory, scripts=(script,)) as opened, running_here(opened):
         yield opened
     await databases.drop(name)
 
@@ -37,7 +46,7 @@ def tenant(stack: Stack) -> Tenant:
 class Terminal:
     """A chat in a pipe."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Piped) -> None:
         self.process = process
         self.shown = ""
 
@@ -47,7 +56,6 @@ class Terminal:
 
     async def until(self, words: str) -> str:
         """Read until the words are shown; returns what was shown since the last time."""
-        assert self.process.stdout is not None
         async with asyncio.timeout(30):
             while words not in self.shown:
                 piece = await self.process.stdout.read(4096)
@@ -69,14 +77,8 @@ async def chatting(
 ) -> AsyncGenerator[Terminal]:
     """A chat, or another command, that has begun; remarks are shown with the answers."""
     stack = tenant.stack
-    process = await asyncio.create_subprocess_exec(
-        *(PROGRAM, command, *arguments, "--config", stack.config, "--project", tenant.project),
-        cwd=stack.directory,
-        env=ENVIRONMENT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+    words = (command, *arguments, "--config", stack.config, "--project", tenant.project)
+    process = await piped(words, ENVIRONMENT, cwd=stack.directory, typed=True, together=True)
     terminal = Terminal(process)
     try:
         if begins:
@@ -148,7 +150,7 @@ async def test_a_turn_shows_how_its_memory_was_cut(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("way", ["typed", "interrupt"])
 async def test_a_stop_ends_the_turn_and_not_the_chat(tenant: Tenant, way: str) -> None:
-    await tenant.agent("slow")
+    await tenant.agent("lengthy")
     async with chatting(tenant, ALICE) as terminal:
         terminal.type("count")
         await terminal.until("You said")
@@ -202,14 +204,14 @@ async def test_what_goes_wrong_is_told_and_the_chat_goes_on(tenant: Tenant) -> N
 
 
 async def test_what_is_typed_during_an_answer_is_heard_by_its_next_step(tenant: Tenant) -> None:
-    await tenant.agent("slow")
+    await tenant.agent("lengthy")
     async with chatting(tenant, ALICE, "--steer") as terminal:
         terminal.type("count")
         await terminal.until("You said")
         terminal.type("louder")
         await terminal.until("said to the turn: its next step reads it")
         await terminal.until("read by step 2: louder")
-        await terminal.until("You said: louder")
+        await terminal.until("louder. I answer")
         terminal.type("too late")
         await terminal.until("said to the turn")
         terminal.type("/stop")
@@ -228,13 +230,7 @@ async def test_a_file_can_be_said_line_by_line(tenant: Tenant) -> None:
     await tenant.agent("chat")
     script = tenant.stack.directory / "lines.txt"
     script.write_text("one\n\ntwo")
-    with script.open("rb") as lines:
-        process = await asyncio.create_subprocess_exec(
-            *(PROGRAM, "chat", ALICE, "--config", tenant.stack.config, "--project", tenant.project),
-            cwd=tenant.stack.directory,
-            env=dict(os.environ) | ENVIRONMENT,
-            stdin=lines,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await asyncio.wait_for(process.communicate(), 30)
+    words = ("chat", ALICE, "--config", tenant.stack.config, "--project", tenant.project)
+    process = await piped(words, ENVIRONMENT, cwd=tenant.stack.directory, given=script)
+    out, _ = await asyncio.wait_for(process.communicate(), 30)
     assert out.decode() == "You said: one (before that: nothing)\nYou said: two (before that: one)\n"

@@ -15,9 +15,10 @@ from tests.support.databases import Databases
 from tests.support.delegation import CHIEF, fork, says, staff, steps, task
 from tests.support.gateway import serving, token_of
 from tests.support.paths import TESTS
+from tests.support.processes.piped import piped
 from tests.support.processes.stack import open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
-from tests.turnstile.support import ENVIRONMENT, PROGRAM, Ran, launch, read_until, turnstile
+from tests.turnstile.support import ENVIRONMENT, Ran, launch, read_until, turnstile
 from turnstile.embedded import Endpoints
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
@@ -150,15 +151,8 @@ async def test_a_tree_is_shown_and_stopped(machine: Machine) -> None:
 
 
 async def test_a_chat_goes_on_and_its_answer_is_stopped(machine: Machine) -> None:
-    pipe = asyncio.subprocess.PIPE
-    chat = await asyncio.create_subprocess_exec(
-        *(PROGRAM, "chat", "chatty", "--conversation", f"c-{uuid7()}"),
-        cwd=machine.directory,
-        env=ENVIRONMENT | machine.environment,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-    )
+    words = ("chat", "chatty", "--conversation", f"c-{uuid7()}")
+    chat = await piped(words, ENVIRONMENT | machine.environment, cwd=machine.directory, typed=True)
     async with asyncio.timeout(40):
         out, err = await chat.communicate(b"one\ntwo\n")
     assert chat.returncode == 0, err

@@ -7,7 +7,8 @@ import pty
 from pathlib import Path
 
 from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents, ask, lease, stop
-from tests.turnstile.support import ENVIRONMENT, PROGRAM, launch, turnstile
+from tests.support.processes.hatchery import shared_hatchery
+from tests.turnstile.support import ENVIRONMENT, launch, turnstile
 from turnstile.ledger.operations.monitor import look_around
 from turnstile.ledger.operations.recovery import record_repairs
 from turnstile.ledger.operations.sweep import touch_worker
@@ -70,7 +71,6 @@ async def test_a_database_that_is_away_is_an_error_like_others(tmp_path: Path) -
 async def test_lines_for_programs_until_interrupted(database_url: str, tmp_path: Path) -> None:
     file = config(tmp_path, database_url)
     process = await launch("top", "--json", "--interval", "0.2", "--config", file, cwd=tmp_path)
-    assert process.stdout is not None
     async with asyncio.timeout(30):
         lines = [json.loads(await process.stdout.readline()) for _ in range(2)]
         process.terminate()
@@ -80,13 +80,13 @@ async def test_lines_for_programs_until_interrupted(database_url: str, tmp_path:
 
 async def test_q_ends_it_on_a_terminal(database_url: str, tmp_path: Path) -> None:
     leader, follower = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *(PROGRAM, "top", "--interval", "0.2", "--config", config(tmp_path, database_url)),
+    terminal = Path(os.ttyname(follower))
+    process = await (await shared_hatchery.get()).spawn(
+        ("top", "--interval", "0.2", "--config", config(tmp_path, database_url)),
+        {**ENVIRONMENT, "TERM": "xterm-256color"},
+        terminal,
         cwd=tmp_path,
-        env={**ENVIRONMENT, "TERM": "xterm-256color"},
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
+        given=terminal,
     )
     os.close(follower)
     os.set_blocking(leader, False)

@@ -39,9 +39,9 @@ async def stack(
 
 async def test_without_a_bridge_direct_says_so_and_gives_up(stack: Stack) -> None:
     asked = ("enqueue", "a", "hi", "--direct", "--wait", "--config", stack.config)
-    ran = await turnstile(*asked, cwd=stack.directory, TURNSTILE__NATS__PATIENCE_SECONDS="2")
+    ran = await turnstile(*asked, cwd=stack.directory, TURNSTILE__NATS__PATIENCE_SECONDS="1")
     assert ran.code == 3
-    told = "waiting: no bridge answers: start `turnstile bridge` or `turnstile up`; this command waits 2 s for one"
+    told = "waiting: no bridge answers: start `turnstile bridge` or `turnstile up`; this command waits 1 s for one"
     assert told in " ".join(ran.err.split())
     assert "is kept, and runs once one does (no_bridge)" in " ".join(ran.err.split())
     assert "--direct" not in ran.err

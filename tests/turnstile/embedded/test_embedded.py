@@ -258,18 +258,21 @@ async def test_a_sigkill_leaves_no_server(tmp_path: Path, victim: str) -> None:
 
 
 async def test_a_failed_start_quotes_the_log_and_stops_the_rest(tmp_path: Path) -> None:
-    async with EmbeddedServers(tmp_path):
+    def made() -> EmbeddedServers:
+        return EmbeddedServers(tmp_path, temporal_address="b:7233")
+
+    async with made():
         pass
     version = tmp_path / "postgres" / "PG_VERSION"
     version.write_text("17\n")
     with pytest.raises(ServerStartFailed, match="initialized by PostgreSQL version 17") as failed:
-        await EmbeddedServers(tmp_path).start()
+        await made().start()
     assert failed.value.server == "postgres"
     assert processes_of(tmp_path) == []
     assert read_endpoints(tmp_path) is None
     version.write_text("18\n")
-    async with EmbeddedServers(tmp_path) as servers:
-        assert servers.embedded == ALL
+    async with made() as servers:
+        assert servers.embedded == ("postgres", "nats")
 
 
 async def test_a_lost_password_is_explained(tmp_path: Path) -> None:

@@ -16,6 +16,13 @@ from turnstile.sdk.turns import Client
 
 LOOK_SECONDS = 1.0
 APPROVE, REJECT, RESPOND = "/approve", "/reject", "/respond"
+_SAID = {
+    Decision.APPROVE: "approved",
+    Decision.EDIT: "approved with other arguments",
+    Decision.REJECT: "rejected",
+    Decision.RESPOND: "answered",
+}
+"""What is printed of a decision that counts."""
 
 
 class TurnQuestions:
@@ -71,7 +78,9 @@ class TurnQuestions:
             return
         self._open.pop(asked.id, None)
         out.remark(
-            "the tool was changed meanwhile: the call was not sent" if reply.tool_changed else str(reply.decision)
+            "the tool was changed meanwhile: the call was not sent"
+            if reply.tool_changed
+            else _SAID[reply.decision or Decision.RESPOND]
         )
         self._present()
 

@@ -26,6 +26,8 @@ class CallEntry(Tolerant):
     tool: str
     arguments: JsonValue = None
     """The model's arguments; a string if they are not valid JSON."""
+    edited: JsonObject | None = None
+    """The arguments that a person gave it instead, without hidden ones."""
     status: str
     """The status of the result, or `waiting`."""
     error_code: str | None = None
@@ -158,6 +160,7 @@ def _calls(
     made = {
         call.tool_call_id: (call.tool_name, call.arguments) for call in (thought.tool_calls if thought else ()) or ()
     }
+    edits = {card.tool_call_id: card.metadata.edited for card in cards if card.metadata.edited is not None}
     for card in cards:
         if card.type == CardType.TOOL_CALL and card.tool_call_id is not None and card.tool_call_id not in made:
             content = card.content if isinstance(card.content, dict) else {}
@@ -169,6 +172,7 @@ def _calls(
             tool_call_id=call,
             tool=tool,
             arguments=_parse_arguments(arguments),
+            edited=edits.get(call),
             status="waiting",
             sent_at=wait.created_at if wait else None,
             answered_at=(wait.received_at or wait.applied_at) if wait else None,

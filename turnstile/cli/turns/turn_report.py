@@ -296,6 +296,8 @@ def _cut(done: Compaction) -> str:
 
 def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:
     out.indented(f"→ {call.tool} {_shortened(_text(call.arguments), limit)}", style="cyan")
+    if call.edited is not None:
+        out.indented(f"→ edited by a person: {_shortened(_text(call.edited), limit)}", style="cyan")
     if call.status == "waiting":
         out.indented("← waiting for its result", style="yellow")
         return
