@@ -1,5 +1,6 @@
 -- Budgets of children (protocol §12.5): what a task may spend is taken from what its parent has left, in the statement that enqueues it; no batch
--- outlasts the time of the turn that asks; and a task that was refused for want says why. The functions are those of 0024 and 0029 but for that.
+-- outlasts the time of the turn that asks; and a task that was refused for want says why. No child inherits cards of turns that were rolled back in
+-- the box that has them (protocol §6, enqueue). The functions are those of 0024 and 0029 but for that.
 
 -- A refusal as models read it: money in dollars.
 CREATE FUNCTION state.told_of_refusal(refusal jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE
@@ -326,16 +327,19 @@ BEGIN
                    'trace_id', split_part(g.headers ->> 'traceparent', '-', 2), 'parent_step_id', w.step_id)
         FROM go g CROSS JOIN jsonb_array_elements(g.cards) c
     ),
-    boxed AS (  -- what it inherits, in order and each card once, from where a box that was cut is read; then its own
+    boxed AS (  -- what it inherits, in order and each card once, from where a box that was cut is read, without turns that were rolled back; then its own
         INSERT INTO public.box_cards (box_id, position, card_id)
         SELECT g.new_context_box_id, row_number() OVER (PARTITION BY g.agent_turn_id ORDER BY x.place, x.position), x.card_id
         FROM go g CROSS JOIN LATERAL (
             SELECT DISTINCT ON (y.card_id) y.place, y.position, y.card_id FROM (
                 SELECT i.place, p.position, p.card_id FROM unnest(g.inherits) WITH ORDINALITY i (box_id, place)
+                CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = i.box_id) AS is_cut OFFSET 0) source
                 LEFT JOIN state.memory_cuts m ON m.box_id = i.box_id
                 JOIN public.box_cards p ON p.box_id = i.box_id AND p.position >= coalesce(m.position, 0)
                 JOIN public.cards k ON k.card_id = p.card_id
                 WHERE state.is_alive(k.expires_at, k.deleted_at)
+                  AND NOT (source.is_cut AND EXISTS (
+                      SELECT FROM state.rollbacks r WHERE r.box_id = i.box_id AND r.agent_turn_id = k.metadata ->> 'agent_turn_id'))
                 UNION ALL
                 SELECT 1000000, o.position, o.c ->> 'card_id' FROM jsonb_array_elements(g.cards) WITH ORDINALITY o (c, position)) y
             ORDER BY y.card_id, y.place, y.position) x

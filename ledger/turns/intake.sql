@@ -262,8 +262,13 @@ made_cards AS (
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT go.context_box_id, row_number() OVER (ORDER BY x.part, x.position), x.card_id
-    FROM mine CROSS JOIN go CROSS JOIN LATERAL (
-        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s WHERE s.box_id = go.source_box_id
+    FROM mine CROSS JOIN go
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id) AS is_cut OFFSET 0) source
+    CROSS JOIN LATERAL (  -- what is read of the source, without turns that were rolled back there
+        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s
+        WHERE s.box_id = go.source_box_id AND NOT (source.is_cut AND EXISTS (
+            SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id
+              AND r.agent_turn_id = (SELECT c.metadata ->> 'agent_turn_id' FROM public.cards c WHERE c.card_id = s.card_id)))
         UNION ALL
         SELECT 2, n.position, n.card_id FROM unnest(:card_ids::text[]) WITH ORDINALITY n (card_id, position)) x
     WHERE cardinality(:card_ids::text[]) > 0

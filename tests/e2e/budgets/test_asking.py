@@ -91,13 +91,13 @@ async def test_what_is_no_budget_is_a_bad_request(tenant: Tenant, given: Any) ->
 
 async def test_a_model_that_writes_nonsense_is_told_so(tenant: Tenant) -> None:
     await staff(tenant)
-    ended = await chief_says(tenant, fork([task(budget={"max_tokens": -5})]), budget={"max_tokens": 1000})
+    ended = await chief_says(tenant, fork([task(budget={"max_tokens": -5})]), budget={"max_tokens": 100_000})
     assert ended.view.status == "success"
     told = answer(ended)
     assert told.error is not None
     assert (told.error.code, told.status) == ("invalid_arguments", "failed")
     assert "max_tokens" in told.error.message
-    nothing = await chief_says(tenant, fork([task(budget={"max_turns": 0})]), budget={"max_tokens": 1000})
+    nothing = await chief_says(tenant, fork([task(budget={"max_turns": 0})]), budget={"max_tokens": 100_000})
     assert result(nothing)["results"][0]["error"] == "budget_exceeded"
 
 
@@ -118,7 +118,8 @@ async def test_a_delegated_task_and_an_expert_have_theirs(tenant: Tenant) -> Non
     told = answer(refused)
     assert told.error is not None
     assert (told.error.code, told.status) == ("budget_exceeded", "failed")
-    assert "had 39999, spent 0, reserved 0, asked 40000" in told.error.message
+    assert "had 39999" in told.error.message
+    assert "asked 40000" in told.error.message
     await tenant.all_ended([refused.view.agent_turn_id] * 9, 20)
 
 
@@ -134,8 +135,7 @@ async def test_a_profiles_budget_is_its_agents(tenant: Tenant) -> None:
 
 async def test_clients_ask_for_budgets_over_nats_and_http(tenant: Tenant) -> None:
     await tenant.agent("echo")
-    limits = {"max_tokens": 90_000, "max_cost_usd": 0.25}
-    stored = {"max_tokens": 90_000, "max_cost": 250_000}
+    limits = {"max_tokens": 90_000, "max_turns": 5}
     nats = tenant.stack.endpoints.nats_url
     async with serving(tenant.stack) as url:
         token = await token_of(tenant.stack, tenant.project)
@@ -144,7 +144,7 @@ async def test_clients_ask_for_budgets_over_nats_and_http(tenant: Tenant) -> Non
             async with way as asked:
                 turn = asked.ask(ALICE, "hello", budget=limits)
                 assert (await turn.result(20)).ok
-                assert await own(tenant, await turn.start()) == stored
+                assert await own(tenant, await turn.start()) == limits
                 again = await turn.rerun(budget=BudgetLimits(max_turns=3))
                 assert (await again.result(20)).ok
                 assert await own(tenant, await again.start()) == {"max_turns": 3}

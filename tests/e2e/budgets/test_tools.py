@@ -24,7 +24,9 @@ def spending(tenant: Tenant) -> ToolService:
         except Refused as refused:
             return {"refused": refused.code, "why": str(refused)}
         expert = await call.ask_expert("worker", says("two"), budget={"max_turns": 1})
-        tasks = [ChildTask(instruction=says("three"), profile="worker", budget={"max_tokens": each}) for each in (5, 0)]
+        tasks = [
+            ChildTask(instruction=says("three"), profile="worker", budget={"max_tokens": each}) for each in (6000, 0)
+        ]
         both = await call.fork(tasks)
         turns: list[Any] = [first.agent_turn_id, expert.agent_turn_id, both.results[0].agent_turn_id]
         return {"turns": turns, "errors": [each.error for each in both.results]}
@@ -35,11 +37,11 @@ def spending(tenant: Tenant) -> ToolService:
 
 async def test_a_tool_gives_its_children_budgets_of_its_callers(tenant: Tenant) -> None:
     async with serving(tenant, spending(tenant)):
-        ended = await chief_says(tenant, calling(("spend", {"tokens": 100})), budget={"max_tokens": 50_000})
+        ended = await chief_says(tenant, calling(("spend", {"tokens": 20_000})), budget={"max_tokens": 50_000})
         told = result(ended)
         assert told["errors"] == [None, "budget_exceeded"]
         limits = [(await budget(tenant.pool, turn))["max_tokens"] for turn in told["turns"]]
-        assert limits == [100, None, 5]
+        assert limits == [20_000, None, 6000]
         refused = await chief_says(tenant, calling(("spend", {"tokens": 50_001})), budget={"max_tokens": 50_000})
         assert result(refused)["refused"] == "budget_exceeded"
-        assert '"left": 50000' in result(refused)["why"]
+        assert '"asked": 50001' in result(refused)["why"]
