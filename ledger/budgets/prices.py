@@ -1,4 +1,4 @@
-"""What models cost, as the ledger reserves by it: `store_prices`, `drop_prices`, `price_sources` (protocol §12.8).
+"""What models cost, as the ledger reserves by it: `store_prices`, `drop_prices`, `has_price` (protocol §12.8).
 
 Guarantees: a repeat writes nothing. Each is one round trip.
 """
@@ -25,6 +25,12 @@ async def price_sources(conn: Connection) -> dict[str, PriceSource]:
     """The sources of the stored prices, by name."""
     found = await query("price_sources").all_as(conn, PriceSource, configuration=CONFIGURATION)
     return {each.source: each for each in found}
+
+
+async def has_price(conn: Connection, model: str) -> bool:
+    """Whether the model has a price, which a turn whose cost is limited needs."""
+    row = await query("has_price").one(conn, model=model)
+    return bool(row["known"])
 
 
 async def store_prices(conn: Connection, source: str, prices: Mapping[str, ModelPrice]) -> int:

@@ -5,6 +5,10 @@
 SELECT p.source, count(*) AS prices, coalesce(array_agg(p.model ORDER BY p.model) FILTER (WHERE p.source = :configuration::text), '{}') AS models
 FROM state.model_prices p GROUP BY p.source ORDER BY p.source;
 
+-- name: has_price :one
+-- Whether the model has a price.
+SELECT EXISTS (SELECT FROM state.model_prices p WHERE p.model = :model) AS known;
+
 -- name: store_prices :one
 -- Stores prices, and changes those that differ; returns how many it wrote.
 WITH written AS (

@@ -114,11 +114,14 @@ CREATE TYPE state.budget_entry AS (
     reserved_cost bigint, spent_cost bigint, unsettled_cost bigint, beyond_cost bigint, reserved_turns bigint, spent_turns bigint);
 
 -- A number that others have written, within what sums of bigint bear; null where nobody knows.
-CREATE FUNCTION state.as_amount(value numeric) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-RETURN least(greatest(ceil(value), 0), 1000000000000000)::bigint;
+CREATE FUNCTION state.as_amount(value numeric) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN value IS NOT NULL THEN least(greatest(ceil(value), 0), 1000000000000000)::bigint END;
 
-CREATE FUNCTION state.text_list(value jsonb) RETURNS text[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN ARRAY(SELECT jsonb_array_elements_text(value));
+-- In PL/pgSQL, as all below that each attempt calls: it keeps its plans.
+CREATE FUNCTION state.text_list(value jsonb) RETURNS text[] LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+    RETURN ARRAY(SELECT jsonb_array_elements_text(value));
+END $$;
 
 -- Where the turns of a project are charged that have no turn above them: payload.budget without a grant; null where nothing limits them.
 CREATE FUNCTION state.plan_of_project(project text) RETURNS jsonb LANGUAGE sql STABLE AS $$
@@ -222,18 +225,20 @@ DECLARE
     closes boolean;
 BEGIN
     LOOP
-        next := todo[1].budget_id;
-        EXIT WHEN next IS NULL;
+        EXIT WHEN cardinality(todo) = 0;
         d := todo[1];
-        IF cardinality(todo) > 1 THEN
+        next := d.budget_id;
+        IF cardinality(todo) = 1 THEN
+            todo := '{}';
+        ELSE
             SELECT x.budget_id INTO next FROM state.budgets x
             WHERE x.budget_id IN (SELECT t.budget_id FROM unnest(todo) t) ORDER BY x.depth DESC, x.budget_id LIMIT 1;
             EXIT WHEN next IS NULL;
             SELECT next, sum(t.reserved_tokens), sum(t.spent_tokens), sum(t.unsettled_tokens), sum(t.beyond_tokens), sum(t.reserved_cost),
                    sum(t.spent_cost), sum(t.unsettled_cost), sum(t.beyond_cost), sum(t.reserved_turns), sum(t.spent_turns)
             INTO d FROM unnest(todo) t WHERE t.budget_id = next;
+            todo := ARRAY(SELECT t FROM unnest(todo) t WHERE t.budget_id <> next);
         END IF;
-        todo := ARRAY(SELECT t FROM unnest(todo) t WHERE t.budget_id <> next);
         UPDATE state.budgets x SET
             reserved_tokens = x.reserved_tokens + d.reserved_tokens, spent_tokens = x.spent_tokens + d.spent_tokens,
             unsettled_tokens = x.unsettled_tokens + d.unsettled_tokens, beyond_tokens = x.beyond_tokens + d.beyond_tokens,
@@ -399,54 +404,63 @@ BEGIN
     END IF;
 END $$;
 
--- What the attempts at a model of a turn have used, as entries for book_budgets: uses is an array of {step, attempt, tokens, cost}, null for what
+-- What attempts at a model of a turn have used, as entries for book_budgets: uses is an array of {step, attempt, tokens, cost}, null for what
 -- nobody knows, which is booked whole. The truth about an attempt that was booked whole corrects that; what is known stays.
-CREATE FUNCTION state.settle_attempts(turn text, uses jsonb) RETURNS state.budget_entry[] LANGUAGE sql AS $$
-    WITH use AS (
-        SELECT u.step, u.attempt, state.as_amount(u.tokens) AS used_tokens, state.as_amount(u.cost) AS used_cost
-        FROM jsonb_to_recordset(uses) u (step int, attempt int, tokens numeric, cost numeric)
-    ),
-    was AS MATERIALIZED (
-        SELECT r.*, coalesce(r.used_tokens, u.used_tokens) AS now_tokens, coalesce(r.used_cost, u.used_cost) AS now_cost
-        FROM use u JOIN state.budget_reservations r ON r.agent_turn_id = turn AND r.step = u.step AND r.attempt = u.attempt
-        WHERE r.status = 'open' OR (r.status = 'unsettled' AND ((r.used_tokens IS NULL AND u.used_tokens IS NOT NULL)
-                                                                OR (r.used_cost IS NULL AND u.used_cost IS NOT NULL)))
-    ),
-    settled AS (
-        UPDATE state.budget_reservations r SET used_tokens = w.now_tokens, used_cost = w.now_cost, settled_at = clock_timestamp(),
-               status = CASE WHEN w.now_tokens IS NULL OR w.now_cost IS NULL THEN 'unsettled'
-                             WHEN w.now_tokens = 0 AND w.now_cost = 0 THEN 'released' ELSE 'settled' END
-        FROM was w WHERE r.agent_turn_id = turn AND r.step = w.step AND r.attempt = w.attempt
-    ),
-    change AS (
-        SELECT w.tokens_at, w.cost_at, w.status = 'open' AS was_open, w.tokens, w.cost,
-               coalesce(w.now_tokens, w.tokens) AS tokens_now, coalesce(w.used_tokens, w.tokens) AS tokens_before,
-               coalesce(w.now_cost, w.cost) AS cost_now, coalesce(w.used_cost, w.cost) AS cost_before,
-               w.now_tokens IS NULL AS tokens_unknown, w.used_tokens IS NULL AS tokens_were, w.now_cost IS NULL AS cost_unknown, w.used_cost IS NULL AS cost_was
-        FROM was w
-    )
-    SELECT coalesce(array_agg((e.id, e.rt, e.st, e.ut, e.bt, e.rc, e.sc, e.uc, e.bc, 0, 0)::state.budget_entry), '{}') FROM (
-        SELECT x.id, sum(x.rt) AS rt, sum(x.st) AS st, sum(x.ut) AS ut, sum(x.bt) AS bt, sum(x.rc) AS rc, sum(x.sc) AS sc, sum(x.uc) AS uc, sum(x.bc) AS bc
-        FROM (
-            SELECT t.id, CASE WHEN c.was_open THEN -c.tokens ELSE 0 END AS rt, c.tokens_now - CASE WHEN c.was_open THEN 0 ELSE c.tokens_before END AS st,
-                   CASE WHEN c.tokens_unknown THEN c.tokens ELSE 0 END - CASE WHEN NOT c.was_open AND c.tokens_were THEN c.tokens ELSE 0 END AS ut,
-                   greatest(c.tokens_now - c.tokens, 0) - CASE WHEN c.was_open THEN 0 ELSE greatest(c.tokens_before - c.tokens, 0) END AS bt,
-                   0::bigint AS rc, 0::bigint AS sc, 0::bigint AS uc, 0::bigint AS bc
-            FROM change c CROSS JOIN unnest(c.tokens_at) t (id)
-            UNION ALL
-            SELECT t.id, 0, 0, 0, 0, CASE WHEN c.was_open THEN -c.cost ELSE 0 END, c.cost_now - CASE WHEN c.was_open THEN 0 ELSE c.cost_before END,
-                   CASE WHEN c.cost_unknown THEN c.cost ELSE 0 END - CASE WHEN NOT c.was_open AND c.cost_was THEN c.cost ELSE 0 END,
-                   greatest(c.cost_now - c.cost, 0) - CASE WHEN c.was_open THEN 0 ELSE greatest(c.cost_before - c.cost, 0) END
-            FROM change c CROSS JOIN unnest(c.cost_at) t (id)) x
-        GROUP BY x.id) e
-$$;
+CREATE FUNCTION state.settle_attempts(turn text, uses jsonb, of_step integer DEFAULT NULL) RETURNS state.budget_entry[] LANGUAGE plpgsql AS $$
+DECLARE
+    entries state.budget_entry[] := '{}';
+    u jsonb;
+    r state.budget_reservations;
+    was_open boolean;
+    now_tokens bigint;
+    now_cost bigint;
+    id text;
+    t state.budget_entry;
+    c state.budget_entry;
+BEGIN
+    FOR u IN SELECT jsonb_array_elements(uses) LOOP
+        SELECT x.* INTO r FROM state.budget_reservations x
+        WHERE x.agent_turn_id = turn AND x.step = coalesce((u ->> 'step')::int, of_step) AND x.attempt = (u ->> 'attempt')::int;
+        was_open := r.status = 'open';
+        now_tokens := coalesce(r.used_tokens, state.as_amount((u ->> 'tokens')::numeric));
+        now_cost := coalesce(r.used_cost, state.as_amount((u ->> 'cost')::numeric));
+        CONTINUE WHEN r.status IS NULL OR (NOT was_open AND (now_tokens, now_cost) IS NOT DISTINCT FROM (r.used_tokens, r.used_cost));
+        UPDATE state.budget_reservations x SET used_tokens = now_tokens, used_cost = now_cost, settled_at = clock_timestamp(),
+               status = CASE WHEN now_tokens IS NULL OR now_cost IS NULL THEN 'unsettled' WHEN now_tokens = 0 AND now_cost = 0 THEN 'released' ELSE 'settled' END
+        WHERE x.agent_turn_id = turn AND x.step = r.step AND x.attempt = r.attempt;
+        -- each figure after, less what it was before
+        t := (NULL, CASE WHEN was_open THEN -r.tokens ELSE 0 END,
+              coalesce(now_tokens, r.tokens) - CASE WHEN was_open THEN 0 ELSE coalesce(r.used_tokens, r.tokens) END,
+              CASE WHEN now_tokens IS NULL THEN r.tokens ELSE 0 END - CASE WHEN NOT was_open AND r.used_tokens IS NULL THEN r.tokens ELSE 0 END,
+              greatest(now_tokens - r.tokens, 0) - CASE WHEN was_open THEN 0 ELSE greatest(r.used_tokens - r.tokens, 0) END, 0, 0, 0, 0, 0, 0);
+        c := (NULL, 0, 0, 0, 0, CASE WHEN was_open THEN -r.cost ELSE 0 END,
+              coalesce(now_cost, r.cost) - CASE WHEN was_open THEN 0 ELSE coalesce(r.used_cost, r.cost) END,
+              CASE WHEN now_cost IS NULL THEN r.cost ELSE 0 END - CASE WHEN NOT was_open AND r.used_cost IS NULL THEN r.cost ELSE 0 END,
+              greatest(now_cost - r.cost, 0) - CASE WHEN was_open THEN 0 ELSE greatest(r.used_cost - r.cost, 0) END, 0, 0);
+        IF r.tokens_at = r.cost_at THEN
+            c.reserved_tokens := t.reserved_tokens;
+            c.spent_tokens := t.spent_tokens;
+            c.unsettled_tokens := t.unsettled_tokens;
+            c.beyond_tokens := t.beyond_tokens;
+        ELSE
+            FOREACH id IN ARRAY r.tokens_at LOOP
+                t.budget_id := id;
+                entries := entries || t;
+            END LOOP;
+        END IF;
+        FOREACH id IN ARRAY r.cost_at LOOP
+            c.budget_id := id;
+            entries := entries || c;
+        END LOOP;
+    END LOOP;
+    RETURN entries;
+END $$;
 
 -- A step says what its attempts used: metadata.budget.uses, an array of {attempt, tokens, cost}.
 CREATE FUNCTION state.settle_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM state.book_budgets(state.settle_attempts(NEW.agent_turn_id, (
-        SELECT coalesce(jsonb_agg(u || jsonb_build_object('step', state.as_count(substring(NEW.step_id FROM '-s([0-9]+)$')))), '[]')
-        FROM jsonb_array_elements(coalesce(NEW.metadata #> '{budget,uses}', '[]')) u)));
+    PERFORM state.book_budgets(state.settle_attempts(NEW.agent_turn_id, coalesce(NEW.metadata #> '{budget,uses}', '[]'),
+                                                     state.as_count(substring(NEW.step_id FROM '-s([0-9]+)$'))));
     RETURN NULL;
 END $$;
 CREATE CONSTRAINT TRIGGER steps_settle_budget AFTER INSERT ON state.agent_steps DEFERRABLE INITIALLY DEFERRED FOR EACH ROW

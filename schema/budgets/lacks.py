@@ -22,9 +22,11 @@ class BudgetLack(Tolerant):
     dimension: Dimension
     """What was exhausted; `seconds` is the turn's time."""
     budget_id: BudgetId | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The budget: the turn's own, one above it, or the project's."""
     had: int | float | None = Field(default=None, exclude_if=lambda value: value is None)
     """The limit: tokens, or for `cost` US dollars; so the others."""
     spent: int | float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What was used of it."""
     reserved: int | float | None = Field(default=None, exclude_if=lambda value: value is None)
     """For requests in hand, and for turns below that have budgets of their own."""
     wanted: int | float | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -266,6 +266,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_project_limits": {"period", "max_tokens", "max_cost", "max_turns", "updated_at", "updated_by"},
     "raise_budget": {"verdict", "detail"},
     "price_sources": prices.PriceSource,
+    "has_price": {"known"},
     "store_prices": {"written"},
     "drop_prices": {"gone"},
     "limit_project": {"budget_id"},

@@ -9,7 +9,7 @@ import pytest
 from turnstile.activities.models.price_list import list_version
 from turnstile.ledger.pool import Pool
 from turnstile.processes.migration import renew_prices
-from turnstile.processes.prices import bring_prices
+from turnstile.processes.models import bring_prices
 from turnstile.schema.errors import ConfigError
 from turnstile.settings import Settings, load_settings
 

@@ -14,7 +14,7 @@ from turnstile.ledger.grants import grant
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
 from turnstile.processes.connections import open_client, open_nats, open_pool
-from turnstile.processes.prices import bring_prices
+from turnstile.processes.models import bring_prices
 from turnstile.runtime.waiting import await_server
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.wire import subjects

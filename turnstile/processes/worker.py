@@ -25,9 +25,8 @@ from turnstile.ledger.pump.thread_views import declare_listeners
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.processes.connections import Servers
 from turnstile.processes.exclusive_targets import ExclusiveTarget
-from turnstile.processes.models import LocalAddress, Models
+from turnstile.processes.models import LocalAddress, Models, bring_prices
 from turnstile.processes.presence import sign_on
-from turnstile.processes.prices import bring_prices
 from turnstile.processes.pump import pump_activities, served_targets
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry

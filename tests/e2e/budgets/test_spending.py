@@ -6,18 +6,27 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from tests.e2e.people.asking import Person, asked
 from tests.support.conditions import until
 from tests.support.ledger.budgets import budget, figures
 from tests.support.processes.faults import DONE, GUESS
 from tests.support.quick import learned, shape
 from tests.support.tenants import Ended, Tenant
-from tests.support.tools import ANYTHING, calling, definition, hand_of, shown
+from tests.support.tools import ANYTHING, call_of, calling, definition, hand_of, shown
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
 
 LLM: JsonObject = {"max_tokens": 200}
 USES: JsonObject = {"prompt_tokens": 300, "completion_tokens": 100, "total_tokens": 400}
 MODEL = "scripted/player"
+TEN_WORDS = "one two three four five six seven eight nine ten"
+SUMS_UP: JsonObject = {
+    "keep": "conversation",
+    "max_context_tokens": 60,
+    "keep_last_turns": 1,
+    "when_full": "summarize",
+    "summary_model": "scripted/echo",
+}
 MORE: tuple[dict[str, Any], ...] = ({}, {"budget": {"max_tokens": 9000}})
 
 
@@ -206,13 +215,49 @@ async def test_a_stopped_model_is_booked_whole(tenant: Tenant) -> None:
         slow: JsonObject = {"text": "one two three", "chunks": 3, "delay_seconds": 5}
         turn = await hand.start(slow, budget={"max_tokens": 1000})
 
-        async def asked() -> bool:
+        async def reserved() -> bool:
             return bool(await reservations(tenant, turn))
 
-        await until(asked, 10, "the model is asked")
+        await until(reserved, 10, "the model is asked")
         await tenant.client.request("stop", {"agent_turn_id": turn})
         await hand.ended(turn)
     assert [each[2] for each in await reservations(tenant, turn)] == ["unsettled"]
     row = await budget(tenant.pool, turn)
     assert row["spent_tokens"] == row["unsettled_tokens"] > 200
     assert row["closed_at"] is not None
+
+
+async def test_a_summary_reserves_too_and_one_that_does_not_fit_is_dropped(tenant: Tenant) -> None:
+    agent = await tenant.agent("chat", memory=SUMS_UP, llm={"max_tokens": 50})
+
+    async def cut(limit: int) -> Ended:
+        """A turn whose first step cuts the memory."""
+        for _ in range(9):
+            ended = await tenant.turn(agent, TEN_WORDS, budget={"max_tokens": limit})
+            if len(ended.steps) == 2:
+                return ended
+        raise AssertionError("no turn cut the memory")
+
+    summed = await cut(5000)
+    assert summed.steps[0].metadata["compaction"]["when_full"] == "summarize"
+    [summary, answer] = await reservations(tenant, summed.view.agent_turn_id)
+    assert (summary[:3], answer[:3]) == ((1, -1, "settled"), (2, 1, "settled"))
+    assert summed.steps[0].metadata["budget"]["uses"][0]["attempt"] == -1
+    short = await cut(200)  # a summary alone may have 256
+    told = short.steps[0].metadata["compaction"]
+    assert (told["when_full"], told["error_code"]) == ("drop", "budget_exhausted")
+    assert [each[:3] for each in await reservations(tenant, short.view.agent_turn_id)] == [(2, 1, "settled")]
+    assert short.view.status == "success"
+
+
+async def test_a_call_that_a_person_lets_go_late_has_no_more_time_than_its_turn(tenant: Tenant) -> None:
+    held = definition("held", parameters=ANYTHING, options={"suspend_timeout_seconds": 600})
+    async with hand_of(tenant, held, interrupt_on={"held": True}) as hand:
+        turn = await hand.start(calling("held"), DONE, budget={"max_seconds": 4})
+        [question] = await asked(hand, turn)
+        await Person(tenant, "ben").decides(question, "approve")
+        [command] = await hand.called(call_of(turn))
+        assert command.call == call_of(turn)
+        ended = await hand.ended(turn)
+    assert lack(ended)["dimension"] == "seconds"
+    assert ended.results() == [("timeout", "tool_timeout", ended.results()[0][2])]

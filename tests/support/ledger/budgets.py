@@ -116,13 +116,28 @@ async def limit(
     await pool.run(lambda conn: limit_project(conn, project, period, named, "user.test"))
 
 
+async def reserving(
+    conn: Connection,
+    turn: TurnRef,
+    step: int = 1,
+    attempt: int = 1,
+    tokens: tuple[int, int] = (100, 50),
+    model: str = MODEL,
+) -> Reservation:
+    """reserve_attempt: input, and the most that the model may answer; on this connection."""
+    return await reserve_attempt(conn, turn, step, attempt, model, input_tokens=tokens[0], max_tokens=tokens[1])
+
+
 async def reserve(
     pool: Pool, turn: TurnRef, step: int = 1, attempt: int = 1, tokens: tuple[int, int] = (100, 50), model: str = MODEL
 ) -> Reservation:
-    """reserve_attempt: input, and the most that the model may answer."""
-    return await pool.run(
-        lambda conn: reserve_attempt(conn, turn, step, attempt, model, input_tokens=tokens[0], max_tokens=tokens[1])
-    )
+    """As `reserving`, in a transaction of its own."""
+    return await pool.run(lambda conn: reserving(conn, turn, step, attempt, tokens, model))
+
+
+async def settled_now(conn: Connection) -> None:
+    """Do at once what a transaction would do of budgets at its commit."""
+    await cast("Session", conn).fetch("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def uses(*known: tuple[int, int | None, int | None]) -> StepBudget:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 from turnstile.ledger.queries import all_queries
 
-WORKER = ("activities", "turnstile/processes/models.py", "turnstile/processes/prices.py")
+WORKER = ("activities", "turnstile/processes/models.py")
 BRIDGE = ("bridge", "activities/turn/turn_events.py", "turnstile/telemetry/setup.py")
 GATEWAY = ("gateway",)
 PROCESSES = tuple(

@@ -201,12 +201,12 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
     assert put.code == 0, put.err
     for said in ("'web_serch'", "'web_search'?", "'submit_result'?", "'agent_id'?", "'anthropic/claude-x'?"):
         assert said in put.err
-    for said in ("max_turns 0, which is nothing", "every answer reserves 500 tokens"):
+    for said in ("max_turns 0, which is nothing", "every answer reserves 500", "unpriced_model"):
         assert said in put.err
     for said in ("summary_model", "'openai/gpt-x'?", "'worker_genric'", "'worker_generic'?"):
         assert said in put.err
     as_json = (await turnstile("profile", "put", "odd.yaml", "--json", cwd=home)).json()
-    assert len(as_json[0]["warnings"]) == 8
+    assert len(as_json[0]["warnings"]) == 9
     again = await turnstile("profile", "show", "odd", "--json", cwd=home)
     assert again.json() == profile | odd
     assert (await turnstile("profile", "show", "nope", "--json", cwd=home)).json()["error"]["code"] == "unknown_profile"
