@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile.gateway.asking import Asking
+from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.gateway.events.feed import Sources
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
@@ -21,9 +22,9 @@ from turnstile.gateway.http.endpoints import Dispatch, Endpoint
 from turnstile.gateway.http.guard import ROUTE, Guard, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
-from turnstile.gateway.limits import Doors, GatewayLimits
 from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
 from turnstile.gateway.openai.error_objects import PREFIX, error_response
+from turnstile.gateway.v1.budget_handlers import Budgets
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
@@ -64,8 +65,9 @@ class Gateway:
         turns, conversations = Turns(self.pool, asking, self.feeds, self.access, self.closing), Conversations(self.pool)
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
-        interrupts, roster = Interrupts(self.pool, asking), Roster(self.pool, asking)
-        self.endpoints = endpoints(turns, conversations, Events(*shared), interrupts, roster)
+        interrupts, budgets = Interrupts(self.pool, asking), Budgets(self.pool, asking)
+        roster = Roster(self.pool, asking)
+        self.endpoints = endpoints(turns, conversations, Events(*shared), interrupts, budgets, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
         self.openai = openai_endpoints(kernel)
         self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told, self.crowded)

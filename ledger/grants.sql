@@ -50,6 +50,9 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
     ('state.interrupts',  -- a worker asks; only a bridge decides
      'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
+    ('state.project_budgets', 'SELECT', 'SELECT'),  -- an enqueue looks there
+    ('state.model_prices', null, 'SELECT, INSERT, UPDATE (input_per_million, output_per_million, cached_input_per_million, max_output_tokens, source,
+          updated_at)'),
     ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
     ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),

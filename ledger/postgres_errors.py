@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import asyncpg
 from asyncpg.exceptions import ClientConfigurationError, InternalClientError
 
+from turnstile.ledger.budgets.steering import refusal_of
 from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable, TurnstileError
 
 Value = TypeVar("Value")
@@ -103,7 +104,7 @@ def kind_of(error: BaseException, *, connected: bool = False) -> ErrorKind:
 
 
 def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError | None:
-    """The `TurnstileError` for an error; None for a permanent one, which is raised unchanged."""
+    """The `TurnstileError` for an error; None for a permanent one that is no refusal, which is raised unchanged."""
     state = _state(error)
     match kind:
         case ErrorKind.AWAY | ErrorKind.UNABLE:
@@ -118,7 +119,7 @@ def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError
         case ErrorKind.UNSTORABLE:
             return BadRequest("text must not hold NUL characters or broken Unicode")
         case _:
-            return None
+            return refusal_of(error)
 
 
 def _state(error: BaseException) -> str:

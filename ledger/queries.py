@@ -151,7 +151,7 @@ def _fragments() -> Mapping[str, tuple[list[str], str]]:
     return found
 
 
-_ROOMS = (".", "turns", "trees", "people", "delegation", "pump", "operations", "access")
+_ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "operations", "access")
 
 
 @functools.cache

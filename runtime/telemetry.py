@@ -38,6 +38,8 @@ class Metric(StrEnum):
     FIRST_TOKEN = "model_first_token_seconds"  # noqa: S105 -- a token of text
     MODEL_TOKENS = "model_tokens"
     MODEL_COST = "model_cost_dollars"
+    BUDGET_RESERVATIONS = "budget_reservations"
+    BUDGET_WARNINGS = "budget_warnings"
     VERBS = "verbs"
     VERB_SECONDS = "verb_seconds"
     LIMITED = "limited"

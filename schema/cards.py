@@ -10,6 +10,7 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
 from turnstile.schema.states import AfterExecution, TurnStatus
@@ -299,6 +300,8 @@ class FallbackDeliverable(Tolerant):
     """Contents of the turn's `tool.result` cards."""
     terminal_status: TurnStatus
     """How the turn ended."""
+    budget: BudgetLack | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The limit that the turn's next request to a model was over, if it ended for want of budget."""
 
 
 class MemoryCut(Tolerant):

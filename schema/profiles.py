@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.parameters import object_schema
 from turnstile.schema.people.approvals import InterruptRule
@@ -92,6 +93,8 @@ class Profile(Strict):
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
     delegation_policy: DelegationPolicy | None = Field(default=None, exclude_if=operator.not_)
     """Whom its agents may delegate to; by default nobody."""
+    budget: BudgetLimits | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What one of its turns, with all below it, may use, unless its request says otherwise; by default no limit."""
     interrupt_on: dict[Annotated[str, Field(pattern=FUNCTION_NAME)], InterruptRule] = Field(
         default_factory=dict[str, InterruptRule], max_length=1024, exclude_if=operator.not_
     )

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.uses import StepBudget
 from turnstile.schema.ids import CardId, ToolCallId
 from turnstile.schema.states import Activity
 from turnstile.schema.tools import ToolCommand
@@ -77,6 +78,8 @@ class StepFigures(Tolerant):
     """What the first step pins (`TurnConfig`)."""
     compaction: Compaction | None = None
     """How the memory was cut, if that is what the step did."""
+    budget: StepBudget | None = None
+    """What the attempts used, of a turn that has a budget."""
 
     @model_serializer(mode="wrap")
     def _without_nulls(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

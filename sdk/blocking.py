@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
@@ -26,7 +27,9 @@ from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.sdk.budgets import Dollars
 from turnstile.sdk.interrupts import Interrupt
+from turnstile.sdk.requests import Budget
 from turnstile.sdk.turn import Cascade, Stopped, Turn, TurnResult
 from turnstile.sdk.turns import Client, Conversation
 
@@ -100,12 +103,13 @@ class SyncTurn:
         *,
         model: str | None = None,
         runtime_config: JsonObject | None = None,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> "SyncTurn":
         """Run the turn again, which must be over, from one of its steps; see `Turn.rerun`."""
         made = self.client.call(
             lambda: self.turn.rerun(
-                from_step, model=model, runtime_config=runtime_config, correlation_id=correlation_id
+                from_step, model=model, runtime_config=runtime_config, budget=budget, correlation_id=correlation_id
             )
         )
         return SyncTurn(self.client, made)
@@ -171,10 +175,13 @@ class SyncConversation:
         instruction: str,
         *,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """The next turn of it: it knows what was said, and begins when the one before is over."""
-        asked = self.conversation.ask(instruction, multitask_strategy=multitask_strategy, correlation_id=correlation_id)
+        asked = self.conversation.ask(
+            instruction, multitask_strategy=multitask_strategy, budget=budget, correlation_id=correlation_id
+        )
         return SyncTurn(self.client, asked)
 
 
@@ -220,6 +227,7 @@ class SyncClient:
         remember: bool = False,
         metadata: JsonObject | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """A turn that is enqueued when it is first iterated, waited for or started; see `Client.ask`."""
@@ -236,6 +244,7 @@ class SyncClient:
             remember=remember,
             metadata=metadata,
             multitask_strategy=multitask_strategy,
+            budget=budget,
             correlation_id=correlation_id,
         )
         return SyncTurn(self, turn)
@@ -271,6 +280,35 @@ class SyncClient:
     def interrupt(self, interrupt_id: str) -> SyncInterrupt:
         """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
         return SyncInterrupt(self, self.call(lambda: self._client.interrupt(interrupt_id)))
+
+    def budgets(self, *, kind: str | None = None, status: str | None = None, limit: int = 100) -> list[BudgetView]:
+        """What turns of this channel and the project may spend, and have spent, the newest first."""
+        return self.call(lambda: self._client.budgets(kind=kind, status=status, limit=limit))
+
+    def budget(self, budget_id: str) -> BudgetView:
+        """One of them; raises `Refused` (`unknown_budget`) or `ServerUnavailable`."""
+        return self.call(lambda: self._client.budget(budget_id))
+
+    def raise_budget(
+        self,
+        budget: str | BudgetView,
+        *,
+        tokens: int | None = None,
+        cost_usd: Dollars | None = None,
+        turns: int | None = None,
+    ) -> BudgetView:
+        """Give a budget so much more, or with a minus take back what is free; see `Client.raise_budget`."""
+        return self.call(lambda: self._client.raise_budget(budget, tokens=tokens, cost_usd=cost_usd, turns=turns))
+
+    def limits(self) -> list[ProjectLimits]:
+        """What the project may spend in a day or month; none if nothing limits it."""
+        return self.call(self._client.limits)
+
+    def limit_project(
+        self, period: str, *, tokens: int | None = None, cost_usd: Dollars | None = None, turns: int | None = None
+    ) -> BudgetView:
+        """Say what the project's turns may spend together in each day or month; see `Client.limit_project`."""
+        return self.call(lambda: self._client.limit_project(period, tokens=tokens, cost_usd=cost_usd, turns=turns))
 
     def call(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """What `work` comes to in the client's event loop; raises `BadRequest` unless the client is connected."""

@@ -21,9 +21,17 @@ from pydantic_core import from_json
 
 from turnstile.schema.access import read_secret
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.budget_requests import (
+    BudgetListReply,
+    BudgetListRequest,
+    BudgetRaiseRequest,
+    ProjectLimitRequest,
+)
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, SteerId, StepId, ToolCallId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, InterruptId, SteerId, StepId, ToolCallId, step_id
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
@@ -44,6 +52,7 @@ _SILENT_SECONDS = 60.0
 _TIMEOUT = httpx.Timeout(10.0, read=_SILENT_SECONDS, pool=None)
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 """A turn that is waited for holds a connection: with a bound the others would time out."""
+_OF_PROJECT = re.compile(r"\A[^/]+/(day|month)/")
 _STEP = re.compile(r":(\d{1,6})\.")
 """The number of the step in an event's id."""
 
@@ -87,6 +96,12 @@ class _Steer(Tolerant):
 class _Interrupts(Tolerant):
     interrupts: list[Interrupt]
     next: InterruptId | None = None
+
+
+class _Budgets(Tolerant):
+    budgets: tuple[BudgetView, ...]
+    limits: tuple[ProjectLimits, ...] = ()
+    next: BudgetId | None = None
 
 
 class _Decided(Tolerant):
@@ -147,6 +162,27 @@ class HttpBackend(Backend):
         body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"interrupt_id"})
         done = await self.request("POST", f"{_interrupt(about.interrupt_id)}/decision", _Decided, body)
         return DecideReply(status=ReplyStatus.ACCEPTED, **dict(done))
+
+    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
+        named = {
+            "cursor": wanted.after,
+            **wanted.model_dump(mode="json", exclude={"after"}),
+            "channel_id": self.channel,
+        }
+        query = urlencode({name: value for name, value in named.items() if value is not None})
+        page = await self.request("GET", f"/v1/budgets?{query}", _Budgets)
+        return BudgetListReply(status=ReplyStatus.ACCEPTED, **dict(page))
+
+    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
+        return await self.request("GET", _budget(budget_id), BudgetView)
+
+    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
+        body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"budget_id"})
+        return await self.request("POST", f"{_budget(wanted.budget_id)}/raise", BudgetView, body)
+
+    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
+        body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"period"})
+        return await self.request("POST", f"/v1/budgets/{wanted.period}/limit", BudgetView, body)
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -459,6 +495,14 @@ def _interrupt(interrupt_id: InterruptId) -> str:
     if not interrupt_id or "/" in interrupt_id or interrupt_id in (".", ".."):
         raise Refused("unknown_interrupt", f"there is no question {interrupt_id[:60]!r}")
     return f"/v1/interrupts/{quote(interrupt_id, safe='')}"
+
+
+def _budget(budget_id: BudgetId) -> str:
+    """The address of a budget; a project's is the token's own, and named by its day or month alone."""
+    named = _OF_PROJECT.sub("", budget_id)
+    if not named or "/" in named or named in (".", ".."):
+        raise Refused("unknown_budget", f"there is no budget {budget_id[:60]!r}")
+    return f"/v1/budgets/{quote(named, safe='')}"
 
 
 def _idempotent(correlation_id: str | None) -> dict[str, str]:

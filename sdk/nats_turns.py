@@ -9,6 +9,15 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.budget_requests import (
+    BudgetListReply,
+    BudgetListRequest,
+    BudgetRaiseRequest,
+    BudgetReply,
+    ProjectLimitRequest,
+)
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import value_of
 from turnstile.schema.errors import Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
@@ -174,6 +183,19 @@ class NatsBackend(Backend):
     async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
         return await self.bridge.in_channel(about.channel_id).request_as("decide", wanted, DecideReply)
 
+    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
+        return await self.bridge.request_as("budget.list", wanted, BudgetListReply)
+
+    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
+        return _budget_in(await self.bridge.request_as("budget.get", {"budget_id": budget_id}, BudgetReply))
+
+    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
+        bridge = self.bridge if channel is None else self.bridge.in_channel(channel)
+        return _budget_in(await bridge.request_as("raise_budget", wanted, BudgetReply))
+
+    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
+        return _budget_in(await self.bridge.request_as("limit_project", wanted, BudgetReply))
+
     async def close(self) -> None:
         await self.conn.close()
 
@@ -187,6 +209,12 @@ async def open_nats(address: str | None, project: str, channel: str) -> NatsBack
 async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
     """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
     return await bridge.request_as("describe", asked, DescribeReply)
+
+
+def _budget_in(reply: BudgetReply) -> BudgetView:
+    if reply.budget is None:
+        raise Refused("internal_error", "the bridge found a budget and showed none")
+    return reply.budget
 
 
 def turn_in(reply: DescribeReply) -> TurnView:

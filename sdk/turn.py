@@ -8,8 +8,16 @@ from typing import Literal
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.budget_requests import (
+    BudgetListReply,
+    BudgetListRequest,
+    BudgetRaiseRequest,
+    ProjectLimitRequest,
+)
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, uuid7
+from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, InterruptId, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
@@ -18,7 +26,7 @@ from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
-from turnstile.sdk.requests import parse_request
+from turnstile.sdk.requests import Budget, budget_of, parse_request
 
 Cascade = Literal["waited", "all"]
 """Which turns below a stopped one end too: those that are waited for, or all."""
@@ -120,15 +128,18 @@ class Turn(ABC):
         *,
         model: str | None = None,
         runtime_config: JsonObject | None = None,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> "Turn":
         """Run the turn again, which must be over, from one of its steps; returns the new turn, which is enqueued.
 
         Without `from_step` a failed turn goes on from the step that failed, any other begins anew. `model` and
-        `runtime_config` replace what the turn was asked with. Raises `BadRequest`, `Refused` or `ServerUnavailable`.
+        `runtime_config` replace what the turn was asked with; the `budget` is by default the profile's. Raises
+        `BadRequest`, `Refused` or `ServerUnavailable`.
         """
         asked: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "from_step": from_step, "model": model}
-        asked |= {"runtime_config": runtime_config, "correlation_id": correlation_id or uuid7()}
+        asked |= {"runtime_config": runtime_config, "budget": budget_of(budget)}
+        asked |= {"correlation_id": correlation_id or uuid7()}
         given: JsonObject = {name: value for name, value in asked.items() if value is not None}
         made = self.again(parse_request(RerunRequest, given))
         await made.start()
@@ -181,6 +192,25 @@ class Backend(ABC):
     @abstractmethod
     async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
         """Decide a question; raises `Refused` with the code of the refusal, or `ServerUnavailable`."""
+
+    @abstractmethod
+    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
+        """A page of budgets, and what the project may spend."""
+
+    @abstractmethod
+    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
+        """A budget; raises `Refused` (unknown_budget) or `ServerUnavailable`."""
+
+    @abstractmethod
+    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
+        """The budget, of this channel if one is given, with its new limits.
+
+        Raises `Refused` with the code of the refusal, or `ServerUnavailable`.
+        """
+
+    @abstractmethod
+    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
+        """The budget of this day or month; raises as `raise_budget`."""
 
     @abstractmethod
     async def close(self) -> None:

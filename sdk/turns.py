@@ -20,16 +20,20 @@ from typing import Self
 from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.budget_requests import BudgetListRequest
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.sdk.budgets import Dollars, find_budgets, find_limits, limit_request, raise_request
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.interrupts import Interrupt, find_interrupts
 from turnstile.sdk.nats_turns import NatsBackend, open_nats
-from turnstile.sdk.requests import parse_request
+from turnstile.sdk.requests import Budget, budget_of, parse_request
 from turnstile.sdk.turn import Backend, Turn
 
 
@@ -47,6 +51,7 @@ class Conversation:
         instruction: str,
         *,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> Turn:
         """The next turn of it: it knows what was said, and begins when the one before is over.
@@ -59,6 +64,7 @@ class Conversation:
             conversation=self.conversation_id,
             profile_name=self.profile_name,
             multitask_strategy=multitask_strategy,
+            budget=budget,
             correlation_id=correlation_id,
         )
 
@@ -154,6 +160,7 @@ class Client:
         remember: bool = False,
         metadata: JsonObject | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        budget: Budget | None = None,
         correlation_id: str | None = None,
     ) -> Turn:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
@@ -165,8 +172,10 @@ class Client:
         `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it.
         `multitask_strategy` says what becomes of your turns of the same conversation that are not over: `reject`
         refuses the new one (`turn_in_progress`), `interrupt` and `rollback` stop them, `steer` tells the newest the
-        instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). With a
-        `correlation_id` of yours, the same request made again answers the same turn. Raises `BadRequest`.
+        instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). A `budget`
+        bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
+        profile's. With a `correlation_id` of yours, the same request made again answers the same turn. Raises
+        `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
         config: JsonObject = {**({"model": model} if model else {}), **({"remember": True} if remember else {})}
@@ -180,6 +189,7 @@ class Client:
             "correlation_id": correlation_id or uuid7(),
             "runtime_config": config or None,
             "metadata": metadata,
+            "budget": budget_of(budget),
             "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
@@ -223,6 +233,57 @@ class Client:
     def interrupt_of(self, view: InterruptView) -> Interrupt:
         """One that was read otherwise."""
         return Interrupt(self._opened, view)
+
+    async def budgets(
+        self, *, kind: str | None = None, status: str | None = None, limit: int = 100
+    ) -> list[BudgetView]:
+        """What turns of this channel and the project may spend, and have spent, the newest first.
+
+        Of one `kind` (`turn`, `day`, `month`) or `status` (`open`, `ended`, `closed`) alone, if that is given.
+        Raises `BadRequest` or `ServerUnavailable`.
+        """
+        wanted = parse_request(BudgetListRequest, {"kind": kind, "status": status})
+        return await find_budgets(self._opened, wanted, limit)
+
+    async def budget(self, budget_id: str) -> BudgetView:
+        """A budget: a turn's id, `day` or `month` of the project's now, or such as `2026-11-23` or `2026-11`.
+
+        Raises `Refused` (`unknown_budget`) or `ServerUnavailable`.
+        """
+        return await self._opened.get_budget(BudgetId(budget_id))
+
+    async def raise_budget(
+        self,
+        budget: str | BudgetView,
+        *,
+        tokens: int | None = None,
+        cost_usd: Dollars | None = None,
+        turns: int | None = None,
+    ) -> BudgetView:
+        """Give a budget so much more, or with a minus take back what is free; operators alone may.
+
+        A turn's grant takes it from the budget that it came from. One of another channel is given as it was read.
+        Returns the budget as it is then. Raises `Refused` (`forbidden`, `unknown_budget`, `budget_closed`,
+        `budget_unlimited`, `budget_in_use`, `budget_exceeded`), `BadRequest` or `ServerUnavailable`: then it may have
+        been done, and `budget` tells.
+        """
+        named, channel = (budget, None) if isinstance(budget, str) else (budget.budget_id, budget.channel_id)
+        return await self._opened.raise_budget(raise_request(named, tokens, cost_usd, turns), channel)
+
+    async def limits(self) -> list[ProjectLimits]:
+        """What the project may spend in a day or month; none if nothing limits it."""
+        return await find_limits(self._opened)
+
+    async def limit_project(
+        self, period: str, *, tokens: int | None = None, cost_usd: Dollars | None = None, turns: int | None = None
+    ) -> BudgetView:
+        """Say what the project's turns may spend together in each `day` or `month` (UTC); operators alone may.
+
+        It holds at once, and takes the place of what was said before: without any number nothing limits the project
+        any more. Returns the budget of this day or month. Raises `Refused` (`forbidden`), `BadRequest` or
+        `ServerUnavailable`.
+        """
+        return await self._opened.limit_project(limit_request(period, tokens, cost_usd, turns))
 
     @property
     def _opened(self) -> Backend:

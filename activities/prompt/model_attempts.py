@@ -8,17 +8,20 @@ of an unfinished attempt: see `Attempts`.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
+from turnstile.activities.budgets.gate import BudgetGate
+from turnstile.activities.budgets.uses import NOT_SENT
 from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
 from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_traceparent
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import ModelError
+from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
+from turnstile.schema.errors import ModelError, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.wire import headers
@@ -47,6 +50,8 @@ class StepLimits:
     """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
     gather_seconds: float = GATHER_SECONDS
     """How long streamed text is gathered for one chunk; 0: each piece is published as it comes."""
+    budget_max_tokens: int = DEFAULT_MAX_TOKENS
+    """The most tokens of an answer in a turn with a budget, where the profile gives no limit."""
 
     def pause(self, failures: int, asked: float | None) -> float:
         """Seconds to wait after this many failures; `asked`, the provider's Retry-After, counts up to five minutes."""
@@ -104,6 +109,8 @@ class _Attempt:
             "usage_kind": "unknown" if done is None else done.usage_kind,
             "response_cost": None if done is None else done.response_cost,
         }
+        if not self.heard:
+            record["summary"] = True
         if error_code is not None:
             record["error_code"] = error_code
         return record
@@ -144,6 +151,11 @@ class Attempts:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
 
+    def give_up(self, number: int, model: str, *, heard: bool = True) -> None:
+        """Record an attempt that was not sent, and may have reserved what it would have used."""
+        self.begin(number, model, heard=heard)
+        self.end(NOT_SENT)
+
     def record(self, telemetry: Telemetry, question: "Question") -> None:
         """Record metrics of the latest attempt, and a span below its step's, once it has ended."""
         if (attempt := self._current) is not None and attempt.ended:
@@ -176,22 +188,41 @@ async def ask(
     first: tuple[int, int],
     count_failure: Callable[[], Awaitable[tuple[int, int]]],
     telemetry: Telemetry = SILENT,
+    gate: BudgetGate | None = None,
 ) -> ModelAnswer:
     """Ask the model until it answers; raises the last `ModelError` if no further attempt is allowed or can help.
 
-    `first` is the number of the first attempt and of the failures before it; `count_failure` counts one more in the
-    ledger and returns the next pair, or raises `StaleTurn`. After a cancellation `attempts.draft` has the partial
-    answer.
+    With a `gate` each attempt first reserves what it may use; raises what `BudgetGate.admit` does. `first` is the
+    number of the first attempt and of the failures before it; `count_failure` counts one more in the ledger and returns
+    the next pair, or raises `StaleTurn`. After a cancellation `attempts.draft` has the partial answer.
     """
     number, failures = first
+    timeout = question.config.timeout_seconds or limits.model_timeout_seconds
+    request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
+    tokens = 0 if gate is None else await gate.tokens(request)
     while True:
+        admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
         try:
-            return await _attempt(model, publisher, question, limits, attempts, number, telemetry)
+            return await _attempt(model, publisher, question, limits, attempts, admitted, telemetry)
         except ModelError as error:
+            if gate is not None and error.retryable:
+                gate.check_time()
             if not error.retryable or failures + 1 >= limits.model_attempts:
                 raise
             number, failures = await count_failure()
-            await asyncio.sleep(limits.pause(failures, error.retry_after))
+            pause = limits.pause(failures, error.retry_after)
+            await asyncio.sleep(pause if gate is None else gate.within(pause))
+        request = replace(request, attempt=number)
+
+
+async def _admitted(
+    gate: BudgetGate, request: ModelRequest, tokens: int, question: Question, attempts: Attempts
+) -> ModelRequest:
+    try:
+        return await gate.admit(request, tokens, summary=not question.heard)
+    except (asyncio.CancelledError, ServerUnavailable):  # it may have reserved
+        attempts.give_up(request.attempt, request.config.model, heard=question.heard)
+        raise
 
 
 async def _attempt(
@@ -200,11 +231,10 @@ async def _attempt(
     question: Question,
     limits: StepLimits,
     attempts: Attempts,
-    number: int,
+    request: ModelRequest,
     telemetry: Telemetry,
 ) -> ModelAnswer:
-    timeout = question.config.timeout_seconds or limits.model_timeout_seconds
-    request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
+    timeout, number = request.timeout_seconds, request.attempt
     draft, code = attempts.begin(number, question.config.model, heard=question.heard), None
     async with ChunkWriter(
         *(publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number),

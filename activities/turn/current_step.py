@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.calls.action_turn import action_ended
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.memory import Memory
@@ -20,6 +21,7 @@ from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.turns.ends import Ending, fallback_ending
 from turnstile.ledger.turns.steps import BegunStep, StepRecord
 from turnstile.runtime.ports import ModelMessage
+from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import CardId, StepId, step_id
@@ -48,6 +50,8 @@ class CurrentStep:
     clock: float
     attempts: Attempts
     patience: float | None = None
+    gate: BudgetGate | None = None
+    """Of a turn that has a budget."""
 
     @property
     def key(self) -> StepId:
@@ -109,14 +113,21 @@ class CurrentStep:
             llm_response_cost=cost,
             attempts=tuple(records),
             turn_config=None if pins is None else pins.config.model_dump(mode="json"),
+            budget=None if self.gate is None or not records else self.gate.used(records),
         )
 
     def fallback(
-        self, cards: tuple[Card, ...], status: TurnStatus, code: str, reason: str, figures: StepFigures
+        self,
+        cards: tuple[Card, ...],
+        status: TurnStatus,
+        code: str,
+        reason: str,
+        figures: StepFigures,
+        lack: BudgetLack | None = None,
     ) -> tuple[tuple[Card, ...], Ending]:
         """The end of the turn with this step, by a fallback: the cards with the fallback added, and the ending."""
         made, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
-        card, ending = fallback_ending(self.turn, made, status, code, reason, stats)
+        card, ending = fallback_ending(self.turn, made, status, code, reason, stats, lack)
         return (*cards, card), ending
 
     def applied(self, record: StepRecord) -> list[Message]:

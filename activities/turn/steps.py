@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from temporalio import activity
 
+from turnstile.activities.budgets.gate import BudgetExhausted
 from turnstile.activities.calls.action_turn import action_call, wanted_call
 from turnstile.activities.calls.outgoing import Place
 from turnstile.activities.cancellation import is_stopped
@@ -30,6 +31,7 @@ from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.resume import Termination
 from turnstile.activities.turn.settle import end_stopped, publish_applied
+from turnstile.activities.turn.spending import exhausted, with_gate, within_budget
 from turnstile.activities.turn.timing import record_begun, record_calls, record_step, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, pin
 from turnstile.activities.turn.turn_events import TurnEvents
@@ -120,9 +122,9 @@ class StepActivities:
             return await self._recall(given.turn, given.step, lambda: self._stop_between(given.turn, given.step))
         hit(Fault.STEP_BEGUN)
         turn_events = TurnEvents(self.publisher, given.turn, begun.head.context_headers, self.telemetry)
-        step = CurrentStep(
-            given.turn, begun.head.step_count + 1, begun, turn_events, started, clock, attempts, patience
-        )
+        number = begun.head.step_count + 1
+        step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts, patience)
+        step = with_gate(step, self.model, self.limits, lambda reserve: self._keep(step, reserve))
         try:
             return await self._run(step)
         except StaleTurn:
@@ -175,6 +177,9 @@ class StepActivities:
             pinned = pin(step.turn, step.begun, self.limits.max_steps)
             asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
             answer = await self._ask_or_compact(step, pinned, asked, messages)
+        except BudgetExhausted as error:
+            cards, ending, figures = exhausted(step, pinned, error)
+            return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
@@ -241,6 +246,7 @@ class StepActivities:
                 (head.step_attempt, head.model_failures),
                 lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
                 self.telemetry,
+                step.gate,
             )
 
     async def _commit(
@@ -317,6 +323,7 @@ class StepActivities:
         asked = dict(zip((each.tool_call_id for each in decision.commands), decision.holds, strict=False))
         held = tuple(call for call, hold in asked.items() if hold is not None)
         metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands, held=held)
+        decision = within_budget(step, decision)
         record = step.record(cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits, holds=decision.holds)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)

@@ -82,6 +82,7 @@ def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> 
         output_box_id=target.output_box_id if reuses else None,
         new_agent=None if reuses else _new_agent(call, task, target, turn),
         label=task.label if isinstance(task, ForkTask) else None,
+        budget=_budget(task, target),
         traceparent=headers.derived_span(call.context_headers.get(headers.TRACEPARENT, ""), call.tool_call_id),
     )
 
@@ -160,6 +161,12 @@ def _inherited(caller: Caller, tool: str, task: TaskArguments, target: Target) -
         if box not in allowed:
             raise DelegationRefused("unauthorized_box", f"inherit_context: unauthorized box_id: {box}")
     return tuple(dict.fromkeys(boxes))
+
+
+def _budget(task: TaskArguments, target: Target) -> JsonObject | None:
+    """What the child may spend, as the task or else its profile says; None: whatever the caller's turn has left."""
+    own: JsonObject = {} if task.budget is None else {**task.budget.stored()}
+    return own or target.budget
 
 
 def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Card]:

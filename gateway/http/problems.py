@@ -22,6 +22,7 @@ _STATUS: Mapping[str, int] = {
     "model_not_found": 404,
     "method_not_allowed": 405,
     "not_yours": 403,
+    "budget_exceeded": 402,
     "correlation_conflict": 409,
     "ambiguous": 409,
     "wrong_event_id": 409,

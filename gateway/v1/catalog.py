@@ -2,12 +2,14 @@
 
 from turnstile.gateway.http.endpoints import Endpoint
 from turnstile.gateway.v1 import resources as r
+from turnstile.gateway.v1.budget_handlers import Budgets
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import LONGEST_WAIT, Turns
 from turnstile.schema.access import Right
+from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.people.interrupt_requests import InterruptView
 
 _WAIT = f"`wait=SECONDS`: answer when the turn is over, or after so long (at most {LONGEST_WAIT:g})."
@@ -16,11 +18,16 @@ _RESUMED = {200: "The stream.", 204: "The stream was read to its end."}
 
 
 def endpoints(
-    turns: Turns, conversations: Conversations, events: Events, interrupts: Interrupts, roster: Roster
+    turns: Turns,
+    conversations: Conversations,
+    events: Events,
+    interrupts: Interrupts,
+    budgets: Budgets,
+    roster: Roster,
 ) -> list[Endpoint]:
     """All of them."""
     talk = [*_turns(turns, events), *_conversations(conversations, events)]
-    return [*talk, *_interrupts(interrupts), *_roster(roster)]
+    return [*talk, *_interrupts(interrupts), *_budgets(budgets), *_roster(roster)]
 
 
 def _turns(turns: Turns, events: Events) -> list[Endpoint]:
@@ -188,6 +195,50 @@ def _interrupts(interrupts: Interrupts) -> list[Endpoint]:
             handler=interrupts.decide,
             body=r.InterruptDecision,
             answer=r.Decided,
+        ),
+    ]
+
+
+def _budgets(budgets: Budgets) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="list_budgets",
+            method="GET",
+            path="/v1/budgets",
+            right=Right.READ,
+            summary="What turns and the project may spend, and have spent, the newest first.",
+            handler=budgets.list,
+            query=r.BudgetsQuery,
+            answer=r.BudgetPage,
+        ),
+        Endpoint(
+            name="get_budget",
+            method="GET",
+            path="/v1/budgets/{budget_id}",
+            right=Right.READ,
+            summary="A budget: a turn's id, or the project's: `day`, `month`, `2026-11-23` or `2026-11`.",
+            handler=budgets.get,
+            answer=BudgetView,
+        ),
+        Endpoint(
+            name="raise_budget",
+            method="POST",
+            path="/v1/budgets/{budget_id}/raise",
+            right=Right.OPERATE,
+            summary="Give a budget more, or with a minus take back what is free.",
+            handler=budgets.raise_budget,
+            body=r.BudgetRaise,
+            answer=BudgetView,
+        ),
+        Endpoint(
+            name="limit_project",
+            method="POST",
+            path="/v1/budgets/{period}/limit",
+            right=Right.OPERATE,
+            summary="Say what the project may spend in each `day` or `month` from now on.",
+            handler=budgets.limit,
+            body=r.BudgetLimitation,
+            answer=BudgetView,
         ),
     ]
 

@@ -13,6 +13,10 @@ from pydantic import ConfigDict, Field, JsonValue
 from turnstile.ledger.access.pages import Place, TurnSummary
 from turnstile.ledger.turns.usage import UsageLine
 from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimits
+from turnstile.schema.budgets.limits import BudgetLimits
+from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import (
@@ -61,6 +65,8 @@ class TurnCreate(Strict):
     """Fields that its output must have."""
     runtime_config: RuntimeConfig | None = None
     """Settings that it overrides or adds."""
+    budget: BudgetLimits | None = None
+    """What it and all below it may use, instead of what the profile says."""
     metadata: JsonObject | None = None
     """The caller's own notes; no model sees them."""
     multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE
@@ -120,6 +126,8 @@ class TurnRerun(Strict):
     """`provider/model` for the new turn: the same as `runtime_config.model`."""
     runtime_config: RuntimeConfig | None = None
     """Settings that replace those that the turn was asked with; null stands for the profile's."""
+    budget: BudgetLimits | None = None
+    """What the new turn and all below it may use; by default what the profile says."""
 
 
 class StopAnswer(Tolerant):
@@ -343,6 +351,39 @@ class Decided(Tolerant):
     """Whether the call failed as `tool_changed` instead of being sent."""
     duplicate: bool
     """Whether the same token had decided the same before."""
+
+
+class BudgetsQuery(PageQuery):
+    """Which budgets."""
+
+    channel_id: str | None = Field(default=None, pattern=_TOKEN)
+    """Only of this channel's turns; without one also the project's own."""
+    kind: Literal["turn", "day", "month"] | None = None
+    """Only these: turns' own grants, or the project's by day or month."""
+    status: Literal["open", "ended", "closed"] | None = None
+    """Only those that are so."""
+
+
+class BudgetPage(Tolerant):
+    """Budgets, the newest first."""
+
+    budgets: list[BudgetView]
+    """The budgets."""
+    limits: list[ProjectLimits]
+    """What the project may spend in a day or month; empty for a token of one channel."""
+    next: BudgetId | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class BudgetRaise(BudgetChange):
+    """How much more a budget shall have; with a minus, how much less."""
+
+
+class BudgetLimitation(Strict):
+    """What the project may spend in each day or month from now on."""
+
+    limits: SpendingLimits | None
+    """The limits, which take the place of those before; null: nothing limits the project any more."""
 
 
 class CardAnswer(Tolerant):

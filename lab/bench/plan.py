@@ -9,6 +9,7 @@ class Scenario(StrEnum):
 
     TURN = "turn"
     TOOL = "tool"
+    BUDGET = "budget"
     FANOUT = "fanout"
     STREAM = "stream"
     STOP = "stop"

@@ -17,6 +17,7 @@ _TITLES = {
     "stop": "stop: while models stream",
     "fork": "fork: turns that fork children and wait for all",
     "load": "load: turns that arrive at random, enqueue to task event",
+    "budget": "budget: turns without, with a budget each, and of one project's day",
     "conversations": "conversations: two turns each, in instances of one profile",
     "gateway": "gateway: streams that are cut, streams that are timed, turns over HTTP and NATS",
     "growth": "growth: statements on a ledger with a past",

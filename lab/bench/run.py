@@ -14,6 +14,7 @@ from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
 from lab.bench.plan import Plan, Scenario
 from lab.bench.proc import load_average, machine, require_proc
+from lab.bench.scenarios.budget import run_budget
 from lab.bench.scenarios.conversations import run_conversations
 from lab.bench.scenarios.fanout import run_fanout
 from lab.bench.scenarios.fork import run_fork
@@ -31,6 +32,7 @@ from turnstile.settings import Settings
 RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.TURN: run_turn,
     Scenario.TOOL: run_tool,
+    Scenario.BUDGET: run_budget,
     Scenario.FANOUT: run_fanout,
     Scenario.STREAM: run_stream,
     Scenario.STOP: run_stop,

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.schema.base import Tolerant
+from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import CardType, JsonContent, readable_content
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId
@@ -31,6 +31,8 @@ class Target(Tolerant):
     """The profile's."""
     tags: Json[list[str]]
     """The profile's."""
+    budget: Json[JsonObject] | None
+    """What the profile lets a turn spend, as the ledger has it."""
     is_above: bool
     """Whether it is the caller's agent, or that of a turn which waits for the caller's, at any distance."""
 

@@ -11,6 +11,7 @@ WITH RECURSIVE above AS (
 )
 SELECT w.kind, w.ref, a.agent_id, a.display_name, coalesce(h.output_box_id, m.last_output_box_id)::text AS output_box_id,
        p.profile_box_id, p.name AS profile_name, p.worker_target, coalesce(p.tags, '[]') AS tags,
+       CASE WHEN p.settings ->> 'profile_box_id' = p.profile_box_id THEN p.settings -> 'budget' END AS budget,
        coalesce(h.active_agent_turn_id IN (SELECT x.agent_turn_id FROM above x), false) AS is_above
 FROM jsonb_to_recordset(:wanted::jsonb) w (kind text, ref text)
 LEFT JOIN LATERAL (  -- OFFSET 0: each of these by its key, however many are wanted

@@ -25,6 +25,7 @@ TABLES: Final[tuple[str, ...]] = (
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
     *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
     *("state.memory_cuts", "state.rollbacks", "state.interrupts"),
+    *("state.budgets", "state.budget_reservations", "state.project_budgets"),
 )
 """The exported tables, in an order in which they can be imported."""
 
@@ -34,6 +35,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.listeners": "of processes",
     "state.duties": "of bridges",
     "state.repairs": "sums over all projects",
+    "state.model_prices": "of the installation",
     "state.gateway_tokens": "who may ask, not what was said; who reads an export is given nobody's access",
 }
 """Tables without data of a project."""

@@ -156,3 +156,20 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN 
 -- Turns that were rolled back; if agents are named, in boxes of their turns.
 SELECT to_jsonb(x)::text AS row FROM state.rollbacks x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
+
+-- name: export_budgets :many
+-- What turns, days and months may spend; of agents, their turns'.
+SELECT to_jsonb(x)::text AS row FROM state.budgets x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+
+-- name: export_budget_reservations :many
+-- What attempts at models reserved and used.
+SELECT to_jsonb(x)::text AS row FROM state.budget_reservations x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+
+-- name: export_project_budgets :many
+-- What the project may spend; of no agent.
+SELECT to_jsonb(x)::text AS row FROM state.project_budgets x
+WHERE x.project_id = :project_id AND :agent_ids::text[] IS NULL;

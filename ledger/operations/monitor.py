@@ -9,6 +9,7 @@ from pydantic import Json
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
+from turnstile.schema.budgets.plans import BudgetPeriod
 from turnstile.schema.ids import ProjectId
 
 ROW_LIMIT = 10_000
@@ -22,12 +23,28 @@ class InboxLag(Tolerant):
     oldest_due_seconds: float
 
 
+class Spending(Tolerant):
+    """What all projects with limits may spend in this day or month, and what of it is gone; costs in micro-dollars."""
+
+    period: BudgetPeriod
+    max_tokens: int
+    spent_tokens: int
+    reserved_tokens: int
+    unsettled_tokens: int
+    """The part of what is spent that was booked whole, since nobody knows what was used."""
+    max_cost: int
+    spent_cost: int
+    reserved_cost: int
+    unsettled_cost: int
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Inbox rows and threads that wait."""
+    """Inbox rows and threads that wait, and what projects have spent."""
 
     inbox: InboxLag
     open_threads: int
+    spending: Sequence[Spending] = ()
 
 
 class SystemStatus(InboxLag):
@@ -97,8 +114,15 @@ async def count_open_threads(conn: Connection, worker_targets: Sequence[str]) ->
 
 
 async def measure_backlog(conn: Connection, worker_targets: Sequence[str], thread_targets: Sequence[str]) -> Backlog:
-    """Inbox and threads of these targets; two round trips."""
-    return Backlog(await measure_inbox(conn, worker_targets), await count_open_threads(conn, thread_targets))
+    """Inbox and threads of these targets, and what all projects have spent; three round trips."""
+    inbox = await measure_inbox(conn, worker_targets)
+    threads = await count_open_threads(conn, thread_targets)
+    return Backlog(inbox, threads, await measure_spending(conn))
+
+
+async def measure_spending(conn: Connection) -> list[Spending]:
+    """What projects with limits have spent of them in this day and month; none if none has any. One round trip."""
+    return await query("measure_spending").all_as(conn, Spending, row_limit=ROW_LIMIT)
 
 
 async def look_around(conn: Connection) -> SystemStatus:

@@ -19,6 +19,23 @@ SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, c
 SELECT count(*) AS found FROM (
     SELECT FROM state.threads t WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[]) LIMIT :row_limit::int) t;
 
+-- name: measure_spending :many
+-- What the projects that have limits may spend in this day and month together, and what of it is spent, reserved, and booked unknown.
+WITH limited AS MATERIALIZED (
+    SELECT p.period, p.project_id || '/' || p.period || '/' || to_char(
+        now() AT TIME ZONE 'UTC', CASE p.period WHEN 'day' THEN 'YYYY-MM-DD' ELSE 'YYYY-MM' END) AS budget_id
+    FROM state.project_budgets p WHERE num_nonnulls(p.max_tokens, p.max_cost, p.max_turns) > 0 LIMIT :row_limit::int
+)
+SELECT l.period, coalesce(sum(b.max_tokens), 0)::bigint AS max_tokens,
+       coalesce(sum(b.spent_tokens) FILTER (WHERE b.max_tokens IS NOT NULL), 0)::bigint AS spent_tokens,
+       coalesce(sum(b.reserved_tokens) FILTER (WHERE b.max_tokens IS NOT NULL), 0)::bigint AS reserved_tokens,
+       coalesce(sum(b.unsettled_tokens) FILTER (WHERE b.max_tokens IS NOT NULL), 0)::bigint AS unsettled_tokens,
+       coalesce(sum(b.max_cost), 0)::bigint AS max_cost,
+       coalesce(sum(b.spent_cost) FILTER (WHERE b.max_cost IS NOT NULL), 0)::bigint AS spent_cost,
+       coalesce(sum(b.reserved_cost) FILTER (WHERE b.max_cost IS NOT NULL), 0)::bigint AS reserved_cost,
+       coalesce(sum(b.unsettled_cost) FILTER (WHERE b.max_cost IS NOT NULL), 0)::bigint AS unsettled_cost
+FROM limited l JOIN state.budgets b ON b.budget_id = l.budget_id GROUP BY l.period ORDER BY l.period;
+
 -- name: look_around :one
 -- The whole state in one statement: agents, inbox, turns of the last minute, repairs, workers, threads.
 WITH

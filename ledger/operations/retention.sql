@@ -117,8 +117,8 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, node, batches with their tasks, and the edges that ask for or answer
--- them. Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
+-- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, node, batches with their tasks, what was booked for
+-- them, and the edges that ask for or answer them. Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
 -- The turns' cards stay as long as their boxes.
 WITH
 gone AS (
@@ -162,7 +162,8 @@ edges AS (
     WHERE md5(e.correlation_id) = md5(c.correlation_id) AND e.project_id = c.project_id
       AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
 )
-SELECT gone.agent_turn_id AS id FROM gone;
+SELECT gone.agent_turn_id AS id
+FROM gone CROSS JOIN (SELECT state.forget_budgets(ARRAY(SELECT g.agent_turn_id FROM gone g))) AS budgets;
 
 -- name: list_prunable_conversations :one
 -- Those of the next conversations, in the order of their boxes, that may be removed; the last box that was read is null at the end.

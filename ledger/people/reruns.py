@@ -141,6 +141,7 @@ def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
         context_box_id=command.context_copy_id,
         output_box_id=command.output_copy_id,
         runtime_config=settings,
+        budget=command.request.budget,
         correlation_id=command.request.correlation_id,
     )
     return Enqueue(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from pydantic import Field, Json
 
+from turnstile.ledger.budgets.steering import EXCEEDED, exceeded
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.lease import Lease, NewLease
@@ -119,6 +120,8 @@ class Child:
     """None: the agent must exist."""
     label: str | None = None
     runtime_config: JsonObject | None = None
+    budget: JsonObject | None = None
+    """What it may spend of what its parent has left, as the ledger has it; None: the same as its parent."""
     traceparent: str | None = None
     """The span of which the child's is one; by default that of the turn that asks."""
 
@@ -225,6 +228,8 @@ class EnqueuedChild(Tolerant):
     context_headers: ContextHeaders
     context_box_id: BoxId
     output_box_id: BoxId
+    refusal: Json[JsonObject] | None
+    """With the verdict `budget_exceeded`: what there was, and what was asked."""
 
     @property
     def lease(self) -> NewLease | None:
@@ -350,6 +355,8 @@ async def delegate(pool: "Pool", call: ParentCall, child: Child, limits: ForkLim
         earlier = await pool.run(lambda conn: _delegated(conn, call, child))
         if earlier is not None:
             return earlier
+    if made.refusal is not None:
+        raise Refused(EXCEEDED, exceeded(made.refusal))
     if made.verdict != "accepted":
         raise Refused(made.verdict, _REFUSALS[made.verdict])
     return ForkedTask(
@@ -443,6 +450,7 @@ def _child(call: ParentCall, child: Child) -> JsonObject:
         "new_agent": None if new is None else new.model_dump(mode="json"),
         "context_headers": dict(context),
         "runtime_config": child.runtime_config or {},
+        "budget": child.budget,
     }
 
 

@@ -4,6 +4,7 @@ from datetime import datetime
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
+from turnstile.schema.budgets.views import BudgetColumn
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, ToolCallId
 
 
@@ -35,6 +36,8 @@ class TreeNode(Tolerant):
     cost: float | None
     """In USD; null if no model of it has a price."""
     steps: int
+    budget: BudgetColumn = None
+    """Its own grant, which has all that the turns below it spend; null if it has none."""
 
 
 async def tree(

@@ -28,7 +28,7 @@ SELECT state.open_batch(:project_id, :tool_call_id, :plan::jsonb, :tasks::jsonb)
 -- name: enqueue_children :many
 -- Enqueues children of a call. First a row without task_index, with the verdict on all; then a row for each that was enqueued or refused.
 SELECT c.task_index, c.verdict, c.agent_id, c.agent_turn_id, c.inbox_id, c.turn_epoch, c.leased_at, c.worker_target, c.channel_id,
-       c.context_headers, c.context_box_id::text AS context_box_id, c.output_box_id::text AS output_box_id
+       c.context_headers, c.context_box_id::text AS context_box_id, c.output_box_id::text AS output_box_id, c.refusal
 FROM state.enqueue_children(:project_id, :tool_call_id, :batch_id::text, :children::jsonb, :max_queued_turns::int, :max_live_turns::int) c;
 
 -- name: list_tasks :many
@@ -86,7 +86,7 @@ JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.p
 -- name: list_tree :many
 -- Every turn of the tree that a turn is in, in the order of a walk from the root: parents first, children in the order of their tasks;
 -- of one channel, after a turn of it, and at most so many, if these are given.
--- Tokens and cost are those of the turn itself.
+-- Tokens and cost are those of the turn itself; budget is its own grant, if it has one.
 WITH RECURSIVE top AS (
     SELECT coalesce((SELECT n.root_turn_id FROM state.turn_nodes n WHERE n.agent_turn_id = :agent_turn_id AND n.project_id = :project_id),
                     :agent_turn_id) AS root
@@ -112,7 +112,8 @@ SELECT w.agent_turn_id, w.parent_turn_id, w.depth, i.agent_id, coalesce(n.waited
        n.stop_reason, CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
             WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
        o.error_code, i.created_at, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, t.batch_id, t.task_index, t.label,
-       b.parent_tool_call_id AS tool_call_id, b.status AS batch_status, u.tokens, u.cost, u.steps
+       b.parent_tool_call_id AS tool_call_id, b.status AS batch_status, u.tokens, u.cost, u.steps,
+       (SELECT to_jsonb(g) FROM state.budgets g WHERE g.budget_id = w.agent_turn_id AND i.payload ? 'budget') AS budget
 FROM page w
 JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
 LEFT JOIN state.turn_nodes n ON n.agent_turn_id = w.agent_turn_id

@@ -18,6 +18,7 @@ from turnstile.ledger.turns.cards import box_cards, card_columns
 from turnstile.ledger.turns.lease import NewLease
 from turnstile.ledger.turns.steps import StepRecord, gate, step_columns
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
     Card,
@@ -293,13 +294,21 @@ def fallback_ending(
     error_code: str,
     reason: str,
     stats: JsonObject | None = None,
+    lack: BudgetLack | None = None,
 ) -> tuple[Card, Ending]:
-    """The end of a turn without a deliverable of its own: the fallback card, and the ending that names it."""
-    card = fallback_card(turn, cards, status, reason)
+    """The end of a turn without a deliverable of its own: the fallback card, and the ending that names it.
+
+    With `lack` both say of which budget there was not enough.
+    """
+    card = fallback_card(turn, cards, status, reason, lack)
+    if lack is not None:
+        stats = {**(stats or {}), "budget": lack.model_dump(mode="json")}
     return card, Ending(status, card.card_id, error_code, reason, stats=stats)
 
 
-def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str) -> Card:
+def fallback_card(
+    turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str, lack: BudgetLack | None = None
+) -> Card:
     """The deliverable of a turn that made none, from the cards that it has written (protocol §4)."""
     own = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
     fallback = FallbackDeliverable(
@@ -311,6 +320,7 @@ def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reas
             if card.type == CardType.TOOL_RESULT
         ],
         terminal_status=status,
+        budget=lack,
     )
     return make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),

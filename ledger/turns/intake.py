@@ -12,6 +12,7 @@ from datetime import datetime
 
 from pydantic import Json
 
+from turnstile.ledger.budgets.steering import EXCEEDED
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
@@ -218,6 +219,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         new_context_box_id=command.new_context_box_id,
         new_output_box_id=command.new_output_box_id,
         runtime_config=request.runtime_config.model_dump_json(exclude_none=True),
+        budget=None if request.budget is None else json.dumps(request.budget.stored() or None),
         metadata=json.dumps(request.metadata),
         card_ids=columns["card_ids"],
         card_contents=columns["card_contents"],
@@ -241,6 +243,8 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             )
         case "context_is_output":
             raise BadRequest("context_box_id and output_box_id must differ: a turn never writes what it reads")
+        case "no_budget":
+            raise Refused(EXCEEDED, "a limit of 0 in the turn's budget is nothing: leave it out, or raise it")
         case "rate_limited":
             raise rate_limited(command.admission.wait_seconds)
         case "queue_full" | "project_full" | "instances_full" as limit:

@@ -26,7 +26,7 @@ instance AS MATERIALIZED (  -- locked, or retention could put it to sleep meanwh
 who AS MATERIALIZED (  -- always one row: the agent, the profile, and the conversation that the turn is in
     SELECT a.agent_id, coalesce(n.status, a.status) AS status, coalesce(a.worker_target, p.worker_target) AS worker_target,
            coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id, p.name AS profile_name, p.tags,
-           a.metadata ->> 'instance_of' AS instance_of, k.settings,
+           a.metadata ->> 'instance_of' AS instance_of, k.settings, coalesce(:budget::jsonb, k.settings -> 'budget') AS budget,
            CASE WHEN :conversation_id::text IS NOT NULL THEN :conversation_id
                 WHEN :may_remember::boolean AND k.settings -> 'memory' ->> 'keep' = 'conversation' THEN '' END AS conversation_id
     FROM (SELECT) AS always
@@ -44,7 +44,7 @@ talk AS MATERIALIZED (  -- the conversation, if it was begun before: locked, or 
     FOR NO KEY UPDATE OF c
 ),
 plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the request
-    SELECT a.worker_target, a.profile_box_id, a.profile_name, a.tags, a.conversation_id, talk.output_box_id AS known_box_id,
+    SELECT a.worker_target, a.profile_box_id, a.profile_name, a.tags, a.conversation_id, a.budget, talk.output_box_id AS known_box_id,
            a.agent_id IS NULL AND :instance_of::text IS NOT NULL AS makes_agent, a.status = 'dormant' AS wakes_agent,
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
            s.source_box_id, coalesce(:output_box_id::uuid, talk.output_box_id, :new_output_box_id::uuid) AS output_box_id, d.depth,
@@ -67,6 +67,7 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
                THEN 'unknown_output_box'
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = coalesce(:output_box_id::uuid, talk.output_box_id)
                THEN 'context_is_output'
+               WHEN EXISTS (SELECT FROM jsonb_each(a.budget) z WHERE z.value = '0') THEN 'no_budget'
                WHEN :max_instances::int > 0 AND (a.agent_id IS NULL OR a.status = 'dormant') AND (
                     SELECT count(*) FROM (
                         SELECT FROM resource.project_agents l WHERE l.project_id COLLATE "C" = :project_id AND l.status = 'active'
@@ -157,10 +158,14 @@ mine AS (
                                   WHEN go.conversation_id IS NULL THEN '{}' ELSE '{"remember": true}'::jsonb END)
            || CASE WHEN go.conversation_id IS NULL THEN '{}' ELSE jsonb_build_object('conversation_id', go.conversation_id) END
            || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END
-           || CASE WHEN :rerun::jsonb IS NOT NULL THEN jsonb_build_object('rerun', :rerun::jsonb) ELSE '{}' END,
+           || CASE WHEN :rerun::jsonb IS NOT NULL THEN jsonb_build_object('rerun', :rerun::jsonb) ELSE '{}' END
+           || CASE WHEN charged.budget IS NULL THEN '{}' ELSE jsonb_build_object('budget', charged.budget) END,
            CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
-    FROM go WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')
+    FROM go CROSS JOIN LATERAL (  -- what the turn may spend, and where that is counted: a trigger does, or refuses all of this
+        SELECT CASE WHEN go.budget IS NOT NULL OR EXISTS (SELECT FROM state.project_budgets p WHERE p.project_id = :project_id)
+               THEN state.plan_budget(:project_id, :agent_turn_id, go.budget, NULL) END AS budget) charged
+    WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')
     ON CONFLICT DO NOTHING
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
 ),
@@ -257,8 +262,13 @@ made_cards AS (
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT go.context_box_id, row_number() OVER (ORDER BY x.part, x.position), x.card_id
-    FROM mine CROSS JOIN go CROSS JOIN LATERAL (
-        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s WHERE s.box_id = go.source_box_id
+    FROM mine CROSS JOIN go
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id) AS is_cut OFFSET 0) source
+    CROSS JOIN LATERAL (  -- what is read of the source, without turns that were rolled back there
+        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s
+        WHERE s.box_id = go.source_box_id AND NOT (source.is_cut AND EXISTS (
+            SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id
+              AND r.agent_turn_id = (SELECT c.metadata ->> 'agent_turn_id' FROM public.cards c WHERE c.card_id = s.card_id)))
         UNION ALL
         SELECT 2, n.position, n.card_id FROM unnest(:card_ids::text[]) WITH ORDINALITY n (card_id, position)) x
     WHERE cardinality(:card_ids::text[]) > 0

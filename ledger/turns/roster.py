@@ -115,8 +115,9 @@ async def _tool_texts(pool: Pool, project: ProjectId, profile: Profile) -> list[
 
 
 def _settings(profile: Profile, box: BoxId) -> JsonObject:
-    """What an enqueue must know of the profile; nothing of one that has neither memory nor instances."""
+    """What an enqueue must know of the profile; nothing of one that has neither memory nor instances nor a budget."""
     said = profile.model_dump(mode="json", include={"memory", "instances"})
+    said |= {"budget": limits} if profile.budget and (limits := profile.budget.stored()) else {}
     return {"profile_box_id": box, **said} if said else {}
 
 

@@ -16,6 +16,7 @@ from pydantic import Json
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns, card_of
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.plans import TurnBudget
 from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import BoxId, CardId, ToolCallId, interrupt_id, step_id
@@ -71,6 +72,8 @@ class StepHead(Tolerant):
     """The calls of the last committed step that were applied or expired, in no order."""
     rerun: RerunOf | None = None
     """The turn that this one runs again."""
+    budget: TurnBudget | None = None
+    """What limits the turn; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

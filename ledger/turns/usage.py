@@ -1,5 +1,6 @@
 """Reads the usage and cost of models, and the models that profiles name. Decides nothing."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -55,10 +56,20 @@ async def sum_usage(
     *,
     channel: ChannelId | None = None,
     since: datetime | None = None,
+    turns: Sequence[AgentTurnId] | None = None,
 ) -> list[UsageLine]:
-    """One line per agent, model or day, and one for all, last; only the latter if there was no attempt."""
+    """One line per agent, model or day, and one for all, last; only the latter if there was no attempt.
+
+    Of one `channel`, of attempts `since` then, of these `turns` alone, if they are given.
+    """
     return await query("sum_usage").all_as(
-        conn, UsageLine, project_id=project, channel_id=channel, grouping=grouping, since=since
+        conn,
+        UsageLine,
+        project_id=project,
+        channel_id=channel,
+        grouping=grouping,
+        since=since,
+        turns=None if turns is None else list(turns),
     )
 
 

@@ -1,8 +1,8 @@
 -- Usage and cost of models, and the models that profiles name; for display only.
 
 -- name: sum_usage :many
--- The attempts of a project's steps, of one channel if that is given, since a moment, by agent, model or day; the last row,
--- without a name, is the sum of all.
+-- The attempts of a project's steps, of one channel or of these turns if that is given, since a moment, by agent, model or day; the last
+-- row, without a name, is the sum of all.
 WITH attempts AS (
     SELECT s.agent_id, s.agent_turn_id, s.step_id, a.attempt, a.attempt -> 'usage' AS counts, s.started_at,
            CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
@@ -12,6 +12,7 @@ WITH attempts AS (
         CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) AS a (attempt)
     WHERE s.project_id = :project_id AND (:channel_id::text IS NULL OR s.channel_id = :channel_id)
       AND (:since::timestamptz IS NULL OR s.started_at >= :since)
+      AND (:turns::text[] IS NULL OR s.agent_turn_id = ANY (:turns))
 ),
 named AS (
     SELECT *, CASE :grouping::text WHEN 'agent' THEN agent_id WHEN 'model' THEN coalesce(attempt ->> 'model', 'unknown')

@@ -20,6 +20,7 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
             SELECT s.steer_id, s.priority, s.status, s.step_id, s.steered_by, s.created_at, s.settled_at, s.seq FROM state.steers s
             WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) x) AS steers,
        i.payload -> 'rerun' ->> 'of' AS rerun_of, state.as_count(i.payload -> 'rerun' ->> 'from_step') AS from_step,
+       i.payload -> 'budget' AS budget,
        ARRAY(SELECT r.agent_turn_id FROM state.agent_inbox r
              WHERE r.payload -> 'rerun' ->> 'of' = i.agent_turn_id AND r.payload ? 'rerun' AND r.project_id = i.project_id
              ORDER BY r.created_at LIMIT 100) AS reruns

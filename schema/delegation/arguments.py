@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import ResultField
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.errors import BadRequest
@@ -91,6 +92,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Box = Annotated[BoxId | None, BeforeValidator(_box)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)]
 Fields = Annotated[list[ResultField] | None, Field(min_length=1, max_length=256)]
+Budget = BudgetLimits | None
 
 
 class TaskArguments(Strict):
@@ -106,6 +108,8 @@ class TaskArguments(Strict):
     """A box that the caller may see, whose cards the agent reads before the instruction."""
     result_fields: Fields = None
     """Ours: fields that its deliverable must have."""
+    budget: Budget = None
+    """Ours: what its turn and all below it may use, out of what the caller's budget has left."""
 
     def text_bytes(self) -> int:
         """The bytes of UTF-8 text, which are limited over a whole request (protocol §6)."""
@@ -127,10 +131,17 @@ class LaunchArguments(Strict):
     """The profile of the new agent."""
     instruction: Instruction
     """What it shall do."""
+    budget: Budget = None
+    """Ours: as of a task."""
 
     def task(self) -> TaskArguments:
         """The same as a task."""
-        return TaskArguments(target_strategy="new", target_ref=self.profile_name, instruction=self.instruction)
+        return TaskArguments(
+            target_strategy="new",
+            target_ref=self.profile_name,
+            instruction=self.instruction,
+            budget=self.budget,
+        )
 
 
 class ExpertArguments(Strict):
@@ -144,6 +155,8 @@ class ExpertArguments(Strict):
     """Whether it reads what the caller has done so far: the caller's output box."""
     wait: Annotated[bool, BeforeValidator(lambda value: True if value is None else _flag(value))] = True
     """Ours: whether the call's result is the answer; v1r4 never waits."""
+    budget: Budget = None
+    """Ours: as of a task."""
 
     def task(self, history: BoxId | None) -> TaskArguments:
         """The same as a task that reads `history`."""
@@ -152,6 +165,7 @@ class ExpertArguments(Strict):
             target_ref=self.expert_profile,
             instruction=self.question,
             context_box_id=history if self.include_history else None,
+            budget=self.budget,
         )
 
 

@@ -20,6 +20,18 @@ _FIELDS: JsonObject = {
         "additionalProperties": False,
     },
 }
+_COUNT: JsonObject = {"type": "integer", "minimum": 0}
+_BUDGET: JsonObject = {
+    "type": "object",
+    "description": "What the agent and all that it asks may use, out of what you have left. Left out: what you have.",
+    "properties": {
+        "max_tokens": _COUNT,
+        "max_cost_usd": {"type": "number", "minimum": 0},
+        "max_turns": _COUNT,
+        "max_seconds": _COUNT,
+    },
+    "additionalProperties": False,
+}
 _TASK: JsonObject = {
     "target_strategy": {
         "type": "string",
@@ -30,6 +42,7 @@ _TASK: JsonObject = {
     "instruction": {"type": "string", "description": "What the agent shall do, with everything it must know."},
     "context_box_id": _BOX,
     "result_fields": _FIELDS,
+    "budget": _BUDGET,
 }
 _PROVISIONED = (
     *("agent_id", "profile_name", "profile_box_id", "derived_from", "display_name"),
@@ -66,14 +79,20 @@ def kernel_tools() -> Mapping[str, ToolRow]:
             "ask_expert",
             "Ask an expert, and get the answer. With include_history the expert reads what you have done so far.",
             _object(
-                {"expert_profile": _TEXT, "question": _TEXT, "include_history": _FLAG, "wait": _FLAG},
+                {
+                    "expert_profile": _TEXT,
+                    "question": _TEXT,
+                    "include_history": _FLAG,
+                    "wait": _FLAG,
+                    "budget": _BUDGET,
+                },
                 ["expert_profile", "question"],
             ),
         ),
         _row(
             "launch_principal",
             "Start an agent that works on its own. Answers at once with the ids of its turn.",
-            _object({"profile_name": _TEXT, "instruction": _TEXT}, ["profile_name", "instruction"]),
+            _object({"profile_name": _TEXT, "instruction": _TEXT, "budget": _BUDGET}, ["profile_name", "instruction"]),
         ),
         _row(
             "fork_join",

@@ -52,6 +52,8 @@ class ChildAnswer(Tolerant):
     """Its deliverable: a text, or the data that was asked for."""
     error: str | None = None
     """Why it did not succeed, as a code."""
+    error_detail: JsonObject | None = None
+    """Of `budget_exceeded`: `dimension`, `had`, `spent`, `reserved`, `asked` and `left`; money in dollars."""
     agent_id: AgentId | None = None
     agent_turn_id: AgentTurnId | None = None
     output_box_id: BoxId | None = None
@@ -69,6 +71,8 @@ class TaskAnswer(Tolerant):
     """The beginning of its deliverable, at most 500 characters."""
     error: str | None = None
     """Why it did not succeed, as a code."""
+    error_detail: JsonObject | None = None
+    """Of `budget_exceeded`: `dimension`, `had`, `spent`, `reserved`, `asked` and `left`; money in dollars."""
     output_box_id: BoxId | None = None
     agent_id: AgentId | None = None
     agent_turn_id: AgentTurnId | None = None

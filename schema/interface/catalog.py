@@ -15,6 +15,14 @@ from typing import Any
 from pydantic import BaseModel, Field, create_model
 
 from turnstile.schema import cards
+from turnstile.schema.budgets.budget_requests import (
+    BudgetListReply,
+    BudgetListRequest,
+    BudgetRaiseRequest,
+    BudgetReply,
+    BudgetRequest,
+    ProjectLimitRequest,
+)
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
@@ -142,6 +150,20 @@ VERBS = (
         for name, summary, request, reply in (
             ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
             ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
+        )
+    ),
+    *(
+        Verb(name, summary, "6", request, reply, _CLIENT, durable=False)
+        for name, summary, request, reply in (
+            ("budget.list", "List budgets, and what the project may spend.", BudgetListRequest, BudgetListReply),
+            ("budget.get", "See a budget.", BudgetRequest, BudgetReply),
+        )
+    ),
+    *(
+        Verb(name, summary, "6", request, BudgetReply, (Role.OPERATOR,), durable=False)
+        for name, summary, request in (
+            ("raise_budget", "Give a budget more, or take back what is free.", BudgetRaiseRequest),
+            ("limit_project", "Say what a project may spend in a day or month.", ProjectLimitRequest),
         )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),

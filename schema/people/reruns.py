@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import InboxStatus
@@ -26,6 +27,8 @@ class RerunRequest(Strict):
     """`provider/model` for the new turn: the same as `runtime_config.model`."""
     runtime_config: RuntimeConfig = RuntimeConfig()
     """Settings that replace those of the turn's enqueue, for the new turn only; null stands for the profile's."""
+    budget: BudgetLimits | None = None
+    """What the new turn and all below it may use; by default what the profile says."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the request; a repeat with the same content returns the same new turn."""
 

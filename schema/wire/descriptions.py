@@ -7,6 +7,8 @@ from pydantic import BeforeValidator
 from pydantic_core import from_json
 
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.budgets.plans import TurnBudget
+from turnstile.schema.budgets.views import BudgetColumn
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import (
     AgentId,
@@ -40,6 +42,7 @@ def _parsed(value: object) -> object:
 
 
 _Json = Annotated[JsonObject, BeforeValidator(_parsed)]
+_Budget = Annotated[TurnBudget | None, BeforeValidator(_parsed)]
 _Steers = Annotated[tuple[Steer, ...] | None, BeforeValidator(_parsed)]
 
 
@@ -108,6 +111,8 @@ class TurnView(Tolerant):
     """The step of that turn from which on it does."""
     reruns: tuple[AgentTurnId, ...] = ()
     """The turns that run it again, oldest first; at most 100."""
+    budget: _Budget = None
+    """Where it is charged, and until when it may run; null if nothing limits it."""
 
 
 class CallView(Tolerant):
@@ -184,6 +189,8 @@ class TreeTurn(Tolerant):
     """In USD; null if no model of it has a price."""
     steps: int
     """Its committed steps."""
+    budget: BudgetColumn = None
+    """Its own grant, which has all that the turns below it spend; null if it has none."""
 
 
 class DescribeReply(Reply):

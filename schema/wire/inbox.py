@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import (
@@ -53,6 +54,8 @@ class EnqueueRequest(Strict):
     """Fields that the deliverable must have."""
     runtime_config: RuntimeConfig = RuntimeConfig()
     """Settings that this turn overrides or adds."""
+    budget: BudgetLimits | None = None
+    """What the turn and all below it may use, instead of what the profile says."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the request; a repeat with the same content returns the same turn."""
     multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE

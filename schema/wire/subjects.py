@@ -23,7 +23,15 @@ UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 PMO_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.pmo.internal.*"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
-CALLED_BY = {"enqueue": False, "stop": False, "decide": True, "steer": True, "rerun": True}
+CALLED_BY = {
+    "enqueue": False,
+    "stop": False,
+    "decide": True,
+    "steer": True,
+    "rerun": True,
+    "raise_budget": True,
+    "limit_project": True,
+}
 """The verbs whose subject may name the caller at its end, and whether it must."""
 
 _PROBE = "_probe"

@@ -7,6 +7,7 @@ children. A function whose order is not the same in every run gives each a `key`
 """
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,7 @@ from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, JoinAnswer
 from turnstile.schema.errors import BadRequest, ConfigError, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.sdk.requests import Budget, budget_of
 
 
 class Asks(Protocol):
@@ -48,6 +50,8 @@ class ChildTask:
     """Fields that its deliverable must have; `value` is then an object."""
     label: str | None = None
     """In a fork, a name that its result repeats."""
+    budget: Budget | None = None
+    """What its turn and all below it may use, out of what the calling turn has left; by default all of that."""
 
     def arguments(self) -> JsonObject:
         """As the delegating tools take it; raises `BadRequest` unless exactly one agent is named."""
@@ -59,6 +63,7 @@ class ChildTask:
         told: JsonObject = {"target_strategy": strategy, "target_ref": ref, "instruction": self.instruction}
         told |= {} if self.context_box_id is None else {"context_box_id": str(self.context_box_id)}
         told |= {} if self.label is None else {"label": self.label}
+        told |= {} if self.budget is None else {"budget": budget_of(self.budget)}
         if self.result_fields is not None:
             told["result_fields"] = [_field(each) for each in self.result_fields]
         return told
@@ -96,12 +101,14 @@ class ToolCall:
         clone: str | None = None,
         context_box_id: str | None = None,
         result_fields: Sequence[ResultField | Mapping[str, Any]] | None = None,
+        budget: Budget | None = None,
         key: str | None = None,
     ) -> ChildAnswer:
         """Let another agent do something, and return what it came to, whether it succeeded or not.
 
         Raises `Refused` with a code if the agent was not asked: `delegation_denied`, `unknown_profile`,
-        `recursion_depth_exceeded`, `queue_full`, `parent_stopping`, `parent_over`, … (docs/tools.md).
+        `recursion_depth_exceeded`, `queue_full`, `budget_exceeded`, `parent_stopping`, `parent_over`, …
+        (docs/tools.md).
         """
         task = ChildTask(
             instruction=instruction,
@@ -110,14 +117,22 @@ class ToolCall:
             clone=clone,
             context_box_id=context_box_id,
             result_fields=result_fields,
+            budget=budget,
         )
         return await self._ask_one("delegate_async", task.arguments(), key)
 
     async def ask_expert(
-        self, profile: str, question: str, *, include_history: bool = False, key: str | None = None
+        self,
+        profile: str,
+        question: str,
+        *,
+        include_history: bool = False,
+        budget: Budget | None = None,
+        key: str | None = None,
     ) -> ChildAnswer:
         """Ask a new agent of a profile, which may read what the calling turn has done; raises as `delegate` does."""
         arguments: JsonObject = {"expert_profile": profile, "question": question, "include_history": include_history}
+        arguments |= {} if budget is None else {"budget": budget_of(budget)}
         return await self._ask_one("ask_expert", arguments, key)
 
     async def fork(
@@ -148,7 +163,8 @@ class ToolCall:
     async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
         answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))
         if answer.agent_turn_id is None and answer.error is not None:  # refused as it was enqueued
-            raise Refused(answer.error, f"the agent was not asked: {answer.error}")
+            why = "" if answer.error_detail is None else f" {json.dumps(answer.error_detail)}"
+            raise Refused(answer.error, f"the agent was not asked: {answer.error}{why}")
         return answer
 
     async def _ask(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> JsonObject:

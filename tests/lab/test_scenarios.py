@@ -178,6 +178,14 @@ async def test_conversations_are_made_and_kept_apart(environment: Environment, b
 
 
 @pytest.mark.long
+async def test_turns_with_and_without_budgets_are_compared(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.BUDGET](environment, bars)
+    check_turns(result)
+    assert (result.value("with one each ÷ without") or 0) > 0
+    assert (result.value("of one project's day ÷ without") or 0) > 0
+
+
+@pytest.mark.long
 async def test_a_gateway_is_measured(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.GATEWAY](environment, bars)
     check_streams(result, TINY)

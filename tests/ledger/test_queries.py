@@ -12,6 +12,7 @@ from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
+from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import decisions, multitask, reruns, steers, unknown_calls
@@ -32,6 +33,17 @@ CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
 NOTHING: set[str] = set()
 PAGE = {"last", "found"}
+SUMS = ("max", "spent", "reserved", "past", "returned", "from")
+BUDGET = {
+    *("budget_id", "project_id", "channel_id", "kind", "agent_turn_id", "depth", "until", "warn_percent", "warned_at"),
+    *("lowered_at", "ended_at", "closed_at", "created_at", "updated_at", "updated_by"),
+    *(
+        f"{each}_{of}"
+        for each in ("max", "spent", "reserved", "past", "returned", "from")
+        for of in ("tokens", "cost", "turns")
+    ),
+    *(f"{each}_{of}" for each in ("unsettled", "beyond") for of in ("tokens", "cost")),
+}
 
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     # the model that reads a query's rows, or the columns that its function reads
@@ -228,7 +240,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "open_batch": {"verdict"},
     "enqueue_children": {
         *("task_index", "verdict", "agent_id", "agent_turn_id", "inbox_id", "turn_epoch", "leased_at", "worker_target"),
-        *("channel_id", "context_headers", "context_box_id", "output_box_id"),
+        *("channel_id", "context_headers", "context_box_id", "output_box_id", "refusal"),
     },
     "list_tasks": (set(batches.ForkedTask.model_fields) - {"lease"}) | {"batch_status"},
     "find_delegated": {
@@ -245,7 +257,19 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,
+    "measure_spending": monitor.Spending,
     "list_tree": tree_views.TreeNode,
+    "reserve_attempt": attempts.Reservation,
+    **dict.fromkeys(("get_budget", "list_budgets", "list_budgets_of_turn"), BUDGET),
+    "list_charged_turns": {"agent_turn_id"},
+    "list_turns_of_tree": {"agent_turn_id"},
+    "list_project_limits": {"period", "max_tokens", "max_cost", "max_turns", "updated_at", "updated_by"},
+    "raise_budget": {"verdict", "detail"},
+    "price_sources": prices.PriceSource,
+    "has_price": {"known"},
+    "store_prices": {"written"},
+    "drop_prices": {"gone"},
+    "limit_project": {"budget_id"},
     "restart_turn": {"restart_count"},
     "retry_commands": sweep.SilentCall,
     "retry_dispatched": AGENT_KEY,
@@ -313,6 +337,7 @@ def sql_types(field: str) -> set[str]:
     words: list[tuple[str, set[str]]] = [
         ("Json", JSON),
         ("ActionRef", JSON),
+        (r"Union\[(TurnBudget|BudgetView)", JSON),
         ("annotation=dict", JSON),
         (r"tuple\[(NewType|Decision)", {"text[]", "_text"}),
         ("tuple", JSON),
@@ -321,6 +346,7 @@ def sql_types(field: str) -> set[str]:
         ("annotation=bool", {"bool"}),
         ("annotation=(list|tuple)", {"text[]", "_text"}),
         ("float", {"float8"}),
+        ("Decimal", {"numeric"}),
         ("bytes", {"bytea"}),
         ("int", NUMBER),
     ]

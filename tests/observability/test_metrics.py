@@ -14,7 +14,7 @@ from tests.observability.tools import a_tool
 from tests.sdk.tools.stack import Call, Stack, fresh
 from tests.support.ledger.agents import ALICE, BOB, add_agents, ask
 from tests.support.paths import ROOT
-from turnstile.ledger.operations.monitor import Backlog, measure_inbox
+from turnstile.ledger.operations.monitor import Backlog, InboxLag, Spending, measure_inbox
 from turnstile.ledger.pool import Pool
 from turnstile.processes.run import run_bridge
 from turnstile.runtime.telemetry import Metric
@@ -24,7 +24,10 @@ from turnstile.telemetry.metrics import LABEL_LIMIT, MEANINGS, OTHER, Prometheus
 
 DASHBOARD = ROOT / "docs" / "grafana" / "turnstile.json"
 PAGE = ROOT / "docs" / "observability.md"
-GAUGES = {"turnstile_inbox_rows", "turnstile_inbox_lag_seconds", "turnstile_threads_open"}
+GAUGES = {
+    *("turnstile_inbox_rows", "turnstile_inbox_lag_seconds", "turnstile_threads_open"),
+    *("turnstile_project_tokens", "turnstile_project_dollars"),
+}
 TRAFFIC = {"turnstile_database_round_trips_total", "turnstile_nats_messages_total"}
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -133,6 +136,22 @@ async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int
     assert value(samples, "repairs_total", rule="doorbell") == 3
     assert "turnstile_inbox_lag_seconds 0" not in text
     assert len(looks) == 1  # once an interval, however many scrape
+
+
+async def test_what_projects_have_spent_is_told_as_a_sum(free_port: Callable[[], int]) -> None:
+    sums = {"max_tokens": 100, "spent_tokens": 40, "reserved_tokens": 10, "unsettled_tokens": 5}
+    money = {"max_cost": 2_000_000, "spent_cost": 500_000, "reserved_cost": 0, "unsettled_cost": 1}
+    spending = Spending.model_validate({"period": "day", **sums, **money})
+
+    async def look() -> Backlog:
+        return Backlog(InboxLag.model_validate({"rows": "{}", "oldest_due_seconds": 0}), 0, [spending])
+
+    port = free_port()
+    async with serving_metrics("127.0.0.1", port, query=look):
+        _, samples = await scrape(port)
+    assert value(samples, "project_tokens", period="day", part="spent") == 40
+    assert value(samples, "project_dollars", period="day", part="max") == 2
+    assert value(samples, "project_dollars", period="day", part="unsettled") == 0.000001
 
 
 def test_no_label_is_without_a_bound() -> None:

@@ -14,6 +14,8 @@ EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
 STR = "cg_str_v1r4"
 GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
 VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
+NOT_A_CLIENTS = ("decide", "raise_budget", "limit_project")
+"""Verbs that name who asks, and that a client of a project may not ask."""
 
 MAY: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -64,7 +66,8 @@ MAY: dict[str, tuple[str, ...]] = {
     ),
     "client": (
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in CALLED_BY if verb != "decide"),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in CALLED_BY if verb not in NOT_A_CLIENTS),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.budget.{verb}" for verb in ("list", "get")),
         "pub cg.v1r4.demo.c.req.sys.bridge.describe",
         "pub cg.v1r4.demo.c.cmd.sys.ui.action",
         "sub cg.v1r4.demo.*.evt.>",
@@ -167,7 +170,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         *(f"pub cg.v1r4.other.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
         "pub cg.v1r4.other.c.req.sys.bridge.describe",
         "pub cg.v1r4.other.c.req.sys.bridge.steer.client",
-        "pub cg.v1r4.demo.c.req.sys.bridge.decide.client",
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in NOT_A_CLIENTS),
         *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.alice" for verb in CALLED_BY),
         *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.operator.alice" for verb in CALLED_BY),
         "pub cg.v1r4.other.c.cmd.sys.ui.action",

@@ -7,6 +7,7 @@ import typer
 from typer.exceptions import TyperException
 
 from turnstile.cli.access import tokens
+from turnstile.cli.budgets import budget_commands
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
@@ -22,8 +23,8 @@ from turnstile.runtime.release import release
 _HELP = """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.
 
 Commands work where config.toml says, else on a running `turnstile up` here or above. With TURNSTILE_URL=https://… and
-TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals and turn show, stop and tree ask that gateway
-in place of both.
+TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals, budget and turn show, stop and tree ask that
+gateway in place of both.
 """
 
 app = typer.Typer(
@@ -66,6 +67,7 @@ for name, commands, purpose in (
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turn_commands, "Turns: show, list, stop and run them again."),
     ("approvals", approval_commands, "What turns ask people: list, show, and decide it."),
+    ("budget", budget_commands, "Budgets: list, show, raise, and limit what a project spends."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
     ("model", local_models, "Local models: fetch their weights, serve one."),
     ("thread", thread_commands, "Threads: messages of listeners."),

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from turnstile.bridge.budgets.budget_changes import BudgetChanges
+from turnstile.bridge.budgets.budget_reads import BudgetReads
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
 from turnstile.bridge.delegation.tool_requests import ToolRequests
@@ -75,12 +77,17 @@ class Bridge:
             **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
             **RosterVerbs(pool, publisher).handlers(),
             **InterruptReads(pool).handlers(),
+            **BudgetReads(pool).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
         people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
-        asked = {**ToolRequests(pool, delegation).handlers(), **people.handlers()}
+        asked = {
+            **ToolRequests(pool, delegation).handlers(),
+            **people.handlers(),
+            **BudgetChanges(pool).handlers(),
+        }
         requests = instrumented(throttled(asked, throttle), telemetry)
         service = VerbService(
             conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter

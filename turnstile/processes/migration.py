@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 from temporalio.client import Client
 
+from turnstile.activities.models.price_list import list_version
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.embedded import Endpoints
+from turnstile.ledger.budgets.prices import drop_prices
 from turnstile.ledger.grants import grant
 from turnstile.ledger.migrate import migrate
+from turnstile.ledger.pool import Pool
 from turnstile.processes.connections import open_client, open_nats, open_pool
+from turnstile.processes.models import bring_prices
 from turnstile.runtime.waiting import await_server
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.wire import subjects
@@ -63,6 +67,7 @@ async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: b
                 worker_role=named.worker_role,
                 gateway_role=named.gateway_role,
             )
+            await renew_prices(settings, pool)
             return applied, granted
 
         applied, roles = await await_server("PostgreSQL", in_ledger)
@@ -87,6 +92,12 @@ async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: b
         *([UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []),
     ]
     return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes, roles)
+
+
+async def renew_prices(settings: Settings, pool: Pool) -> None:
+    """Store what models cost by the installed list and these settings, and remove what neither has any more."""
+    gone = await pool.run(lambda conn: drop_prices(conn, settings.model.prices, list_version()))
+    await bring_prices(settings, pool, again=gone > 0)
 
 
 async def _declare(settings: Settings, conn: NatsConnection) -> None:

@@ -1,11 +1,17 @@
-"""Composes the models of a process from the settings: scripted and local ones by prefix, litellm for every other id."""
+"""Composes the models of a process from the settings: scripted and local ones by prefix, litellm for every other id.
 
+Their prices are brought into the ledger: those of the installed litellm's list, and over them `[model.prices]`.
+"""
+
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from turnstile.activities.models import LitellmModel, LocalModel, ModelAccess, ModelRouter, ScriptedModel, load_scripts
+from turnstile.activities.models.price_list import list_version, listed_prices
 from turnstile.activities.models.scripted import PREFIX
+from turnstile.ledger.budgets.prices import CONFIGURATION, price_sources, store_prices
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.local import weights
@@ -43,3 +49,25 @@ class Models:
                     await self._local.warm_up(each)
         except TurnstileError as error:
             log.warning("real models are not warmed up: %s", error)
+
+
+async def bring_prices(settings: Settings, pool: Pool, *, again: bool = False) -> int:
+    """Store the prices that differ from the ledger's; returns how many were written.
+
+    Costs one round trip where the ledger has this list, unless it shall be compared `again`, and one more with
+    `[model.prices]`. What the ledger has of other workers' settings stays.
+    """
+    version, configured = list_version(), settings.model.prices
+    sources = await pool.run(price_sources)
+    written = 0
+    if version is not None and (again or version not in sources):
+        set_elsewhere = sources[CONFIGURATION].models if CONFIGURATION in sources else []
+        kept = {*configured, *set_elsewhere}
+        listed = await asyncio.to_thread(listed_prices)
+        prices = {model: price for model, price in listed.items() if model not in kept}
+        written += await pool.run(lambda conn: store_prices(conn, version, prices))
+    if configured:
+        written += await pool.run(lambda conn: store_prices(conn, CONFIGURATION, configured))
+    if written:
+        log.info("%d prices of models are new", written)
+    return written

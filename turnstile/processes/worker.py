@@ -25,13 +25,13 @@ from turnstile.ledger.pump.thread_views import declare_listeners
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.processes.connections import Servers
 from turnstile.processes.exclusive_targets import ExclusiveTarget
-from turnstile.processes.models import LocalAddress, Models
+from turnstile.processes.models import LocalAddress, Models, bring_prices
 from turnstile.processes.presence import sign_on
 from turnstile.processes.pump import pump_activities, served_targets
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
-from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.ids import split_targets
 from turnstile.schema.pump.declared import declared
 from turnstile.schema.pump.listeners import Registry
@@ -68,7 +68,12 @@ async def open_activities(
         max_step_attempts=settings.worker.max_step_attempts,
         suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
         gather_seconds=settings.worker.stream_gather_ms / 1000,
+        budget_max_tokens=settings.budget.max_tokens,
     )
+    try:
+        await bring_prices(settings, pool)
+    except TurnstileError as error:
+        log.warning("prices of models are left as they are: %s", error)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     fast_models = FastModels(settings.worker.quick_step_ms / 1000)
     steps = StepActivities(pool, models.router, publisher, limits, cache, fast_models, telemetry)

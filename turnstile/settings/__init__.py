@@ -3,6 +3,7 @@
 from turnstile.settings.load import load_settings
 from turnstile.settings.model import (
     BridgeSettings,
+    BudgetSettings,
     DatabaseSettings,
     GatewaySettings,
     LocalSettings,
@@ -18,6 +19,7 @@ from turnstile.settings.model import (
 
 __all__ = [
     "BridgeSettings",
+    "BudgetSettings",
     "DatabaseSettings",
     "GatewaySettings",
     "LocalSettings",

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from turnstile.schema.base import Strict
+from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import worker_target
 from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
@@ -198,12 +199,21 @@ class ModelSettings(Strict):
     api_bases: dict[str, Annotated[str, AfterValidator(_starts_with("http://", "https://"))]] = Field(
         default_factory=dict[str, str], max_length=256
     )
+    prices: dict[Annotated[str, Field(min_length=1, max_length=256)], ModelPrice] = Field(
+        default_factory=dict[str, ModelPrice], max_length=10_000
+    )
 
     @model_validator(mode="after")
     def _delays_in_order(self) -> Self:
         if self.retry_max_seconds < self.retry_initial_seconds:
             raise ValueError("retry_max_seconds must not be less than retry_initial_seconds")
         return self
+
+
+class BudgetSettings(Strict):
+    """`[budget]`: turns that may spend so much and no more (docs/models.md)."""
+
+    max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=1, le=10_000_000)
 
 
 class LocalSettings(Strict):
@@ -329,6 +339,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     bridge: BridgeSettings = BridgeSettings()
     model: ModelSettings = ModelSettings()
+    budget: BudgetSettings = BudgetSettings()
     local: LocalSettings = LocalSettings()
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()

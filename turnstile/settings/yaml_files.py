@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 import yaml
@@ -109,6 +110,8 @@ def _keys(form: type[BaseModel], path: Sequence[str]) -> list[str]:
         nested = None if field is None else field.annotation
         if get_origin(nested) is list:
             nested = get_args(nested)[0]
+        if isinstance(nested, UnionType):  # a form, or nothing
+            nested = next((each for each in get_args(nested) if each is not NoneType), None)
         if not isinstance(nested, type) or not issubclass(nested, BaseModel):
             return []
         form = nested

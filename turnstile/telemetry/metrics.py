@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from turnstile.ledger.operations.monitor import Backlog
 from turnstile.runtime.telemetry import Metric
+from turnstile.schema.budgets.limits import MICRO
 from turnstile.schema.errors import ConfigError, TurnstileError
 from turnstile.telemetry.health import Health
 
@@ -27,6 +28,7 @@ LABEL_LIMIT = 100
 WIDE_LIMIT = 2000
 """The limit for the labels project and agent."""
 OTHER = "other"
+_PARTS = ("max", "spent", "reserved", "unsettled")
 _QUERY_SECONDS = 5.0
 _QUERY_TIMEOUT = 3.0
 
@@ -65,6 +67,10 @@ MEANINGS: dict[Metric, MetricInfo] = {
     Metric.FIRST_TOKEN: MetricInfo("Time from a model's request to its first chunk", ("model",), buckets=_LONG),
     Metric.MODEL_TOKENS: MetricInfo("Tokens as counted by the provider", ("model", "direction")),
     Metric.MODEL_COST: MetricInfo("Cost of model calls in US dollars", ("model",)),
+    Metric.BUDGET_RESERVATIONS: MetricInfo(
+        "Model calls that asked for budget: reserved, exhausted, unpriced", ("verdict", "dimension")
+    ),
+    Metric.BUDGET_WARNINGS: MetricInfo("Budgets whose soft limit was passed", ("dimension",)),
     Metric.VERBS: MetricInfo("Requests and commands to the bridge", ("verb", "status")),
     Metric.LIMITED: MetricInfo("Requests refused because of a limit, by limit", ("limit",)),
     Metric.VERB_SECONDS: MetricInfo("Time from a verb's request to its reply", ("verb",), buckets=_SHORT),
@@ -162,7 +168,7 @@ class PrometheusMeter:
 
 
 class BacklogCollector(Collector):
-    """Sizes of inbox and threads of the served targets, queried on a scrape; absent while the ledger is away."""
+    """Inbox and threads of the served targets, and what projects spent: queried on a scrape, absent if that fails."""
 
     def __init__(self, query: BacklogQuery, loop: asyncio.AbstractEventLoop) -> None:
         self._query = query
@@ -181,25 +187,32 @@ class BacklogCollector(Collector):
             future = asyncio.run_coroutine_threadsafe(self._query_with_timeout(), self._loop)
             with contextlib.suppress(TimeoutError, TurnstileError, asyncio.CancelledError):
                 self._found = future.result(_QUERY_TIMEOUT)
-        families = rows, lag, threads = self._families()
+        families = rows, lag, threads, tokens, dollars = self._families()
         if self._found is not None:
             for status, count in self._found.inbox.rows.items():
                 rows.add_metric([status], count)
             lag.add_metric([], self._found.inbox.oldest_due_seconds)
             threads.add_metric([], self._found.open_threads)
+            for each in self._found.spending:
+                for part in _PARTS:
+                    tokens.add_metric([each.period, part], getattr(each, f"{part}_tokens"))
+                    dollars.add_metric([each.period, part], getattr(each, f"{part}_cost") / MICRO)
         yield from families
 
     async def _query_with_timeout(self) -> Backlog:
         async with asyncio.timeout(_QUERY_TIMEOUT):
             return await self._query()
 
-    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    def _families(self) -> Sequence[GaugeMetricFamily]:
         rows = GaugeMetricFamily(
             "turnstile_inbox_rows", "Live inbox rows of the served targets, at most 10,000", labels=["status"]
         )
         lag = GaugeMetricFamily("turnstile_inbox_lag_seconds", "Time for which the oldest due inbox row has been due")
         threads = GaugeMetricFamily("turnstile_threads_open", "Threads with messages in flight, at most 10,000")
-        return rows, lag, threads
+        which = " of all projects with limits of this day or month (UTC): max, spent, reserved, unsettled"
+        tokens = GaugeMetricFamily("turnstile_project_tokens", f"Tokens{which}", labels=["period", "part"])
+        dollars = GaugeMetricFamily("turnstile_project_dollars", f"US dollars{which}", labels=["period", "part"])
+        return rows, lag, threads, tokens, dollars
 
 
 class TrafficCollector(Collector):

@@ -5,6 +5,7 @@ repeats what the agent said last is no item of its own.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -82,10 +83,16 @@ class ItemLog:
 
     def _delivery(self, card: CardId, delivered: JsonValue) -> list[Item]:
         self._delivered.add(card)
-        if isinstance(delivered, dict) and delivered.keys() == FallbackDeliverable.model_fields.keys():
+        if isinstance(delivered, dict) and _is_fallback(delivered):
             return []  # the kernel's own account of a turn that delivered nothing
         text = delivered if isinstance(delivered, str) else _json(delivered)
         return [] if text == self._said else [_message(card, text)]
+
+
+def _is_fallback(data: Mapping[str, JsonValue]) -> bool:
+    """Whether these are the fields of a deliverable that the kernel made."""
+    fields = FallbackDeliverable.model_fields
+    return {name for name, each in fields.items() if each.is_required()} <= data.keys() <= fields.keys()
 
 
 def message_id(card: CardId) -> str:

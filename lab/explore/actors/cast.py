@@ -86,6 +86,10 @@ class Script:
     """Who asks for it, if it is in a conversation."""
     over: str = ""
     """Its strategy, if it is another than `enqueue`: what becomes of the turns before it."""
+    budget: int = 0
+    """The tokens of a budget of its own, if it has one."""
+    spends: bool = False
+    """Whether its attempts reserve, of its own budget or its project's."""
 
     @property
     def turn(self) -> AgentTurnId:
@@ -177,6 +181,8 @@ class Cast:
     """Whether calls pass their deadlines and are timed out at any time."""
     announces: bool = True
     """Whether ends are announced at any time; the net announces them in every world."""
+    day: int = 0
+    """The tokens that the project may spend in a day, if that is limited."""
     claims: tuple[AgentId, ...] | None = None
     """The agents whose rows are claimed at any time; by default all. The net claims in every world."""
 
@@ -271,7 +277,7 @@ _KINDS = {
     **dict.fromkeys(("begin", "call", "go-on", "steered", "cut", "apply", "expire", "deadline", "restart"), "step"),
     **dict.fromkeys(("finish", "cancel", "terminate", "end-stopped", "stop-leased", "fence"), "end"),
     **dict.fromkeys(("enqueue", "stop-queued"), "ask"),
-    **dict.fromkeys(("report", "steer", "decide", "due", "lapse"), "turn"),
+    **dict.fromkeys(("report", "steer", "decide", "due", "lapse", "reserve"), "turn"),
     "stop": "stop",
     "announce": "outcome",
 }

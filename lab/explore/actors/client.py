@@ -14,6 +14,7 @@ from turnstile.ledger.turns.ends import (
 from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.access import Caller
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import SYSTEM_AUTHOR, Card, CardType, Role, TextContent, make_card
 from turnstile.schema.ids import ConversationId, InboxId, SteerId, turn_card_id
 from turnstile.schema.people.steers import SteerRequest
@@ -36,6 +37,7 @@ def enqueue_command(script: Script) -> Enqueue:
         output_box_id=script.box_id("d") if script.box else None,
         conversation_id=ConversationId(script.talk) if script.talk else None,
         multitask_strategy=MultitaskStrategy(script.over or "enqueue"),
+        budget=BudgetLimits(max_tokens=script.budget) if script.budget else None,
     )
     told = {headers.TRACEPARENT: script.traceparent, **({headers.SENDER: script.by} if script.talk else {})}
     if script.action:

@@ -19,6 +19,7 @@ from lab.explore.actors.cast import (
     gated,
     is_marked,
 )
+from lab.explore.actors.spending import reservations, used
 from lab.explore.world import Move, View
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.pool import Pool
@@ -33,6 +34,7 @@ from turnstile.ledger.turns.ends import (
     mark_announced,
 )
 from turnstile.ledger.turns.steps import StepRecord, begin_step, commit_step
+from turnstile.schema.budgets.uses import StepBudget
 from turnstile.schema.cards import (
     Card,
     CardType,
@@ -72,7 +74,10 @@ def steps(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
         if number <= recorded + 1:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: begin(pool, turn, n))))
         if number <= begun:
-            moves += [_move(script, turn, number, each, view) for each in choices if _may_be(script, each, view)]
+            for told, use in (("", None), *used(script, number, view)):
+                may = [each for each in choices if _may_be(script, each, view)]
+                moves += [_move(script, turn, number, each, view, told, use) for each in may]
+            moves += reservations(script, turn, number)
             ends = Ends() in choices and _may_be(script, Ends(), view)
             if ends and number < len(script.steps) and _may_be_steered(turn, number, view):
                 moves.append(Move(f"steered {name}", gated(_going_on(turn, number, view, steered=True))))
@@ -111,19 +116,21 @@ def _may_be(script: Script, choice: Step, view: View) -> bool:
     return ended == isinstance(choice, Ended)
 
 
-def _move(script: Script, turn: TurnRef, number: int, choice: Step, view: View) -> Move:
-    name = f"{script.letter} {number}"
+def _move(
+    script: Script, turn: TurnRef, number: int, choice: Step, view: View, told: str = "", use: StepBudget | None = None
+) -> Move:
+    name = f"{script.letter} {number}{f' {told}' if told else ''}"
     match choice:
         case Calls(names):
             told, said = f"call {name} {','.join(names)}", _asked_with(turn, number, view)
             return Move(told, gated(lambda pool: call(pool, script, turn, number, names, said)))
         case Goes():
-            return Move(f"go-on {name}", gated(_going_on(turn, number, view)))
+            return Move(f"go-on {name}", gated(_going_on(turn, number, view, use=use)))
         case Cuts():
             return Move(f"cut {name}", gated(lambda pool: _cut(pool, turn, number)))
         case Ends():
             said = _asked_with(turn, number, view)
-            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number, said)))
+            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number, said, use)))
         case Ended():
             ending = _ended_by(script, turn, view)
             return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn, ending)))
@@ -221,10 +228,10 @@ def _may_be_steered(turn: TurnRef, number: int, view: View) -> bool:
 
 
 def _going_on(
-    turn: TurnRef, number: int, view: View, *, steered: bool = False
+    turn: TurnRef, number: int, view: View, *, steered: bool = False, use: StepBudget | None = None
 ) -> Callable[[Pool], Coroutine[Any, Any, str]]:
     said = _asked_with(turn, number, view)
-    cards, metadata = [*said, _thought(turn, number)], ContinueMetadata(new_card_ids=_ids(said))
+    cards, metadata = [*said, _thought(turn, number)], ContinueMetadata(new_card_ids=_ids(said), budget=use)
     record = StepRecord(number, metadata, cards, [], MOMENT, kept=_ids(said), steers=_ids(said), steered=steered)
 
     async def go_on(pool: Pool) -> str:
@@ -261,13 +268,15 @@ async def _cut(pool: Pool, turn: TurnRef, number: int) -> str:
     return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
 
 
-async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int, said: Sequence[Card]) -> str:
+async def _finish(
+    pool: Pool, script: Script, turn: TurnRef, number: int, said: Sequence[Card], use: StepBudget | None = None
+) -> str:
     """The step ends the turn, unless a steer waits for another one, which the last step of a script has not."""
     card = _deliverable(turn)
     asked = [_remembered(turn)] if script.talk and number == 1 else []
     cards = [*asked, *said, _thought(turn, number), card]
     kept = [each.card_id for each in (*asked, *said)]
-    metadata = EndMetadata(new_card_ids=_ids(said))
+    metadata = EndMetadata(new_card_ids=_ids(said), budget=use)
     record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, steers=_ids(said))
     ending = Ending(TurnStatus.SUCCESS, card.card_id)
     yields = number < len(script.steps)

@@ -94,6 +94,12 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "rollbacks": {"created_at": _SET},
     "interrupts": {"created_at": _SET, "decided_at": _SET, "expires_at": _DEADLINE},
     "steers": {"seq": _ORDER, "created_at": _SET, "settled_at": _SET},
+    "budgets": {
+        **dict.fromkeys(("created_at", "updated_at", "warned_at", "lowered_at", "ended_at", "closed_at"), _SET),
+        "until": _DEADLINE,
+    },
+    "budget_reservations": {"created_at": _SET, "settled_at": _SET},
+    "project_budgets": {"updated_at": _SET},
     "listeners": {"declared_at": _SET},
     "threads": {"created_at": _SET, "updated_at": _SET, "ended_at": _SET, "version": _ZERO},
     "thread_segments": {"created_at": _SET, "ended_at": _SET},

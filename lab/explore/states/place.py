@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import asyncpg
+
 from lab.explore.states.folding import Key, Rows
+from turnstile.ledger.budgets.steering import refusal_of
 from turnstile.ledger.pool import Pool, Session, connect
 from turnstile.ledger.queries import Again, Connection
 
@@ -31,6 +34,9 @@ TABLES = (
     "state.rollbacks",
     "state.interrupts",
     "state.steers",
+    "state.budgets",
+    "state.budget_reservations",
+    "state.project_budgets",
     "public.cards",
     "public.boxes",
     "public.box_cards",
@@ -64,13 +70,15 @@ class LonePool(Pool):
         self._alone = asyncio.Lock()
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run the transition; raises `AsksForEver`, and what it raises."""
+        """Run the transition; raises `AsksForEver`, `Refused` for what a budget has not, and what it raises."""
         async with self._alone:
             for _ in range(_AGAIN):
                 try:
                     return await transition(self.session)
                 except Again:
                     continue
+                except asyncpg.PostgresError as error:
+                    raise refusal_of(error) or error from None
         raise AsksForEver
 
     async def insist(self, transition: Callable[[Connection], Awaitable[T]]) -> T:

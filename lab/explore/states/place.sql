@@ -17,7 +17,9 @@ BEGIN
         SELECT w.name AS place, c.relname AS name, (
                    SELECT string_agg(format('x.%I::text', a.attname), ' || ''/'' || ' ORDER BY k.place)
                    FROM unnest(i.indkey::int2[]) WITH ORDINALITY k (attnum, place)
-                   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum) AS key
+                   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum) AS key, (
+                   SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute a
+                   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '') AS given
         FROM unnest(string_to_array(current_setting('explore.tables'), ',')) WITH ORDINALITY w (name, place)
         JOIN pg_class c ON c.oid = w.name::regclass JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
         ORDER BY w.place
@@ -26,8 +28,8 @@ BEGIN
         writes := writes || format($write$
     IF given ? %1$L THEN
         DELETE FROM %2$s x WHERE %3$s = ANY (ARRAY(SELECT jsonb_array_elements_text(given -> %1$L -> 'gone')));
-        INSERT INTO %2$s OVERRIDING SYSTEM VALUE SELECT * FROM jsonb_populate_recordset(NULL::%2$s, given -> %1$L -> 'rows');
-    END IF;$write$, t.name, t.place, t.key);
+        INSERT INTO %2$s (%4$s) OVERRIDING SYSTEM VALUE SELECT %4$s FROM jsonb_populate_recordset(NULL::%2$s, given -> %1$L -> 'rows');
+    END IF;$write$, t.name, t.place, t.key, t.given);
         holds := holds || format(' IF name = %L THEN PERFORM FROM %s x WHERE %s = key FOR UPDATE; END IF;', t.name, t.place, t.key);
     END LOOP;
     -- The rows that transactions after the given one have written.

@@ -131,6 +131,29 @@ def worlds() -> Iterator[World]:
         ),
     )
     yield world_of(
+        "budget",
+        "one turn with a budget, of two steps: attempts that reserve, and tell late; raised, lowered, fenced",
+        Cast(
+            (Script("a", ((Goes(),), _ENDS), budget=60, spends=True),),
+            reaps=("a",),
+            loses=False,
+            sweeps=False,
+            announces=False,
+        ),
+    )
+    yield world_of(
+        "budget-day",
+        "two turns of a day with a limit, one of which has its grant of it; the grant raised, the day limited to less",
+        Cast(
+            (Script("a", (_ENDS,), budget=50, spends=True), Script("b", (_ENDS,), agent=BOB, spends=True)),
+            reaps=("a",),
+            day=100,
+            loses=False,
+            sweeps=False,
+            announces=False,
+        ),
+    )
+    yield world_of(
         "turns",
         "two turns of one agent with a call each: reports, repeats, timeouts, stops, fences; late workers",
         Cast((Script("a", (_CALLS, _ENDS)), Script("b", (_CALLS, _ENDS))), stops=("a", "b"), reaps=("a", "b")),

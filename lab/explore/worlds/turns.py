@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lab.explore.actors.bridge import bridge
@@ -9,6 +10,7 @@ from lab.explore.actors.cast import Cast, gated, of_turn, part_of, prepare, turn
 from lab.explore.actors.client import enqueues, steers, stops
 from lab.explore.actors.forks import begin_fork, forks, marks
 from lab.explore.actors.people import people
+from lab.explore.actors.spending import limit_day, operators, unsettled
 from lab.explore.actors.tools import waits, wipe
 from lab.explore.actors.workers import steps
 from lab.explore.net import LEDGER_RULES, REAPS, rule_move
@@ -36,6 +38,9 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
             late = steps(cast, script, turn, view) + waits(cast, script, turn, view) + people(script, view)
             moves += [of_turn(script, move) for move in late]
     moves += forks(cast, view) + bridge(cast, view)
+    moves += operators(cast, view)
+    if any(script.spends for script in cast.scripts):  # what one turn reserves, another lacks
+        moves = [replace(move, part="", alone=False) for move in moves]
     if cast.wipes and any(row["known"] for row in view.table("workflows")):
         moves.append(Move("wipe", wipe, part="live", alone=True))
     return moves
@@ -61,8 +66,10 @@ def world_of(
 
 
 async def _prepare(pool: Pool, cast: Cast) -> None:
-    """The roster, and the turns that have asked for children."""
+    """The roster, what the project may spend, and the turns that have asked for children."""
     await prepare(pool, dict.fromkeys(script.agent for script in cast.scripts))
+    if cast.day:
+        await limit_day(pool, cast.day)
     for fork in cast.forks:
         if fork.parent not in cast.children:
             await enqueues(pool, cast.by(fork.parent))
@@ -144,7 +151,7 @@ def not_over(view: View) -> list[str]:
     left += [f"{row['steer_id']} is {row['status']}" for row in view.table("steers") if row["settled_at"] is None]
     left += [f"the node of {row['agent_turn_id']} is open" for row in view.all("turn_nodes", ended=False)]
     left += [f"{row['agent_turn_id']} is not announced" for row in view.all("turn_outcomes", announced_at=None)]
-    return left
+    return left + unsettled(view)
 
 
 def net_of(cast: Cast) -> Net:

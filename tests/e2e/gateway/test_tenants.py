@@ -172,6 +172,17 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: decided(its, decision="edit", arguments={"q": "forged"}),
         lambda _, its: decided(its, decision="respond", response="forged", message="mine"),
     ],
+    "list_budgets": [
+        lambda _, its: Asked("/v1/budgets", {"channel_id": its.channel}),
+        lambda _, its: Asked("/v1/budgets", {"cursor": its.turn}),
+        lambda _, __: Asked("/v1/budgets", {"kind": "turn", "status": "closed"}),
+    ],
+    "get_budget": [lambda _, its: Asked(f"/v1/budgets/{its.turn}")],
+    "raise_budget": [
+        lambda _, its: Asked(f"/v1/budgets/{its.turn}/raise", body={"max_tokens": 1}),
+        lambda _, its: Asked(f"/v1/budgets/{its.waiting}/raise", body={"max_tokens": -1}),
+    ],
+    "limit_project": [lambda _, __: Asked("/v1/budgets/week/limit", body={"limits": None})],
     "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],
     "openai_get_model": [
         lambda _, its: Asked(f"/openai/v1/models/{its.agent}"),
@@ -226,7 +237,8 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
     token = await token_of(tenant.stack, tenant.project, GatewayRole.OPERATOR, channel=channel)
     name, words = f"only-{uuid7()}", SECRET if channel == "u_bob" else "what is mine"
     async with asking(gateway, token) as web:
-        body = {"agent_id": agent, "instruction": json.dumps({"steps": [{"text": words}]}), "conversation_id": name}
+        said = json.dumps({"steps": [{"text": words}]})
+        body = {"agent_id": agent, "instruction": said, "conversation_id": name, "budget": {"max_tokens": 100_000}}
         key = {"prefer": "wait=20", "idempotency-key": f"key-{name}"}
         made = (await web.post("/v1/turns", json=body, headers=key)).json()
         assert made["status"] == "success", made
@@ -378,6 +390,7 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 NAMES_NOTHING = {
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
     *("instruction", "result_fields", "runtime_config", "metadata", "model"),
+    *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns", "limits"),
     *("status", "decision", "action_digest", "arguments", "message", "response"),
     "cursor",  # where it is an id or a name of the project's own list; else it is tried
 }

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.budget_requests import BudgetListRequest, BudgetRaiseRequest, BudgetRequest
 from turnstile.schema.delegation.requests import DelegateRequest
 from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptRequest
@@ -51,6 +53,7 @@ from turnstile.transport.json_messages import decode_object, encode
 SECRET = "the secret of another project"
 MALLORY, BOB = AgentId("mallory"), AgentId("bob")
 BUTTON = "button"
+OPERATOR = Caller("somebody", operates=True)
 WORD = re.compile(r"call_[0-9a-f]{26}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}")
 DONE: JsonObject = {"text": "done"}
 
@@ -77,7 +80,10 @@ EMPTY = {
     "state.steers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
-NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
+NO_PROJECTS = {
+    *("state.model_prices", "state.migrations", "state.workers"),
+    *("state.listeners", "state.duties", "state.repairs"),
+}
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,11 @@ class Case:
 
 Make = Callable[[Ids, Ids], Case]
 """Of the sender's own ids and the foreign ones."""
+
+
+def day_of(project: str) -> str:
+    """The budget of a project's day."""
+    return f"{project}/day/{datetime.now(UTC):%Y-%m-%d}"
 
 
 def enqueue(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
@@ -268,6 +279,16 @@ MATRIX: dict[str, Make] = {
     "interrupt.list agent_id": lambda _, its: Case("interrupt.list", {"agent_id": its.agent}),
     "interrupt.list agent_turn_id": lambda _, its: Case("interrupt.list", {"agent_turn_id": its.asleep}),
     "interrupt.list after": lambda _, its: Case("interrupt.list", {"after": its.interrupt, "status": "open"}),
+    "budget.get budget_id": lambda _, its: Case("budget.get", {"budget_id": its.asleep}),
+    "budget.get budget_id, a project's": lambda _, its: Case("budget.get", {"budget_id": day_of(its.project)}),
+    "budget.list after": lambda _, its: Case("budget.list", {"after": its.asleep}),
+    "raise_budget budget_id": lambda _, its: Case("raise_budget", {"budget_id": its.asleep, "max_tokens": 1}),
+    "raise_budget budget_id, a project's": lambda _, its: Case(
+        "raise_budget", {"budget_id": day_of(its.project), "max_turns": -1}
+    ),
+    "raise_budget, project in the header": lambda _, its: Case(
+        "raise_budget", {"budget_id": its.asleep, "max_tokens": 1}, {headers.PROJECT_ID: its.project}
+    ),
     "box_fork box_id, a context": lambda _, its: Case("box_fork", {"box_id": its.context_box}),
     "box_fork box_id, an output box": lambda _, its: Case("box_fork", {"box_id": its.output_box}),
     "box_fork correlation_id": lambda own, its: Case(
@@ -332,6 +353,9 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "decide": DecideRequest,
     "interrupt.get": InterruptRequest,
     "interrupt.list": InterruptListRequest,
+    "budget.get": BudgetRequest,
+    "budget.list": BudgetListRequest,
+    "raise_budget": BudgetRaiseRequest,
     "rerun": RerunRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,
@@ -339,7 +363,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "agent.put": AgentPutRequest,
     "tool.remove": ToolRemoveRequest,
 }
-NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "tool.list", "tool.put"}
+NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "tool.list", "tool.put", "limit_project"}
 """Verbs whose arguments name nothing that is there: they list or store what is the subject's project's."""
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
@@ -347,6 +371,7 @@ NAMES_NOTHING = {
     *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags"),
     *("decision", "response", "message", "limit"),
+    *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns"),
     "begins",  # a name of its own, beside the call
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
@@ -390,13 +415,16 @@ async def live(tenant: Tenant) -> Ids:
     """A turn that ended, one asleep, one queued, one that nobody was told of, and a conversation."""
     mine = f"only-{tenant.project}"
     words = secret(tenant)
+    limits: JsonObject = {"period": "day", "limits": {"max_turns": 1_000_000}}
+    await tenant.client.request("limit_project", limits, caller=OPERATOR)
     long = definition(options={"suspend_timeout_seconds": 600})
     held = definition("held", options={"interrupt_on": True})
     async with hand_of(tenant, long, held) as hand:
         ended = await hand.suspended(calling(("search", {"q": words})), {"text": words}, correlation_id=mine)
         await hand.report(call_of(ended), words)
         view = (await hand.ended(ended)).view
-        asked: JsonObject = {"agent_id": ALICE, "instruction": json.dumps({"steps": [calling("search", "held")]})}
+        calls = json.dumps({"steps": [calling("search", "held")]})
+        asked: JsonObject = {"agent_id": ALICE, "instruction": calls, "budget": {"max_tokens": 1_000_000}}
         asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
         await hand.called(call_of(asleep))
         queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
@@ -481,6 +509,8 @@ async def messages_of(tenant: Tenant) -> dict[str, int]:
 async def by_request(tenant: Tenant, case: Case) -> JsonObject:
     """The reply to a request."""
     caller = Caller("somebody") if subjects.CALLED_BY.get(case.verb) else None
+    if case.verb == "raise_budget":  # which nobody else may
+        caller = OPERATOR
     subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb, caller)
     answer = await tenant.stack.conn.request(subject, encode(case.arguments), timeout=10, headers=dict(case.told))
     return decode_object(answer.data)
@@ -552,7 +582,7 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
         *(
             ("command", case)
             for case in MATRIX
-            if "." not in case.split()[0] and not case.startswith(("decide", "rerun"))
+            if "." not in case.split()[0] and not case.startswith(("decide", "rerun", "raise_budget"))
         ),
         *(("action", case) for case in ACTIONS),
     ],
@@ -575,11 +605,12 @@ async def test_its_own_project_knows_each_of_them(both: Both) -> None:
     cards = [Case("describe", {"card_id": card}) for card in (its.card, its.result_card)]
     rest = [Case("describe", {"tool_call_id": its.call}), Case("thread.describe", {"thread_id": its.thread})]
     rest.append(Case("interrupt.get", {"interrupt_id": its.interrupt}))
+    rest += [Case("budget.get", {"budget_id": each}) for each in (its.asleep, day_of(its.project))]
     fork = Case("box_fork", {"box_id": its.context_box, "correlation_id": its.correlation})
     boxes = [fork, replaced(its.output_box, agent_id=its.agent), replaced(its.context_box, agent_id=its.agent)]
     replies = [await by_request(both.other, case) for case in (*turns, *cards, *rest, *boxes)]
-    assert [reply["status"] for reply in replies] == ["accepted"] * 12
-    assert replies[9]["duplicate"]
+    assert [reply["status"] for reply in replies] == ["accepted"] * 14
+    assert replies[11]["duplicate"]
     busy = await by_request(both.other, replaced(its.asleep_box))
     assert busy["error_code"] == "output_box_busy"
     pressed = [await by_action(both.other, action(agent_id=its.agent, action_id=its.action))]

@@ -72,6 +72,7 @@ TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
 ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
 STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
+BUDGET = "UPDATE state.budgets SET {} WHERE budget_id = '${}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -803,6 +804,60 @@ DAMAGES = [
         "UPDATE box_cards SET card_id = '$plain-s1-thought' WHERE box_id = '$once_context'",
         {"agent_turn_id": "$again", "box_id": "$again_context"},
         {"context_boxes_never_change"},
+    ),
+    *(
+        Damage("budgets_count_what_is_spent", BUDGET.format(change, name), {"budget_id": f"${name}"})
+        for change, name in (
+            ("spent_tokens = spent_tokens + 1", "holder"),
+            ("past_cost = past_cost + 1", "holder"),
+            ("unsettled_tokens = 1", "spent"),
+            ("beyond_tokens = beyond_tokens + 1", "spent"),
+        )
+    ),
+    Damage(
+        "budgets_count_what_is_spent",
+        BUDGET.format("spent_turns = 0", "day"),
+        {"budget_id": "$day"},
+        {"turns_are_charged_somewhere"},
+    ),
+    *(
+        Damage(
+            "budgets_reserve_what_is_open", BUDGET.format(f"{what} = {what} + 1", "holder"), {"budget_id": "$holder"}
+        )
+        for what in ("reserved_tokens", "reserved_cost", "reserved_turns")
+    ),
+    *(
+        Damage("budgets_are_not_exceeded", BUDGET.format(f"{what} = 1", "day"), {"budget_id": "$day"})
+        for what in ("max_tokens", "max_turns")
+    ),
+    Damage(
+        "closed_budgets_gave_back_the_rest",
+        BUDGET.format("closed_at = NULL", "spent"),
+        {"budget_id": "$spent", "agent_turn_id": "$spent"},
+        {"budgets_count_what_is_spent", "budgets_reserve_what_is_open"},
+    ),
+    Damage(
+        "closed_budgets_gave_back_the_rest",
+        BUDGET.format("ended_at = now(), closed_at = now()", "holder"),
+        {"budget_id": "$holder"},
+        {"budgets_count_what_is_spent", "budgets_reserve_what_is_open", "turns_that_are_over_hold_nothing"},
+    ),
+    Damage(
+        "turns_that_are_over_hold_nothing",
+        BUDGET.format("ended_at = now()", "spending"),
+        {"agent_turn_id": "$spending"},
+    ),
+    Damage(
+        "turns_that_are_over_hold_nothing",
+        "UPDATE state.budget_reservations SET status = 'open', used_tokens = NULL, used_cost = NULL, settled_at = NULL"
+        " WHERE agent_turn_id = '$spent' AND attempt = 1",
+        {"agent_turn_id": "$spent"},
+        {"budgets_count_what_is_spent", "budgets_reserve_what_is_open"},
+    ),
+    Damage(
+        "turns_are_charged_somewhere",
+        ROW.format("payload = jsonb_set(payload, '{budget,cost}', '[\"nobody\"]')", "inbox_id = '$spending_row'"),
+        {"agent_turn_id": "$spending", "budget_id": "nobody"},
     ),
 ]
 

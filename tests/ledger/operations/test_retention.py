@@ -15,6 +15,7 @@ from tests.support.databases import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
+    CAROL,
     PROJECT,
     TARGET,
     add_agents,
@@ -30,6 +31,8 @@ from tests.support.ledger.agents import (
     send,
     value,
 )
+from tests.support.ledger.budgets import end as spent
+from tests.support.ledger.budgets import limit, price, reserve, uses
 from tests.support.ledger.calls import end, settle, sleeper
 from tests.support.ledger.healthy import make_healthy
 from tests.support.ledger.invariants import assert_invariants
@@ -621,3 +624,29 @@ async def forked(pool: Pool) -> tuple[TurnRef, list[AgentTurnId]]:
     call = await parent(pool, "c1")
     made = await forks(pool, "c1", tasks=[child(call, 0, BOB), child(call, 1, BOB)])
     return top, [task.agent_turn_id for task in made.tasks if task.agent_turn_id is not None]
+
+
+async def test_what_was_booked_goes_with_its_turns_once_all_of_the_tree_are_over(pool: Pool) -> None:
+    await add_agents(pool, ALICE, BOB, CAROL)
+    await price(pool)
+    await limit(pool, max_tokens=10_000)
+    top = await sleeper(pool, "c1", budget={"max_tokens": 1000, "max_turns": 5})
+    call = await parent(pool, "c1")
+    tasks = [child(call, 0, BOB, budget={"max_tokens": 300}), child(call, 1, CAROL)]
+    first, second = [await in_hand(pool, task.agent_turn_id) for task in (await forks(pool, "c1", tasks=tasks)).tasks]
+    for turn in (first, second):
+        await begin(pool, turn)
+        await reserve(pool, turn)
+    await spent(pool, first, uses((1, 40, 0)))
+    await end(pool, top)
+    await announce(pool, [top.agent_turn_id, first.agent_turn_id])
+    for agent in (ALICE, BOB):
+        await ended(pool, agent)  # of the latest turn the box stays
+    assert (await pruned(pool)).turns == 0
+    await spent(pool, second, uses((1, 7, 0)))
+    await announce(pool, [second.agent_turn_id])
+    await ended(pool, CAROL)
+    assert (await pruned(pool)).turns == 3
+    assert await value(pool, "SELECT count(*) FROM state.budget_reservations") == 0
+    [day] = await rows(pool, "SELECT kind, spent_tokens, past_tokens, past_turns FROM state.budgets")
+    assert tuple(day.values()) == ("day", 47, 47, 0)

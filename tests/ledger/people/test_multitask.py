@@ -8,9 +8,11 @@ import pytest
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
+    CAROL,
     CHANNEL,
     PROJECT,
     STARTED,
+    ask,
     begin,
     box,
     card,
@@ -23,8 +25,9 @@ from tests.support.ledger.agents import (
     stop,
     value,
 )
-from tests.support.ledger.calls import end, suspend
+from tests.support.ledger.calls import end, sleeper, suspend
 from tests.support.ledger.multitask import EVE, again, asked, over, plain
+from tests.support.ledger.trees import child, forks, parent
 from turnstile.ledger.people.multitask import MadeWay, make_way, requester_of
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_make_way
 from turnstile.ledger.pool import Pool
@@ -438,6 +441,28 @@ async def test_copies_of_the_box_leave_out_what_was_rolled_back(agents: Pool) ->
     await agents.run(lambda conn: fork_box(conn, PROJECT, source, forked))
     copied = await rows(agents, "SELECT agent_turn_id FROM state.rollbacks WHERE box_id = $1::text::uuid", forked)
     assert copied == [{"agent_turn_id": gone.agent_turn_id}]
+
+
+async def test_who_reads_the_box_beside_an_instruction_or_inherits_it_reads_nothing_of_that(agents: Pool) -> None:
+    await plain(agents)
+    kept = await play(agents)
+    await plain(agents)
+    gone = await start(agents)
+    await begin(agents, gone)
+    await again(agents, "rollback")
+    await end(agents, gone)
+    source = BoxId(str(kept.output_box_id))
+    there = {f"{kept.agent_turn_id}-s1-{name}" for name in ("thought", "deliverable")}
+    enqueued = await ask(agents, BOB, context_box_id=source)
+    assert {each.card_id for each in await box(agents, enqueued.reply.context_box_id)} == {
+        *there,
+        f"{turn_id(enqueued)}-instruction",
+    }
+    await sleeper(agents, "c1", agent=CAROL)
+    asker = await parent(agents, "c1")
+    made = await forks(agents, "c1", tasks=[child(asker, 0, inherits=[source])])
+    of_child = {f"{made.tasks[0].agent_turn_id}-{name}" for name in ("instruction", "parent")}
+    assert {each.card_id for each in await box(agents, made.tasks[0].context_box_id)} == {*there, *of_child}
 
 
 async def test_a_plain_enqueue_costs_one_round_trip_and_a_strategy_three(agents: Pool) -> None:

@@ -24,6 +24,7 @@ from turnstile.ledger.operations.audit import Scope, audit
 from turnstile.ledger.trees.batches import ForkedTask, ForkLimits, JoinMode, Losers, delegate, expire_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import end_by_fallback, fence
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId
 from turnstile.schema.states import HeadStatus, TurnStatus
@@ -109,6 +110,8 @@ WRONG = {
 class Storms:
     """What all clients share: the dice, the end, and what happened how often."""
 
+    happens = HAPPENS
+
     def __init__(self, pool: Counting, seed: int, seconds: float) -> None:
         self.pool = pool
         self.dice = random.Random(seed)  # noqa: S311 -- dice
@@ -119,10 +122,17 @@ class Storms:
     @property
     def on(self) -> bool:
         now = time.monotonic()
-        return now < self.end or (now < self.last_end and not all(self.count[what] for what in HAPPENS))
+        return now < self.end or (now < self.last_end and not all(self.count[what] for what in self.happens))
 
     def chance(self, probability: float) -> bool:
         return self.dice.random() < probability
+
+    def budget(self) -> JsonObject | None:
+        """What a turn may spend."""
+        return None
+
+    async def think(self, turn: TurnRef) -> None:
+        """What a turn does before its end."""
 
     async def tried(self, deed: Deed, name: str | None = None) -> Any:
         """What the deed returns; None if the turn was past it."""
@@ -141,7 +151,8 @@ class Storms:
         """A fork of a call into 2 to 6 children, by any plan; some share agents, some have queued before."""
         dice, count = self.dice, self.dice.randrange(2, 7)
         call = await parent(self.pool, name)
-        tasks = [child(call, n, dice.choice(SHARED) if self.chance(0.4) else None) for n in range(count)]
+        agents = [dice.choice(SHARED) if self.chance(0.4) else None for _ in range(count)]
+        tasks = [child(call, n, each, budget=self.budget()) for n, each in enumerate(agents)]
         made = await forks(
             self.pool,
             name,
@@ -194,6 +205,7 @@ class Storms:
 
     async def ended(self, turn: TurnRef) -> None:
         """End a turn in hand, by one of the ways there are."""
+        await self.think(turn)
         how = self.dice.choice(("success", "failed", "reaped", "stopped"))
         match how:
             case "success":
@@ -241,7 +253,7 @@ class Storms:
     async def storm(self, agent: AgentId, number: int) -> None:
         """A parent with its tree, and everything that can happen to it at once; then the end of what is left."""
         name = f"{agent}-{number}"
-        await ask(self.pool, agent)
+        await ask(self.pool, agent, budget=self.budget())
         [top] = [each.turn() for each in await claim(self.pool, agent, row_limit=50) if each.verdict == "start"]
         assert await self.sleeping(top, name)
         deeds = await self.of_parent(top, name)
@@ -343,11 +355,11 @@ async def test_storms_of_ten_minutes_never_deadlock(counting: Counting, tree_ham
     await hammer(counting, tree_hammer_seconds)
 
 
-async def hammer(counting: Counting, seconds: float) -> None:
+async def hammer(counting: Counting, seconds: float, kind: type[Storms] = Storms) -> None:
     """Storms for so long, by five clients and the net; then nothing may be wrong."""
     seed = time.time_ns()
     log.info("seed %d", seed)
-    storms = Storms(counting, seed, seconds)
+    storms = kind(counting, seed, seconds)
     async with asyncio.TaskGroup() as group:
         for agent in PARENTS:
             group.create_task(storms.client(agent))
@@ -361,5 +373,5 @@ async def hammer(counting: Counting, seconds: float) -> None:
     assert (await audit(counting, Scope(), AT_ONCE, row_limit=20)).violations == []
     assert {what: found for what, sql in WRONG.items() if (found := await rows(counting, sql))} == {}
     assert await value(counting, "SELECT count(*) FROM state.pmo_batches") > 0
-    for what in HAPPENS:
+    for what in storms.happens:
         assert storms.count[what], what

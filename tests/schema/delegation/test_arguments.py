@@ -75,7 +75,7 @@ def test_a_deadline_is_a_positive_number(deadline: Any) -> None:
         ({"join": "most"}, "args.join"),
         ({"losers": "kill"}, "args.losers"),
         ({"fail_fast": "perhaps"}, "boolean"),
-        ({"budget": 3}, "args.budget"),
+        ({"purse": 3}, "args.purse"),
     ],
 )
 def test_what_is_out_of_range_is_refused(more: JsonObject, said: str) -> None:
@@ -85,6 +85,38 @@ def test_what_is_out_of_range_is_refused(more: JsonObject, said: str) -> None:
 @pytest.mark.parametrize("task", [{}, {**TASK, "target_strategy": "old"}, {**TASK, "instruction": " "}, "Searcher"])
 def test_a_bad_task_is_named_by_its_place(task: Any) -> None:
     assert "args.tasks.1" in refusal(ForkArguments, {"tasks": [TASK, task]})
+
+
+HOSTILE_BUDGETS: list[Any] = [
+    *(3, "much", [], {"warn_percent": 50}, {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": True}),
+    *({"max_tokens": 10**30}, {"max_tokens": "1000"}),
+    *({"max_cost_usd": -0.01}, {"max_cost_usd": 0.0000001}, {"max_cost_usd": float("nan")}, {"max_cost_usd": 1e300}),
+    *({"max_cost_usd": "inf"}, {"max_turns": "three"}, {"max_seconds": -5}, {"max_dollars": 1}),
+]
+
+
+@pytest.mark.parametrize("budget", HOSTILE_BUDGETS, ids=repr)
+def test_a_budget_that_is_none_is_refused_by_its_place(budget: Any) -> None:
+    assert "args.tasks.1.budget" in refusal(ForkArguments, {"tasks": [TASK, {**TASK, "budget": budget}]})
+    assert "args.budget" in refusal(DelegateArguments, {**TASK, "budget": budget})
+    asked: JsonObject = {"expert_profile": "Law", "question": "May I?"}
+    assert "args.budget" in refusal(ExpertArguments, {**asked, "budget": budget})
+    assert "args.budget" in refusal(LaunchArguments, {"profile_name": "Law", "instruction": "Go.", "budget": budget})
+
+
+def test_a_budget_is_the_tasks_whatever_tool_asks() -> None:
+    budget: JsonObject = {"max_tokens": 100, "max_cost_usd": 0.25}
+    question: JsonObject = {"expert_profile": "Law", "question": "May I?", "budget": budget}
+    launch: JsonObject = {"profile_name": "Law", "instruction": "Go.", "budget": budget}
+    tasks = [
+        arguments_of("delegate_async", DelegateArguments, {**TASK, "budget": budget}),
+        arguments_of("ask_expert", ExpertArguments, question).task(None),
+        arguments_of("launch_principal", LaunchArguments, launch).task(),
+        arguments_of("fork_join", ForkArguments, {"tasks": [{**TASK, "budget": budget}]}).tasks[0],
+    ]
+    for task in tasks:
+        assert task.budget is not None
+        assert task.budget.stored() == {"max_tokens": 100, "max_cost": 250_000}
 
 
 def test_a_fork_has_tasks() -> None:

@@ -40,7 +40,12 @@ async def in_thread(way: Way, work: Callable[[SyncClient], Result]) -> Result:
 
 async def test_a_turn_is_streamed_and_has_its_result(way: Way) -> None:
     def work(client: SyncClient) -> None:
-        turn = client.ask(ALICE, STREAMED)
+        with pytest.raises(Refused) as refused:
+            client.ask(ALICE, STREAMED, budget={"max_turns": 0}).start()
+        assert refused.value.code == "budget_exceeded"
+        with pytest.raises(BadRequest, match="max_tokens"):
+            client.ask(ALICE, STREAMED, budget={"max_tokens": -1})
+        turn = client.ask(ALICE, STREAMED, budget={"max_seconds": 3600})
         assert "".join(turn) == WORDS
         result = turn.result(10)
         assert (result.value, result.agent_turn_id) == (WORDS, turn.start())
@@ -49,7 +54,7 @@ async def test_a_turn_is_streamed_and_has_its_result(way: Way) -> None:
         assert (found.reply, turn.reply and turn.reply.duplicate) == (None, False)
         assert found.describe().status == "success"
         assert [each.agent_turn_id for each in turn.tree()] == [turn.start()]
-        again = turn.rerun(1)
+        again = turn.rerun(1, budget={"max_turns": 2})
         assert (again.result(10).value, again.describe().rerun_of) == (WORDS, turn.start())
         with client.ask(ALICE, STREAMED).chunks() as chunks:
             assert [chunk.chunk_type for chunk in chunks][-1] is ChunkType.END

@@ -11,7 +11,9 @@ steer is taken and one waits; of three of an earlier turn two are applied in one
 waits for people: of four calls one is held, one approved, one rejected and one edited. Mallory's second turn has taken
 the place of the first, which is rolled back and over, and the third that of the second, which is in hand and asked to
 stop. Nina's turn waits for somebody who knows whether a call was done. Kate has run a turn again from its second step.
-A box was made of the cards of Alice's plain turn.
+Oscar's turn sleeps and has a budget, of the project's for this day, and so have two children of it: one has spent some
+and is over, the other has asked a model and has not said what it used. A box was made of the cards of Alice's plain
+turn.
 """
 
 from tests.support.ledger.agents import (
@@ -35,13 +37,16 @@ from tests.support.ledger.agents import (
     rows,
     start,
     stop,
+    value,
 )
+from tests.support.ledger.budgets import end as end_spender
+from tests.support.ledger.budgets import limit, price, reserve, uses
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.people import answer, asking, decide, edit
 from tests.support.ledger.reruns import again as run_again
 from tests.support.ledger.steers import finish_asked, say
-from tests.support.ledger.trees import asks, forks, in_hand, succeed
+from tests.support.ledger.trees import asks, child, forks, in_hand, parent, succeed
 from tests.support.ledger.unknown_calls import doubtful
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
@@ -61,13 +66,13 @@ from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
 HEIDI, IVAN, JUDY, KATE = (AgentId(name) for name in ("heidi", "ivan", "judy", "kate"))
-KIM, LEO, MALLORY, NINA = (AgentId(name) for name in ("kim", "leo", "mallory", "nina"))
+KIM, LEO, MALLORY, NINA, OSCAR = (AgentId(name) for name in ("kim", "leo", "mallory", "nina", "oscar"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
     await add_agents(
-        pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KATE, KIM, LEO, MALLORY, NINA
+        pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KATE, KIM, LEO, MALLORY, NINA, OSCAR
     )
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
@@ -97,6 +102,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     given_up, waiting = await ask(pool, ALICE), await ask(pool, ALICE)
     await stop(pool, ALICE, given_up)
     turns["leased"] = await lease(pool, DAVE)
+    turns |= await _spending(pool)
     ended = await rows(pool, "SELECT agent_turn_id FROM state.turn_outcomes")
     await announce(pool, [AgentTurnId(row["agent_turn_id"]) for row in ended])
     names = {"given_up": str(given_up.reply.agent_turn_id), "queued": str(waiting.reply.agent_turn_id)}
@@ -104,6 +110,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
     names |= steered
+    names["day"] = await value(pool, "SELECT budget_id FROM state.budgets WHERE kind = 'day'")
     await set_agent_status(pool, PROJECT, HEIDI, "pause", LOCAL)
     await ask(pool, HEIDI)
     made = made_box_id(PROJECT, "made")
@@ -146,6 +153,24 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
     turns["asker"] = await sleeper(pool, "asking", agent=JUDY)
     [asked] = (await asks(pool, "asking")).tasks
     await succeed(pool, asked.agent_turn_id)
+    return turns
+
+
+async def _spending(pool: Pool) -> dict[str, TurnRef]:
+    """A turn that has a budget, and two children that have theirs of it: one is over, one has an open reservation."""
+    await price(pool)
+    await limit(pool, max_tokens=10_000, max_turns=10)
+    turns = {"holder": await sleeper(pool, "shared", agent=OSCAR, budget={"max_tokens": 2000, "max_cost_usd": 0.05})}
+    call = await parent(pool, "shared")
+    tasks = [child(call, 0, budget={"max_tokens": 500, "max_turns": 2}), child(call, 1, budget={"max_tokens": 500})]
+    spent, spending = (await forks(pool, "shared", tasks=tasks)).tasks
+    turns["spent"] = await in_hand(pool, spent.agent_turn_id)
+    turns["spending"] = await in_hand(pool, spending.agent_turn_id)
+    for name in ("spent", "spending"):
+        await begin(pool, turns[name])
+        await reserve(pool, turns[name])
+        await reserve(pool, turns[name], attempt=2)
+    await end_spender(pool, turns["spent"], uses((1, 200, 20), (2, 0, 0)))
     return turns
 
 

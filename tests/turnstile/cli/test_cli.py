@@ -14,6 +14,7 @@ import yaml
 from tests.support.paths import ROOT
 from tests.support.tools import definition
 from tests.turnstile.support import launch, read_until, turnstile, until_gone
+from turnstile.schema.budgets.limits import BudgetLimits
 
 PROFILES = sorted((ROOT / "examples" / "profiles").glob("*.yaml"))
 MEMORY = {"keep": "conversation", "max_context_tokens": 4000, "when_full": "summarize", "keep_last_turns": 4}
@@ -188,9 +189,10 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
         "allowed_tools": ["web_serch"],
         "must_end_with": ["submit_reslt"],
         "system_prompt_template": "You are {agent} of {project_id}.",
-        "llm_config": profile["llm_config"] | {"model": "antropic/claude-x"},
+        "llm_config": profile["llm_config"] | {"model": "antropic/claude-x", "max_tokens": 500},
         "worker_target": "worker_genric",
         "memory": {**MEMORY, "summary_model": "opnai/gpt-x"},
+        "budget": {**dict.fromkeys(BudgetLimits.model_fields), "max_tokens": 500, "max_cost_usd": 0.25, "max_turns": 0},
     }
     (home / "odd.yaml").write_text(yaml.safe_dump(profile | odd))
     (home / "tool.yaml").write_text(yaml.safe_dump(definition("web_search").model_dump(mode="json")))
@@ -199,10 +201,12 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
     assert put.code == 0, put.err
     for said in ("'web_serch'", "'web_search'?", "'submit_result'?", "'agent_id'?", "'anthropic/claude-x'?"):
         assert said in put.err
+    for said in ("max_turns 0, which is nothing", "every answer reserves 500", "unpriced_model"):
+        assert said in put.err
     for said in ("summary_model", "'openai/gpt-x'?", "'worker_genric'", "'worker_generic'?"):
         assert said in put.err
     as_json = (await turnstile("profile", "put", "odd.yaml", "--json", cwd=home)).json()
-    assert len(as_json[0]["warnings"]) == 6
+    assert len(as_json[0]["warnings"]) == 9
     again = await turnstile("profile", "show", "odd", "--json", cwd=home)
     assert again.json() == profile | odd
     assert (await turnstile("profile", "show", "nope", "--json", cwd=home)).json()["error"]["code"] == "unknown_profile"

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from turnstile.cli.session import Session
+    from turnstile.ledger.pool import Pool
+    from turnstile.schema.ids import AgentTurnId
 
 
 class By(StrEnum):
@@ -25,17 +29,30 @@ async def usage(
     days: Annotated[
         int | None, typer.Option(help="Only the last DAYS days.", metavar="DAYS", min=1, max=36_500)
     ] = None,
+    tree: Annotated[
+        str | None, typer.Option(help="Only the tree of turns that this turn is in.", metavar="TURN")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Only the turns that this budget has: a turn's id, `day`, `month`, a date.", metavar="BUDGET"
+        ),
+    ] = None,
 ) -> None:
     """Sum tokens and cost of all model calls, including failed ones."""
     from datetime import UTC, datetime, timedelta
 
     from turnstile.ledger.turns.usage import sum_usage
+    from turnstile.schema.errors import BadRequest
 
+    if tree is not None and budget is not None:
+        raise BadRequest("either --tree or --budget")
     since = None if days is None else datetime.now(UTC) - timedelta(days=days)
     async with session.ledger() as pool:
-        lines = await pool.run(lambda conn: sum_usage(conn, session.project, by.value, since=since))
+        of, turns = await _turns(session, pool, tree, budget)
+        lines = await pool.run(lambda conn: sum_usage(conn, session.project, by.value, since=since, turns=turns))
     session.out.records(
-        f"usage of {session.project} by {by.value}, in US dollars",
+        f"usage of {of} by {by.value}, in US dollars",
         lines,
         {
             by.value: lambda line: "all" if line.name is None else line.name,
@@ -51,3 +68,23 @@ async def usage(
             "unknown": lambda line: line.unknown_attempts,
         },
     )
+
+
+async def _turns(
+    session: "Session", pool: "Pool", tree: str | None, budget: str | None
+) -> "tuple[str, Sequence[AgentTurnId] | None]":
+    """Whose usage it is, and of which turns; None: of all of the project."""
+    project = session.project
+    if tree is not None:
+        from turnstile.cli.turns.lookup import require_turn
+        from turnstile.ledger.budgets.budget_views import list_turns_of_tree
+
+        named = (await require_turn(pool, project, tree)).agent_turn_id
+        return f"the tree of turn {named}", await pool.run(lambda conn: list_turns_of_tree(conn, project, named))
+    if budget is not None:
+        from turnstile.cli.budgets.budget_commands import budget_in
+        from turnstile.ledger.budgets.budget_views import list_charged_turns
+
+        found = (await budget_in(session, pool, budget)).budget_id
+        return f"budget {found}", await pool.run(lambda conn: list_charged_turns(conn, project, found))
+    return str(project), None

@@ -4,9 +4,10 @@ They are warnings only: a tool may be stored after the profile that names it, br
 knows all providers and models.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
+from turnstile.ledger.budgets.prices import has_price
 from turnstile.ledger.operations.monitor import list_live_workers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import list_tools
@@ -14,6 +15,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders
 from turnstile.schema.tools import ASK_HUMAN, PMO_TOOLS, SUBMIT_RESULT
+from turnstile.settings import Settings
 
 _PROVIDERS = (
     *("scripted", "openai", "anthropic", "gemini", "mistral", "groq", "deepseek", "openrouter", "azure", "bedrock"),
@@ -26,15 +28,24 @@ _CONVENTIONAL = ("ui_worker", "sandbox")
 """Served by programs that do not sign on."""
 
 
-async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, targets: Sequence[str]) -> list[str]:
-    """A sentence for each unknown tool, placeholder, provider or worker target; `targets` are those of the settings."""
+async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, settings: Settings) -> list[str]:
+    """A sentence for each unknown tool, placeholder, provider or worker target, and for a budget that nothing fits."""
     live = await pool.run(list_live_workers)
-    served = {*targets, *_CONVENTIONAL, *(worker.worker_target for worker in live)}
+    served = {*settings.worker.worker_targets, *_CONVENTIONAL, *(worker.worker_target for worker in live)}
     try:
         tools = {row.tool_name for row in await list_tools(pool, project)}
     except BadRequest as error:
         return [str(error)]
-    return [*_tools(profile, tools), *_placeholders(profile), *_models(profile), *_target(profile, served)]
+    limits = _limits(profile, settings.budget.max_tokens)
+    price = await _price(pool, profile)
+    return [
+        *_tools(profile, tools),
+        *_placeholders(profile),
+        *_models(profile),
+        *limits,
+        *price,
+        *_target(profile, served),
+    ]
 
 
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
@@ -66,6 +77,27 @@ def _models(profile: Profile) -> Iterator[str]:
     yield from _model("model", profile.llm_config.model)
     if profile.memory is not None and profile.memory.summary_model is not None:
         yield from _model("summary_model", profile.memory.summary_model)
+
+
+def _limits(profile: Profile, answer_tokens: int) -> Iterator[str]:
+    """What of its budget lets no turn run; `answer_tokens` are reserved where the profile does not say how many."""
+    given = {} if profile.budget is None else profile.budget.stored()
+    for name, value in given.items():
+        if value == 0:
+            yield f"its budget has {name} 0, which is nothing: a turn without a budget of its own is refused"
+    most, answer = given.get("max_tokens", 0), profile.llm_config.max_tokens or answer_tokens
+    if 0 < most <= answer:
+        yield f"its budget has {most} tokens, and every answer reserves {answer}: lower llm_config.max_tokens"
+
+
+async def _price(pool: Pool, profile: Profile) -> list[str]:
+    """Whether its cost is limited, and its model has no price."""
+    model = profile.llm_config.model
+    if profile.budget is None or not profile.budget.max_cost:
+        return []
+    if await pool.run(lambda conn: has_price(conn, model)):
+        return []
+    return [f"its budget limits the cost, and {model!r} has no price: its turns fail as unpriced_model"]
 
 
 def _target(profile: Profile, served: Collection[str]) -> Iterator[str]:

@@ -36,7 +36,7 @@ async def put(
     async with session.ledger() as pool:
         for profile in profiles:
             box, created, agents = await put_profile(pool, session.project, profile)
-            warnings = await profile_warnings(pool, session.project, profile, session.settings.worker.worker_targets)
+            warnings = await profile_warnings(pool, session.project, profile, session.settings)
             facts: dict[str, JsonValue] = {"name": profile.name, "profile_box_id": box, "created": created}
             stored.append({**facts, "agents": agents, "warnings": [*warnings]})
             if not session.out.as_json:

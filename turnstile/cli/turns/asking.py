@@ -57,6 +57,7 @@ class Question:
     output_box_id: str | None = None
     remember: bool = False
     multitask: MultitaskStrategy = MultitaskStrategy.ENQUEUE
+    budget: JsonObject | None = None
 
 
 async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
@@ -105,6 +106,7 @@ class Again:
     from_step: int | None = None
     settings: JsonObject | None = None
     correlation_id: str | None = None
+    budget: JsonObject | None = None
 
     def request(self, turn: AgentTurnId) -> RerunRequest:
         """The request; raises `BadRequest` naming the option that is wrong."""
@@ -112,6 +114,7 @@ class Again:
         if self.settings is not None:
             parse_request(RuntimeConfig, self.settings)  # its errors name the setting
         given |= {"runtime_config": self.settings, "correlation_id": self.correlation_id or uuid7()}
+        given |= {"budget": self.budget}
         return parse_request(RerunRequest, {name: value for name, value in given.items() if value is not None})
 
 
@@ -250,6 +253,7 @@ def request_of(question: Question, *, repeatable: bool = False) -> EnqueueReques
         "context_box_id": question.context_box_id,
         "output_box_id": question.output_box_id,
         "runtime_config": chosen or None,
+        "budget": question.budget,
         "multitask_strategy": None if question.multitask is MultitaskStrategy.ENQUEUE else question.multitask,
     }
     given: JsonObject = {name: value for name, value in named.items() if value is not None}

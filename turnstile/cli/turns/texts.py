@@ -1,11 +1,15 @@
-"""Reads a text given on the command line: as an argument, from a file, or from standard input."""
+"""Reads what is given on the command line: a text, from a file or standard input too; settings; budgets."""
 
 import sys
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
+from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
@@ -43,3 +47,42 @@ def setting_of(argument: str) -> tuple[str, JsonValue]:
         return name, from_json(text)
     except ValueError:
         return name, text
+
+
+_BUDGET_FIELDS = {
+    "tokens": "max_tokens",
+    "usd": "max_cost_usd",
+    "turns": "max_turns",
+    "seconds": "max_seconds",
+    "warn": "warn_percent",
+}
+
+
+def budget_of(text: str | None) -> JsonObject | None:
+    """The budget of a `--budget tokens=N,usd=N,turns=N,seconds=N`; raises `BadRequest` that names what is wrong."""
+    if text is None:
+        return None
+    given: dict[str, Decimal | int | str] = {}
+    for part in text.split(","):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        field = _BUDGET_FIELDS.get(name)
+        if field is None or not equals or field in given:
+            known = ",".join(f"{each}=N" for each in _BUDGET_FIELDS)
+            raise BadRequest(f"--budget: {part.strip()[:80]!r} is none of {known}, each at most once")
+        given[field] = _number(number, Decimal if field == "max_cost_usd" else int)
+    try:
+        limits = BudgetLimits.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        names = {field: name for name, field in _BUDGET_FIELDS.items()}
+        where = f"{names.get(str(first['loc'][0]), first['loc'][0])}: " if first["loc"] else ""
+        raise BadRequest(f"--budget: {where}{first['msg'].removeprefix('Value error, ')}") from None
+    return limits.model_dump(mode="json", exclude_none=True)
+
+
+def _number(text: str, kind: Callable[[str], Decimal | int]) -> Decimal | int | str:
+    """The number; what is none stays a text, which is then refused."""
+    try:
+        return kind(text)
+    except (ValueError, InvalidOperation):
+        return text

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_BUDGET = typer.Option(
+    help="What the turn and all below it may use: any of tokens=, usd=, turns=, seconds=.", metavar="tokens=N,usd=N,…"
+)
 _WIDE = 140
 _BEGINNING = 18
 """From `_WIDE` columns on a list shows whole ids, else their first `_BEGINNING` characters, which identify a turn."""
@@ -35,7 +38,7 @@ async def show(
 
     if session.gateway is not None:
         async with session.client() as client:
-            end = await read_end(await require_of_client(session, client, turn))
+            end = await read_end(await require_of_client(session, client, turn), client)
         if session.out.as_json:
             session.out.document(document_of(end, None))
         else:
@@ -159,6 +162,7 @@ async def rerun(
         list[str] | None,
         typer.Option("--set", help="A setting for the new turn, such as temperature=0.2.", metavar="NAME=VALUE"),
     ] = None,
+    budget: Annotated[str | None, _BUDGET] = None,
     wait: Annotated[bool, typer.Option(help="Print the answer as it streams, and the deliverable.")] = True,
     correlation_id: Annotated[
         str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
@@ -170,12 +174,13 @@ async def rerun(
     """
     from turnstile.cli.turns.asking import Again, run_again
     from turnstile.cli.turns.lookup import whole_id
-    from turnstile.cli.turns.texts import setting_of
+    from turnstile.cli.turns.texts import budget_of, setting_of
 
     chosen = dict(map(setting_of, settings or ()))
     if model is not None:
         chosen["model"] = model
-    again = Again(await whole_id(session, turn), from_step, chosen or None, correlation_id)
+    limits = budget_of(budget)
+    again = Again(await whole_id(session, turn), from_step, chosen or None, correlation_id, limits)
     await run_again(session, again, wait=wait)
 
 
@@ -213,13 +218,14 @@ async def enqueue(
         str | None, typer.Option(help="Profile, instead of the agent's; without an agent its instances are asked.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
+    budget: Annotated[str | None, _BUDGET] = None,
     direct: Annotated[
         bool, typer.Option("--direct", help="Write to the ledger directly, without NATS and bridge.")
     ] = False,
 ) -> None:
     """Send a request to an agent: one turn, exactly one deliverable. With --wait exit code 1 if the turn fails."""
     from turnstile.cli.turns.asking import Question, ask
-    from turnstile.cli.turns.texts import given_text
+    from turnstile.cli.turns.texts import budget_of, given_text
 
     if profile is not None and text is None and file is None:
         agent, text = None, agent  # the one argument is the text
@@ -230,5 +236,6 @@ async def enqueue(
         output_box_id=output_box,
         remember=remember,
         multitask=multitask,
+        budget=budget_of(budget),
     )
     await ask(session, question, wait=wait, direct=direct)

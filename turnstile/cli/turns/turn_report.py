@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 from rich.json import JSON
 
-from turnstile.cli.output import Output
+from turnstile.cli.budgets.budget_report import budget_line
+from turnstile.cli.output import Output, clock
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_turn
 from turnstile.cli.turns.transcript import CallEntry, SteerEntry, StepEntry, Transcript, transcript_of
+from turnstile.ledger.budgets.budget_views import list_budgets_of_turn
 from turnstile.ledger.turns.cards import box_cards, get_card
 from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
+from turnstile.schema.budgets.views import BudgetView, ids_of
 from turnstile.schema.cards import Card, value_of
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, BoxId, CardId, workflow_id
 from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import Compaction
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.turn import Turn
+from turnstile.sdk.turns import Client
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
@@ -57,6 +62,8 @@ class TurnEnd:
 
     turn: TurnView
     deliverable: Deliverable | None
+    budgets: Sequence[BudgetView]
+    """The budgets that it is charged to and that may be seen, the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +74,27 @@ class TurnReport(TurnEnd):
     transcript: Transcript
 
 
-async def read_end(turn: Turn) -> TurnEnd:
-    """Where the turn stands and what it delivered, from its client."""
+async def read_end(turn: Turn, client: Client | None = None) -> TurnEnd:
+    """Where the turn stands and what it delivered, from its client; with the client also its budgets."""
     view = await turn.describe()
+    budgets = [] if client is None else await _budgets_seen(client, view)
     if view.ended_at is None:
-        return TurnEnd(view, None)
+        return TurnEnd(view, None, budgets)
     result = await turn.result()
     card_id = result.card_id
-    return TurnEnd(view, None if card_id is None else Deliverable(card_id, result.value, result.partial))
+    return TurnEnd(view, None if card_id is None else Deliverable(card_id, result.value, result.partial), budgets)
+
+
+async def _budgets_seen(client: Client, view: TurnView) -> list[BudgetView]:
+    """The turn's budgets, without those that are not shown to the client."""
+    found: list[BudgetView] = []
+    for budget in () if view.budget is None else ids_of(view.budget):
+        try:
+            found.append(await client.budget(budget))
+        except Refused as error:
+            if error.code != "unknown_budget":
+                raise
+    return found
 
 
 async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
@@ -91,6 +111,7 @@ async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
         return None if card is None else str(value_of(card))
 
     steps = await pool.run(lambda conn: list_steps(conn, project, own))
+    budgets = [] if view.budget is None else await pool.run(lambda conn: list_budgets_of_turn(conn, project, own))
     sent = await pool.run(lambda conn: list_calls(conn, project, own))
     context, output = await cards(view.context_box_id), await cards(view.output_box_id)
     card_id = view.deliverable_card_id
@@ -98,7 +119,7 @@ async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
     if card_id is not None and (card := await pool.run(lambda conn: get_card(conn, project, card_id))) is not None:
         deliverable = Deliverable(card.card_id, value_of(card), bool(card.metadata.partial))
     steers = [SteerEntry(**dict(each), text=await said(each)) for each in view.steers or ()]
-    return TurnReport(view, deliverable, steps, transcript_of(steps, context, output, sent, steers))
+    return TurnReport(view, deliverable, budgets, steps, transcript_of(steps, context, output, sent, steers))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
@@ -136,6 +157,7 @@ def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
     document: dict[str, JsonValue] = {
         **report.turn.model_dump(mode="json"),
         "deliverable": None if report.deliverable is None else report.deliverable.value,
+        "budgets": [each.model_dump(mode="json") for each in report.budgets],
         "web_ui_url": link,
     }
     if isinstance(report, TurnReport):
@@ -146,14 +168,14 @@ def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
 
 def print_view(out: Output, report: TurnEnd) -> None:
     """Print where a turn stands and what it delivered, for people, where the ledger is not at hand."""
-    out.facts(f"turn {report.turn.agent_turn_id}", _facts(report.turn, None))
+    out.facts(f"turn {report.turn.agent_turn_id}", _facts(report, None))
     print_deliverable(out, report)
 
 
 def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bool = False) -> None:
     """Print the report for people: the request, each step, the deliverable; with `whole` nothing is shortened."""
     turn, transcript = report.turn, report.transcript
-    out.facts(f"turn {turn.agent_turn_id}", _facts(turn, transcript))
+    out.facts(f"turn {turn.agent_turn_id}", _facts(report, transcript))
     moment = turn.created_at
     out.line(f"\n{_clock(moment)}  asked", style="bold")
     for request in transcript.request:
@@ -178,7 +200,8 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
         out.line(f"Temporal: {link}", style="dim")
 
 
-def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
+def _facts(report: TurnEnd, transcript: Transcript | None) -> dict[str, object]:
+    turn = report.turn
     waits = _QUEUED.get(turn.queued_because or "")
     if turn.waiting_tool_count:
         until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
@@ -193,6 +216,8 @@ def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
         "cost": _count(turn.steps, "step") if transcript is None else _cost(transcript),
+        "budget": "\n".join(f"{budget_line(each)} ({_whose(each, turn)})" for each in report.budgets),
+        "until": None if turn.budget is None or turn.budget.until is None else clock(turn.budget.until),
         "runs again": turn.rerun_of and f"turn {turn.rerun_of} from step {turn.from_step}",
         "run again by": ", ".join(f"turn {each}" for each in turn.reruns),
         "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
@@ -201,6 +226,12 @@ def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
         "output box": turn.output_box_id,
         "trace": turn.trace_id,
     }
+
+
+def _whose(budget: BudgetView, turn: TurnView) -> str:
+    if budget.agent_turn_id is None:
+        return f"the project's {budget.kind}"
+    return "its own" if budget.agent_turn_id == turn.agent_turn_id else f"of turn {budget.agent_turn_id}"
 
 
 def _standing(turn: TurnView) -> list[SteerStatus]:

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
+from turnstile.cli.budgets.budget_report import budget_line
 from turnstile.cli.output import clean
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_of_client, require_turn
@@ -106,6 +107,8 @@ def _label(node: Node, sums: Mapping[AgentTurnId, Rolled], now: datetime) -> Tex
         text.append(f" {clean(node.error_code)}", style="red")
     text.append(f"  {duration(node.created_at, node.ended_at or now)}")
     text.append(_spent(node.tokens, node.cost))
+    if node.budget is not None:
+        text.append(f"  budget {budget_line(node.budget)}", style="yellow")
     if rolled.turns > 1:
         text.append(f"  with all {rolled.turns} turns{_spent(rolled.tokens, rolled.cost)}", style="dim")
     text.append(f"  {node.agent_turn_id}", style="dim")

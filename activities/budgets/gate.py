@@ -1,0 +1,164 @@
+"""Lets a step's attempts at a model through its turn's budget: `BudgetGate` (protocol §12.8).
+
+Before every attempt it reserves the request's input and the most that the model may answer, in the ledger: one round
+trip, without a provider. It raises `BudgetExhausted` where that does not fit, and bounds everything that the step waits
+for by the moment at which the turn's time is over. A turn that nothing limits has no gate.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from turnstile.activities.budgets.uses import attempt_key, step_budget
+from turnstile.ledger.budgets.attempts import Reservation, SoftLimit, reserve_attempt
+from turnstile.ledger.queries import Connection
+from turnstile.runtime.ports import Model, ModelRequest
+from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
+from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.lacks import BUDGET_EXHAUSTED, UNPRICED_MODEL, BudgetLack
+from turnstile.schema.budgets.plans import Dimension
+from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice
+from turnstile.schema.budgets.uses import StepBudget
+from turnstile.schema.errors import ModelError
+from turnstile.schema.people.interrupts import Hold
+from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.turns import TurnRef
+
+log = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 3
+"""Less than of most texts, so that an estimate is rather too large."""
+
+Write = Callable[[Callable[[Connection], Awaitable[Reservation]]], Awaitable[Reservation]]
+
+
+class BudgetExhausted(ModelError):
+    """The next request to a model does not fit into the turn's budget: the turn ends with what there is."""
+
+    def __init__(self, lack: BudgetLack) -> None:
+        super().__init__(BUDGET_EXHAUSTED, str(lack), retryable=False)
+        self.lack = lack
+
+
+@dataclass(slots=True)
+class BudgetGate:
+    """The gate of one step. `expires` is by `time.monotonic`; `write` runs the reservation in the ledger."""
+
+    turn: TurnRef
+    step: int
+    model: Model
+    write: Write
+    warn: Callable[[str, SoftLimit], Awaitable[None]]
+    """Tells that a soft limit was passed, by a request to this model."""
+    until: datetime | None = None
+    expires: float | None = None
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    telemetry: Telemetry = SILENT
+    prices: dict[str, ModelPrice | None] = field(default_factory=dict[str, ModelPrice | None])
+
+    def seconds_left(self) -> float | None:
+        """How long the turn may still take, 0 at least; None if its time is not limited."""
+        return None if self.expires is None else max(0.0, self.expires - time.monotonic())
+
+    def within(self, seconds: float) -> float:
+        """So many seconds, or as many as the turn may still take."""
+        left = self.seconds_left()
+        return seconds if left is None else min(seconds, left)
+
+    def check_time(self) -> None:
+        """Raise `BudgetExhausted` if the turn's time is over."""
+        if self.seconds_left() == 0:
+            self._count("exhausted", Dimension.SECONDS)
+            raise BudgetExhausted(BudgetLack.of(Dimension.SECONDS, None, self.until))
+
+    def bounded(self, holds: Sequence[Hold | None]) -> Sequence[Hold | None]:
+        """The questions to people, which expire when the turn's time is over at the latest."""
+        if self.expires is None:
+            return holds
+        return [hold and hold.model_copy(update=self._bound(hold)) for hold in holds]
+
+    def _bound(self, hold: Hold) -> dict[str, float]:
+        return {"expires_after_seconds": max(self.within(hold.expires_after_seconds), 0.001)}
+
+    async def tokens(self, request: ModelRequest) -> int:
+        """The tokens of the request: as its model counts, a tenth more where that is an estimate, else by the size."""
+        try:
+            found = await self.model.count(request)
+        except ModelError as error:
+            log.info("%s: the tokens of a request are estimated by its size: %s", request.config.model, error.code)
+            return estimated(request)
+        return found.tokens if found.exact else -(-found.tokens * 11 // 10)
+
+    async def admit(self, request: ModelRequest, tokens: int, *, summary: bool = False) -> ModelRequest:
+        """Reserve for this attempt; returns the request with its `max_tokens`, and no more time than there is.
+
+        Raises `BudgetExhausted`, `ModelError` (`unpriced_model`), or `StaleTurn` if the step's gate is closed.
+        """
+        self.check_time()
+        model, most = request.config.model, answer_tokens(request.config, self.max_tokens)
+        attempt = attempt_key(request.attempt, summary=summary)
+        made = await self.write(
+            lambda conn: reserve_attempt(
+                conn, self.turn, self.step, attempt, model, input_tokens=tokens, max_tokens=most
+            )
+        )
+        self._count(made.verdict, made.dimension)
+        match made.verdict:
+            case "exhausted":
+                figures = {"had": made.had, "spent": made.spent, "reserved": made.reserved, "wanted": made.wanted}
+                lack = BudgetLack.of(made.dimension or Dimension.TOKENS, made.budget_id, made.until, **figures)
+                raise BudgetExhausted(lack)
+            case "unpriced":
+                says = f"the turn's cost is limited, and {model} has no price: set [model.prices.{json.dumps(model)}]"
+                raise ModelError(UNPRICED_MODEL, says, retryable=False)
+            case "reserved":
+                self.prices[model] = made.price
+        if made.warned is not None:
+            self.telemetry.meter.count(Metric.BUDGET_WARNINGS, dimension=made.warned.dimension)
+            await self.warn(model, made.warned)
+        return replace(
+            request,
+            config=_with_limit(request.config, most, made.price),
+            timeout_seconds=max(self.within(request.timeout_seconds), 0.001),
+        )
+
+    def used(self, records: Sequence[JsonObject]) -> StepBudget:
+        """What these attempts of the step used."""
+        return step_budget(records, self.prices)
+
+    def _count(self, verdict: str, dimension: Dimension | None) -> None:
+        self.telemetry.meter.count(Metric.BUDGET_RESERVATIONS, verdict=verdict, dimension=dimension or "none")
+
+
+def answer_tokens(config: LlmConfig, default: int) -> int:
+    """The most tokens of an answer to a request of this configuration."""
+    if (given := _given_limit(config)) is not None:
+        return given
+    thinking = config.params.get("thinking")
+    thoughts = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    # the limit of an answer is over its thoughts too, and must be larger
+    return default + (thoughts if isinstance(thoughts, int) and thoughts > 0 else 0)
+
+
+def _given_limit(config: LlmConfig) -> int | None:
+    own = config.params.get("max_completion_tokens")
+    given = [each for each in (config.max_tokens, own) if isinstance(each, int) and each > 0]
+    return max(given, default=None)
+
+
+def _with_limit(config: LlmConfig, most: int, price: ModelPrice | None) -> LlmConfig:
+    """The configuration with a limit of the answer that its model can have, unless it has one."""
+    if _given_limit(config) is not None:
+        return config
+    able = None if price is None else price.max_output_tokens
+    return config.model_copy(update={"max_tokens": most if able is None else min(most, able)})
+
+
+def estimated(request: ModelRequest) -> int:
+    """The tokens of a request by the size of its messages and tools."""
+    said = [message.model_dump(mode="json") for message in request.messages]
+    text = json.dumps([said, request.tools], ensure_ascii=False)
+    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)

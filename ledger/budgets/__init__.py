@@ -1,0 +1,1 @@
+"""Budgets: what may be spent, what is reserved and what was spent."""

@@ -1,0 +1,1 @@
+"""Budgets: what turns, trees of turns and projects may spend (protocol §12.8)."""

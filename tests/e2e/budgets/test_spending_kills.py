@@ -1,0 +1,58 @@
+"""Workers killed after they reserved, and after a model has answered: `test_spending_crashes.py`, in earnest."""
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.budgets.test_spending import LLM
+from tests.e2e.budgets.test_spending_crashes import POINTS, spender, spent_once
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.faults import HASTY
+from tests.support.processes.hatchery import Hatchery
+from tests.support.processes.process import TurnstileProcess, processes_of
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
+from tests.support.quick import learned
+from tests.support.tenants import Tenant, new_tenant
+from tests.support.tools import Hand, hand_of
+from turnstile.runtime.faults import Fault
+
+
+@pytest.fixture(scope="module")
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+    """One that mends soon what was broken."""
+    async with stacks.open(HASTY) as opened:
+        yield opened
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quick", [False, True], ids=["step", "quick-step"])
+async def test_a_worker_may_die_in_one(stack: Stack, hatching: Hatchery, tmp_path: Path, quick: bool) -> None:
+    async with processes_of(stack.config, hatching) as both:
+        await both.bridge.start()
+        for point in POINTS:
+            tenant = new_tenant(stack)
+            async with hand_of(tenant, llm=LLM) as hand:
+                await _dies(point, tenant, hand, both.worker, tmp_path, quick=quick)
+    async with stack.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+async def _dies(
+    point: Fault, tenant: Tenant, hand: Hand, worker: TurnstileProcess, struck: Path, *, quick: bool
+) -> None:
+    (pause := struck / point).touch()
+    worker.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(struck)}
+    await worker.start()
+    if quick:
+        await learned(hand)
+    pause.unlink()
+    turn = await spender(tenant)
+    assert await worker.died() == -signal.SIGKILL
+    worker.env = {}
+    await worker.start()
+    await tenant.ended(turn, timeout=60)
+    await spent_once(tenant, turn)
+    await worker.stop()

@@ -1,0 +1,1 @@
+"""`turnstile budget`: what turns and projects may spend, have spent, and get more of."""

@@ -1,0 +1,192 @@
+"""`turnstile budget`: list, show, raise and limit.
+
+It reads the ledger where that can be read, else it asks the bridge or a gateway; raising and limiting always ask, so
+that the ledger keeps who did.
+"""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+    from turnstile.ledger.pool import Pool
+    from turnstile.schema.budgets.views import BudgetView, ProjectLimits
+
+app = typer.Typer()
+
+Id = Annotated[
+    str,
+    typer.Argument(
+        help="A turn's id; `day` or `month` of the project's now, or such as 2026-11-23 or 2026-11.", metavar="BUDGET"
+    ),
+]
+
+
+def _decimal(text: str) -> Decimal:
+    from decimal import InvalidOperation
+
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise typer.BadParameter("a number of US dollars, such as 0.50") from None
+
+
+Tokens = Annotated[int | None, typer.Option(help="Tokens that models read and write.", metavar="N")]
+Usd = Annotated[
+    Decimal | None, typer.Option(help="US dollars, at most 6 decimal places.", metavar="USD", parser=_decimal)
+]
+Turns = Annotated[int | None, typer.Option(help="Turns.", metavar="N")]
+
+
+@command(app, "list", project=True, channel=True, client=True)
+async def show_all(
+    session: "Session",
+    kind: Annotated[
+        Literal["turn", "day", "month"] | None, typer.Option(help="Only turns' own grants, or the project's.")
+    ] = None,
+    status: Annotated[Literal["open", "ended", "closed"] | None, typer.Option(help="Only those that are so.")] = None,
+    limit: Annotated[int, typer.Option(help="Most shown.", min=1, max=1000)] = 50,
+) -> None:
+    """List budgets, the newest first; of all channels, where the ledger can be read."""
+    from turnstile.cli.budgets.budget_report import budget_line
+
+    views = await _views(session, kind, status, limit)
+    session.out.records(
+        f"budgets of {session.options.project or 'the project'}",
+        views,
+        {
+            "budget": lambda row: row.budget_id,
+            "status": lambda row: row.status,
+            "spent": budget_line,
+            "granted": lambda row: row.created_at,
+        },
+    )
+
+
+@command(app, "show", project=True, channel=True, client=True)
+async def show(session: "Session", budget: Id) -> None:
+    """Show a budget: what it had, what is spent, reserved and left."""
+    from turnstile.cli.budgets.budget_report import print_budget
+
+    view = await find_budget(session, budget)
+    if session.out.as_json:
+        session.out.document(view)
+    else:
+        print_budget(session.out, view)
+
+
+@command(app, "raise", project=True, channel=True, client=True)
+async def raise_budget(
+    session: "Session", budget: Id, tokens: Tokens = None, usd: Usd = None, turns: Turns = None
+) -> None:
+    """Give a budget so much more; with a minus take back what is free. Operators alone may.
+
+    A turn's grant takes it from the budget that it came from: raise that one first where it has not so much left.
+    """
+    from turnstile.cli.budgets.budget_report import budget_line
+
+    found = await find_budget(session, budget)
+    async with session.client() as client:
+        view = await client.raise_budget(found, tokens=tokens, cost_usd=usd, turns=turns)
+    session.out.result(view, f"budget {view.budget_id}: {budget_line(view)}")
+
+
+@command(app, "limit", project=True, channel=True, client=True)
+async def limit(
+    session: "Session",
+    period: Annotated[Literal["day", "month"] | None, typer.Argument(help="How long, in UTC.")] = None,
+    tokens: Tokens = None,
+    usd: Usd = None,
+    turns: Turns = None,
+    none: Annotated[bool, typer.Option("--none", help="Nothing limits the project any more.")] = False,
+) -> None:
+    """Say what all turns of the project may spend together in each day or month; without an option, show it."""
+    from turnstile.cli.budgets.budget_report import budget_line, limits_line
+    from turnstile.schema.errors import BadRequest
+
+    given = any(each is not None for each in (tokens, usd, turns))
+    if period is None or not (given or none):
+        if given or none:
+            raise BadRequest("say for how long: `turnstile budget limit day …` or `… month …`")
+        limits = [each for each in await _limits(session) if period in (None, each.period)]
+        if session.out.as_json:
+            session.out.document(limits)
+        else:
+            for each in limits:
+                session.out.line(limits_line(each), note=f"set by {each.updated_by}" if each.updated_by else "")
+            if not limits:
+                session.out.remark("nothing limits what the project spends")
+        return
+    if given and none:
+        raise BadRequest("either limits or --none")
+    async with session.client() as client:
+        view = await client.limit_project(period, tokens=tokens, cost_usd=usd, turns=turns)
+    told = "nothing limits the project any more" if none else budget_line(view)
+    session.out.result(view, f"each {period}: {told}; this one is {view.budget_id}")
+
+
+async def find_budget(session: "Session", name: str) -> "BudgetView":
+    """The budget, from the ledger if that can be read; raises as `budget_in`."""
+    async with session.ledger_beside_client() as pool:
+        if pool is not None:
+            return await budget_in(session, pool, name)
+    async with session.client() as client:
+        return await session.patiently(lambda: client.budget(name))
+
+
+async def budget_in(session: "Session", pool: "Pool", name: str) -> "BudgetView":
+    """The budget; a turn's may be named by the beginning of its id.
+
+    Raises `Refused` (unknown_budget, ambiguous_turn).
+    """
+    from datetime import UTC, datetime
+
+    from turnstile.cli.turns.lookup import find_turn
+    from turnstile.ledger.budgets.budget_views import get_budget
+    from turnstile.schema.budgets.budget_requests import budget_named
+    from turnstile.schema.budgets.plans import BudgetId
+    from turnstile.schema.errors import Refused
+
+    project = session.project
+    budget = budget_named(project, name, datetime.now(UTC))
+    found = await pool.run(lambda conn: get_budget(conn, project, budget))
+    if found is None and (turn := await find_turn(pool, project, budget)) is not None:
+        own = BudgetId(turn.agent_turn_id)
+        found = await pool.run(lambda conn: get_budget(conn, project, own))
+    if found is None:
+        raise Refused("unknown_budget", f"project {project} has no budget {name!r}")
+    return found
+
+
+async def _views(
+    session: "Session",
+    kind: Literal["turn", "day", "month"] | None,
+    status: Literal["open", "ended", "closed"] | None,
+    limit: int,
+) -> "list[BudgetView]":
+    async with session.ledger_beside_client() as pool:
+        if pool is None:
+            async with session.client() as client:
+                return await session.patiently(lambda: client.budgets(kind=kind, status=status, limit=limit))
+        from turnstile.ledger.budgets.budget_views import list_budgets
+
+        channel = None if session.options.channel is None else session.channel
+        return await pool.run(
+            lambda conn: list_budgets(conn, session.project, channel=channel, kind=kind, status=status, row_limit=limit)
+        )
+
+
+async def _limits(session: "Session") -> "list[ProjectLimits]":
+    async with session.ledger_beside_client() as pool:
+        if pool is None:
+            async with session.client() as client:
+                return await session.patiently(client.limits)
+        from turnstile.ledger.budgets.budget_views import list_project_limits
+
+        return await pool.run(lambda conn: list_project_limits(conn, session.project))
