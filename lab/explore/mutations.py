@@ -277,8 +277,8 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "settle_attempts books a late truth besides",
         "settle_attempts",
-        "c.tokens_now - CASE WHEN c.was_open THEN 0 ELSE c.tokens_before END",
-        "c.tokens_now",
+        "coalesce(now_tokens, r.tokens) - CASE WHEN was_open THEN 0 ELSE coalesce(r.used_tokens, r.tokens) END",
+        "coalesce(now_tokens, r.tokens)",
         "budget",
         function=True,
     ),
