@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile.gateway.asking import Asking
+from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.gateway.events.feed import Sources
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
@@ -21,7 +22,6 @@ from turnstile.gateway.http.endpoints import Dispatch, Endpoint
 from turnstile.gateway.http.guard import ROUTE, Guard, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
-from turnstile.gateway.limits import Doors, GatewayLimits
 from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
 from turnstile.gateway.openai.error_objects import PREFIX, error_response
 from turnstile.gateway.v1.budget_handlers import Budgets

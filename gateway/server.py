@@ -18,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.problems import headers_of, problem_of
-from turnstile.gateway.limits import GatewayLimits
 from turnstile.schema.errors import BadRequest, ConfigError
 
 _HEAD_BYTES = 32 * 1024

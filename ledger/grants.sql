@@ -50,7 +50,12 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
     ('state.interrupts',  -- a worker asks; only a bridge decides
      'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
-    ('state.project_budgets', 'SELECT', 'SELECT'),  -- an enqueue looks there
+    -- triggers and functions of the owner charge and settle; a bridge raises budgets and sets what projects may spend, which no worker may
+    ('state.budgets',
+     'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, reserved_tokens, reserved_cost, reserved_turns, warned_at, lowered_at,
+          updated_at, updated_by)', null),
+    ('state.project_budgets',  -- an enqueue looks there
+     'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, updated_at, updated_by)', 'SELECT'),
     ('state.model_prices', null, 'SELECT, INSERT, UPDATE (input_per_million, output_per_million, cached_input_per_million, max_output_tokens, source,
           updated_at)'),
     ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
@@ -80,6 +85,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
+    ('state.budgets'), ('state.project_budgets'),
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)

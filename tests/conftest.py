@@ -204,6 +204,6 @@ async def open_pool(database_url: str) -> AsyncIterator[Callable[..., Pool]]:
 
 
 @pytest.fixture
-def pool(open_pool: Callable[..., Pool]) -> Pool:
-    """A pool on this test's database."""
-    return open_pool()
+def pool(databases: Databases, database_url: str) -> Pool:
+    """A pool on this test's database, whose sessions were there before the test."""
+    return databases.pool(database_url.rpartition("/")[2])

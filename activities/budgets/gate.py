@@ -1,4 +1,4 @@
-"""Lets a step's attempts at a model through its turn's budget: `BudgetGate` (protocol §12.8).
+"""Lets a step's attempts at a model through its turn's budget: `BudgetGate` (protocol §15).
 
 Before every attempt it reserves the request's input and the most that the model may answer, in the ledger: one round
 trip, without a provider. It raises `BudgetExhausted` where that does not fit, and bounds everything that the step waits

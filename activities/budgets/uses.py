@@ -1,4 +1,4 @@
-"""What a step's attempts at a model used, as the ledger books it: `metadata.budget.uses` (protocol §12.8). Pure.
+"""What a step's attempts at a model used, as the ledger books it: `metadata.budget.uses` (protocol §15). Pure.
 
 What nobody can know is null and booked whole: an attempt that was lost or cancelled, or that failed after the provider
 had begun. An attempt that the provider refused before any output used nothing.

@@ -1,1 +1,1 @@
-"""Verbs by which people see and steer budgets (protocol §12.8)."""
+"""Verbs by which people see and steer budgets (protocol §15)."""

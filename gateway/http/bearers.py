@@ -14,8 +14,8 @@ from typing import Final
 
 from starlette.datastructures import Headers
 
+from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.problems import Forbidden, Unauthenticated
-from turnstile.gateway.limits import GatewayLimits
 from turnstile.ledger.access.tokens import authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.throttle import Throttle

@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.bearers import Access, secret_in
 from turnstile.gateway.http.guard import ROUTE, TOKEN
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.limits import GatewayLimits
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused

@@ -19,8 +19,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnstile.gateway.bounds import Doors
 from turnstile.gateway.http.problems import Problem, headers_of, problem_of
-from turnstile.gateway.limits import Doors
 from turnstile.runtime.telemetry import Meter, Metric
 from turnstile.schema.errors import BadRequest, Limited, Refused, TurnstileError
 

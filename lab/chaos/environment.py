@@ -48,6 +48,7 @@ SECTIONS: dict[str, dict[str, object]] = {
         "retry_max_seconds": 0.5,
         "scripts": [str(Path(__file__).with_name("script.py"))],
     },
+    'model.prices."scripted/chaos"': {"input_per_million": 1.0, "output_per_million": 5.0},
     "tools": {"suspend_timeout_seconds": 2.0},
 }
 """Settings with shorter times than usual, so that a run takes less time."""

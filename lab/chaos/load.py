@@ -179,10 +179,10 @@ class Load:
         self.begun += 1
         longest = 4.0 if kind in TREES else 2.0
         wait = self.draw.uniform(0.0, 0.05) if kind == "stop_queued" else self.draw.uniform(0.3, longest)
-        await self._one(turn, plan.instruction(turn.key), wait)
+        await self._one(turn, plan, wait)
 
-    async def _one(self, turn: Turn, instruction: str, wait: float) -> None:
-        await self._enqueue(turn, instruction)
+    async def _one(self, turn: Turn, plan: Plan, wait: float) -> None:
+        await self._enqueue(turn, plan)
         if turn.kind.startswith("stop"):
             await asyncio.sleep(wait)
             cascade = "all" if turn.kind == "stop_whole" else "waited"
@@ -190,8 +190,11 @@ class Load:
             reply = await self._request_until_accepted("stop", stop)
             turn.stop = "already over" if reply.get("already_final") else "stopped"
 
-    async def _enqueue(self, turn: Turn, instruction: str) -> None:
-        asked: JsonObject = {"agent_id": turn.agent, "instruction": instruction, "correlation_id": turn.key}
+    async def _enqueue(self, turn: Turn, plan: Plan) -> None:
+        said = plan.instruction(turn.key)
+        asked: JsonObject = {"agent_id": turn.agent, "instruction": said, "correlation_id": turn.key}
+        if plan.budget is not None:
+            asked["budget"] = plan.budget
         if turn.way == "direct":
             reply = await self._direct(turn, asked)
         elif turn.way == "command" and (acked := await self._command(turn, asked)) is not None:

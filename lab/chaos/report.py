@@ -44,6 +44,7 @@ def table_of(run: Run, verdict: Verdict, injector: Injector) -> Table:
         ("hanging", str(len(verdict.hanging))),
         ("children", str(verdict.children)),
         ("batches", _counts(verdict.batches)),
+        ("budgets, tokens", f"{_counts(Counter(verdict.budgets))}; audited {verdict.looks} times meanwhile"),
         ("wrong in trees", str(len(verdict.trees))),
         ("calls", _counts(Counter({name: count for name, count in calls.items() if name != "calls"}))),
         (

@@ -16,7 +16,7 @@ from lab.chaos.load import Load, open_load
 from lab.chaos.observer import Observer
 from lab.chaos.report import Run, faults_of, table_of, write_json
 from lab.chaos.schedule import make_schedule
-from lab.chaos.verdict import Verdict, judge, open_witness, wait_quiet
+from lab.chaos.verdict import Verdict, judge, open_witness, wait_quiet, watch_budgets
 
 PROGRESS_SECONDS = 5.0
 QUIET_SECONDS = 120.0
@@ -75,20 +75,22 @@ async def run_chaos(options: RunOptions, console: Console) -> bool:
     console.print(f"logs, data and notes: {options.directory}")
     began = time.monotonic()
     async with open_run(options, console) as state:
-        async with printing_progress(state, began):
+        verdict = Verdict()
+        async with printing_progress(state, began), watching_budgets(state, verdict):
             async with asyncio.TaskGroup() as group:
                 group.create_task(state.load.run(options.turns, options.seconds))
                 group.create_task(state.load.grow(options.trees, options.seconds))
                 group.create_task(state.injector.run(faults))
-            verdict = await conclude(state)
+            verdict = await conclude(state, verdict)
         return report(state, verdict, "chaos", time.monotonic() - began)
 
 
-async def conclude(state: RunState) -> Verdict:
+async def conclude(state: RunState, verdict: Verdict | None = None) -> Verdict:
     """Bring everything up, wait until the ledger is quiet, and judge the run."""
+    verdict = verdict or Verdict()
     await bring_up(state.environment)
-    quiet, hanging = await wait_quiet(state.environment, state.options.quiet_seconds)
-    return await judge(state.environment, state.load, state.injector, Verdict(quiet_after=quiet, hanging=hanging))
+    verdict.quiet_after, verdict.hanging = await wait_quiet(state.environment, state.options.quiet_seconds)
+    return await judge(state.environment, state.load, state.injector, verdict)
 
 
 async def bring_up(environment: Environment) -> None:
@@ -137,6 +139,19 @@ async def printing_progress(state: RunState, began: float) -> AsyncGenerator[Non
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+@asynccontextmanager
+async def watching_budgets(state: RunState, verdict: Verdict) -> AsyncGenerator[None]:
+    """Audit the budgets while the block runs."""
+    task = asyncio.create_task(watch_budgets(state.environment, verdict))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float, what: str) -> float:

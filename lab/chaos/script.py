@@ -7,12 +7,14 @@ variable `CHAOS_ASKED` names the file; each note is one append.
 import asyncio
 import json
 import os
+import random
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from turnstile.activities.models import Script
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ToolCallDelta
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 
 ASKED = "CHAOS_ASKED"
@@ -40,6 +42,7 @@ async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     steps: list[dict[str, Any]] = given["steps"]
     line: dict[str, Any] = steps[request.step - 1] if request.step <= len(steps) else {"text": "All is done."}
     _note(given["key"], request, "asked")
+    usage = used(given["key"], request)
     try:
         if request.attempt <= line.get("fails", 0):
             raise ModelError("rate_limited", "the script says so", retryable=True)
@@ -52,7 +55,21 @@ async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
             yield ToolCallDelta(index, f"call_{index}", call[0], json.dumps(call[1]))
     finally:  # after an answer, an error, or a cancellation
         _note(given["key"], request, "over")
-    yield ModelDone("tool_calls" if line.get("calls") else "stop")
+    yield ModelDone("tool_calls" if line.get("calls") else "stop", usage, usage_kind="exact" if usage else "unknown")
+
+
+def used(key: str, request: ModelRequest) -> JsonObject:
+    """What the request used: mostly what it could, sometimes unknown, sometimes more than it was allowed."""
+    draw = random.Random(f"{key}/{request.step}/{request.attempt}")  # noqa: S311 -- a load, not a secret
+    read, written = draw.randint(50, 3_000), draw.randint(1, 2_000)
+    match draw.randrange(8):
+        case 0:
+            return {}
+        case 1:
+            written *= 10
+        case _:
+            pass
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 SCRIPTS: dict[str, Script] = {"chaos": player}

@@ -8,7 +8,7 @@ stopped the turn; the verdict compares that with the ledger. Pure.
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from turnstile.schema.base import JsonObject
@@ -18,6 +18,8 @@ MATES = 8
 SLOW_WORDS, SLOW_SECONDS = 60, 0.5
 TURNS_A_TREE = 9
 """About how many turns a tree has, for the duration of a run."""
+AMPLE: JsonObject = {"max_tokens": 10**9, "max_cost_usd": 10_000, "max_turns": 10_000, "max_seconds": 86_400}
+"""What bounds a tree without ever ending it."""
 
 TREES: Mapping[str, int] = {
     "tree_all": 10,
@@ -35,8 +37,15 @@ TREES: Mapping[str, int] = {
     "tree_reuse": 6,
     "stop_tree": 12,
     "stop_whole": 8,
+    "budget_tokens": 10,
+    "budget_cost": 8,
+    "budget_turns": 8,
+    "budget_own": 10,
 }
-"""Kinds of trees with their weights; those whose kind begins with `stop` are stopped, `stop_whole` with all below."""
+"""Kinds of trees with their weights; those whose kind begins with `stop` are stopped, `stop_whole` with all below.
+
+Every tree has a budget: an ample one, or where its kind begins with `budget` one that it may reach the end of.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,8 @@ class Plan:
     """What its batches may come to."""
     ends: str = "success"
     """How it ends."""
+    budget: JsonObject | None = None
+    """What it and its children may spend."""
 
     def instruction(self, key: str) -> str:
         """The instruction of the turn. Keys of children are `{key}.{number}`."""
@@ -78,8 +89,14 @@ class Grower:
 
     def tree(self, kind: str) -> Plan:
         """A tree of this kind."""
+        grown = self._grown(kind)
+        return grown if grown.budget is not None else replace(grown, budget=AMPLE)
+
+    def _grown(self, kind: str) -> Plan:
         draw = self.draw
         match kind:
+            case "budget_tokens" | "budget_cost" | "budget_turns" | "budget_own":
+                return self._bounded(kind.removeprefix("budget_"))
             case "tree_all":
                 return self.forked([self.leaf() for _ in range(draw.randint(1, 6))], "success")
             case "tree_partly":
@@ -142,11 +159,31 @@ class Grower:
         """Forks of forks, the inner ones with any join."""
         if depth <= 1:
             kinds = ["tree_all", "tree_any", "tree_partly", "tree_quorum", "tree_fail_fast"]
-            return self.tree(self.draw.choice(kinds))
+            return self._grown(self.draw.choice(kinds))
         return self.forked([*(self.nested(depth - 1) for _ in range(self.draw.randint(1, 2))), self.leaf()], "success")
 
     def _task(self, plan: Plan, strategy: str = "new", target: str | None = None) -> dict[str, Any]:
-        return {"target_strategy": strategy, "target_ref": target or self.project_profile, "instruction": plan}
+        asked = {"target_strategy": strategy, "target_ref": target or self.project_profile, "instruction": plan}
+        budget = plan.budget or (None if self.draw.random() < 0.6 else {"max_tokens": 10**6, "max_cost_usd": 10})
+        return asked if budget is None else {**asked, "budget": budget}
+
+    def _bounded(self, by: str) -> Plan:
+        """A tree whose budget is sometimes too small: some of it ends with what there is, or is refused."""
+        draw, joins = self.draw, ("success", "partial", "failed")
+        leaves = [self.leaf() for _ in range(draw.randint(3, 8))]
+        inner = self.forked([self.leaf(), self.leaf(), self.failing()], *joins)
+        match by:
+            case "tokens":  # one rest for all, which takes about 5,000 for each attempt
+                budget: JsonObject = {"max_tokens": draw.randint(6_000, 90_000)}
+            case "cost":
+                budget = {"max_cost_usd": draw.randint(10_000, 200_000) / 1_000_000}
+            case "turns":
+                budget = {"max_turns": draw.randint(1, 9)}
+            case _:  # own: grants of grants
+                budget = {"max_tokens": draw.randint(60_000, 200_000), "max_turns": 12}
+                leaves = [replace(leaf, budget={"max_tokens": draw.randint(4_000, 30_000)}) for leaf in leaves]
+                inner = replace(inner, budget={"max_tokens": draw.randint(10_000, 60_000), "max_turns": 4})
+        return replace(self.forked([*leaves, inner], *joins), budget=budget)
 
     def _joined(self, mode: str) -> Plan:
         match mode:

@@ -82,9 +82,10 @@ CROSS JOIN LATERAL (SELECT (c.content ->> 'text')::jsonb AS plan) p
 WHERE n.stopped_by IS NULL AND NOT p.plan -> 'joins' ? b.status;
 
 -- name: children_unlike_their_plan :many
--- Children that nobody stopped which ended otherwise than their plan says.
+-- Children that nobody stopped which ended otherwise than their plan says, and not for want of budget.
 SELECT format('turn %s ended %s, %s, and its plan says %s', n.agent_turn_id, o.status, coalesce(o.error_code, 'without a code'), p.plan ->> 'ends') AS detail
 FROM state.turn_nodes n JOIN state.turn_outcomes o ON o.agent_turn_id = n.agent_turn_id
 JOIN public.cards c ON c.card_id = n.agent_turn_id || '-instruction' AND c.tenant_id = n.project_id
 CROSS JOIN LATERAL (SELECT (c.content ->> 'text')::jsonb AS plan) p
-WHERE n.parent_turn_id IS NOT NULL AND n.stopped_by IS NULL AND o.status <> p.plan ->> 'ends';
+WHERE n.parent_turn_id IS NOT NULL AND n.stopped_by IS NULL AND o.status <> p.plan ->> 'ends'
+  AND o.error_code IS DISTINCT FROM 'budget_exhausted';

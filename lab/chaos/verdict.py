@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -22,6 +23,7 @@ from lab.chaos.injector import Injector, Late, read_notes
 from lab.chaos.load import Load
 from lab.chaos.program import ROOT
 from tests.support.ledger.invariants import assert_invariants
+from turnstile.ledger.operations.audit import Bounds, Scope, arguments, rules
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, parse
 from turnstile.schema.errors import ServerUnavailable
@@ -33,7 +35,9 @@ QUERIES, TREE_RULES, WITNESS = (
     for name in ("verdict.sql", "trees.sql", "witness.sql")
 )
 AUDIT = ROOT / "turnstile" / "cli" / "operations" / "audit.py"
-EXPECTED = {"stop": {"success", "canceled"}}
+EXPECTED = {"stop": {"success", "canceled"}, "budget": {"success", "partial"}}
+LOOK_SECONDS = 1.0
+"""Between two looks at the budgets while a run goes on."""
 _SHOWN = 12
 
 
@@ -67,6 +71,10 @@ class Verdict:
     children: int = 0
     trees: list[str] = field(default_factory=list[str])
     """What is wrong with trees."""
+    budgets: dict[str, int] = field(default_factory=dict[str, int])
+    """What budgets were given, in tokens, and what became of it."""
+    looks: int = 0
+    """How often the budgets were audited while the run went on."""
     lates: Counter[str] = field(default_factory=Counter[str])
     repairs: dict[str, int] = field(default_factory=dict[str, int])
     slowest_recovery: tuple[float, str] = (0.0, "")
@@ -155,7 +163,8 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
         results = await pool.run(QUERIES["results_twice"].many)
         calls = await pool.run(QUERIES["calls"].one)
         batches = await pool.run(QUERIES["batches"].many)
-        verdict.trees = await pool.run(judge_trees)
+        verdict.trees += await pool.run(judge_trees)
+        verdict.budgets = {name: int(each) for name, each in (await pool.run(QUERIES["budgets"].one)).items()}
         try:
             repairs = await pool.run(QUERIES["repairs"].many)
         except asyncpg.UndefinedTableError:
@@ -177,6 +186,26 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
     ]
     await _audit(environment, verdict)
     return verdict
+
+
+async def watch_budgets(environment: Environment, verdict: Verdict) -> None:
+    """Audit the budgets again and again, until cancelled: what they count must be right in every state."""
+    checks = [rule.query for rule in rules().values() if rule.section == "§12.8"]
+    values = arguments(Scope(), Bounds(), _SHOWN)
+    pool = Pool(environment.direct.database_url, size=1, name="chaos-budgets")
+    try:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                for check in checks:
+                    given = {name: values[name] for name in check.parameters}
+                    rows = await pool.run(partial(check.many, **given))
+                    verdict.trees += [f"look {verdict.looks}: {row['detail']}" for row in rows]
+            except ServerUnavailable:
+                continue
+            verdict.looks += 1
+    finally:
+        await pool.close()
 
 
 async def judge_trees(conn: Connection) -> list[str]:

@@ -63,3 +63,13 @@ SELECT status, count(*)::int8 AS turns FROM state.agent_state_head WHERE status 
 -- name: not_brought_back :many
 -- Live turns that the rule `engine` has not started again.
 SELECT active_agent_turn_id FROM state.agent_state_head WHERE status <> 'idle' AND restart_count = 0;
+
+-- name: budgets :one
+-- What budgets of turns were given, how many are open still, and what of what came from nobody was spent, unsettled, beyond and given back.
+SELECT count(*)::int8 AS budgets, count(*) FILTER (WHERE b.closed_at IS NULL)::int8 AS open,
+       coalesce(sum(b.max_tokens) FILTER (WHERE b.from_tokens = '{}'), 0)::int8 AS granted,
+       coalesce(sum(b.spent_tokens) FILTER (WHERE b.from_tokens = '{}' AND b.max_tokens IS NOT NULL), 0)::int8 AS spent,
+       coalesce(sum(b.returned_tokens) FILTER (WHERE b.from_tokens = '{}'), 0)::int8 AS returned,
+       coalesce(sum(b.unsettled_tokens) FILTER (WHERE b.from_tokens = '{}'), 0)::int8 AS unsettled,
+       coalesce(sum(greatest(b.spent_tokens - b.max_tokens, 0)) FILTER (WHERE b.from_tokens = '{}'), 0)::int8 AS above
+FROM state.budgets b WHERE b.kind = 'turn';

@@ -1,4 +1,4 @@
-"""Reserves what an attempt at a model may use, before the request leaves: `reserve_attempt` (protocol §12.8).
+"""Reserves what an attempt at a model may use, before the request leaves: `reserve_attempt` (protocol §15).
 
 Guarantees: of turns that share a budget never more are let through than fit; a repeat of the same attempt hears the
 same and reserves nothing twice. One round trip and one commit. What was used is said by the step's row

@@ -1,4 +1,4 @@
--- Budgets, as people look at them (protocol §12.8); no transition reads this.
+-- Budgets, as people look at them (protocol §15); no transition reads this.
 
 -- name: list_budgets :many
 -- The budgets of a project, the newest first, those older than a given one; of one channel and, if wanted, the project's own, if a channel is given.

@@ -1,4 +1,4 @@
-"""What models cost, as the ledger reserves by it: `store_prices`, `drop_prices`, `has_price` (protocol §12.8).
+"""What models cost, as the ledger reserves by it: `store_prices`, `drop_prices`, `has_price` (protocol §15).
 
 Guarantees: a repeat writes nothing. Each is one round trip.
 """

@@ -1,4 +1,4 @@
--- Prices of models (protocol §12.8): from the list that is installed, and from the configuration, which goes before it.
+-- Prices of models (protocol §15): from the list that is installed, and from the configuration, which goes before it.
 
 -- name: price_sources :many
 -- Where the stored prices come from, with how many of each; and the models that the configuration has priced.

@@ -1,4 +1,4 @@
-"""Changes of budgets by operators, and refusals (protocol §12.8): `raise_budget`, `limit_project`, `refusal_of`.
+"""Changes of budgets by operators, and refusals (protocol §15): `raise_budget`, `limit_project`, `refusal_of`.
 
 Guarantees: what a budget has is never less than what is spent and reserved of it, but for a project's that was
 lowered: of that nothing more is given. A grant is raised from what it came from, or not at all. One round trip each;

@@ -1,8 +1,8 @@
--- Budgets (protocol §12.8): who may spend how much, what is reserved and what was spent. Tokens, cost (whole micro-dollars), turns; a time is a
+-- Budgets (protocol §15): who may spend how much, what is reserved and what was spent. Tokens, cost (whole micro-dollars), turns; a time is a
 -- moment in the payload of the turn's inbox row (payload.budget), which says for each dimension at which rows the turn is charged.
 --
 -- Lock order, which extends those of 0024 and 0029: budgets are last of all, deeper rows before those that their grants came from (depth, then id).
--- The triggers below are deferred to the commit, so that they are last whatever their transaction does. The rows of budget_reservations are
+-- The triggers (0037 to 0039) are deferred to the commit, so that they are last whatever their transaction does. The rows of budget_reservations are
 -- behind the head of their agent.
 
 -- A row is a turn's own grant, or what a project may spend in a day or month. A dimension without a max is not this row's: turns below are
@@ -381,9 +381,6 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER inbox_charged AFTER INSERT ON state.agent_inbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-    WHEN (NEW.payload ? 'budget' AND NEW.message_type IN ('turn', 'ui_action') AND NOT NEW.payload -> 'budget' ? 'granted')
-    EXECUTE FUNCTION state.charge_enqueue();
 
 -- Which children of one turn cannot have what they ask for, without a lock: plans as in charge_turns, in the order of their tasks.
 CREATE FUNCTION state.judge_children(plans jsonb) RETURNS TABLE (agent_turn_id text, refusal jsonb) LANGUAGE sql STABLE AS $$
@@ -463,8 +460,6 @@ BEGIN
                                                      state.as_count(substring(NEW.step_id FROM '-s([0-9]+)$'))));
     RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER steps_settle_budget AFTER INSERT ON state.agent_steps DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-    WHEN (NEW.metadata ? 'budget') EXECUTE FUNCTION state.settle_step();
 
 -- The end of a turn, whichever statement it is: what is still reserved for its attempts is settled by what its steps say, or whole; its own
 -- grant closes when nothing of it is reserved. A turn that nothing limits costs two looks by key.
@@ -489,8 +484,6 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER outcomes_settle_budget AFTER INSERT ON state.turn_outcomes DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-    EXECUTE FUNCTION state.settle_budget();
 
 -- Reserves what an attempt at a model may use, before the request leaves: its input and the most that it may answer. Behind the gate of the
 -- step, which a mark closes. What earlier attempts of the turn left open is booked whole until their truth is known.
@@ -650,16 +643,21 @@ DECLARE
         now() AT TIME ZONE 'UTC', CASE for_period WHEN 'day' THEN 'YYYY-MM-DD' ELSE 'YYYY-MM' END);
 BEGIN
     SELECT x.* INTO m FROM jsonb_to_record(coalesce(nullif(limits, 'null'), '{}')) x (max_tokens bigint, max_cost bigint, max_turns bigint);
-    INSERT INTO state.project_budgets AS p (project_id, period, max_tokens, max_cost, max_turns, updated_by)
-    VALUES (project, for_period, m.max_tokens, m.max_cost, m.max_turns, caller)
-    ON CONFLICT (project_id, period) DO UPDATE SET max_tokens = EXCLUDED.max_tokens, max_cost = EXCLUDED.max_cost, max_turns = EXCLUDED.max_turns,
-        updated_at = now(), updated_by = EXCLUDED.updated_by;
-    INSERT INTO state.budgets AS b (budget_id, project_id, kind, depth, max_tokens, max_cost, max_turns, updated_by)
-    VALUES (budget, project, for_period, CASE for_period WHEN 'month' THEN 0 ELSE 1 END, m.max_tokens, m.max_cost, m.max_turns, caller)
-    ON CONFLICT (budget_id) DO UPDATE SET max_tokens = EXCLUDED.max_tokens, max_cost = EXCLUDED.max_cost, max_turns = EXCLUDED.max_turns,
-        warned_at = NULL, updated_at = clock_timestamp(), updated_by = EXCLUDED.updated_by,
-        lowered_at = CASE WHEN b.spent_tokens + b.reserved_tokens > EXCLUDED.max_tokens OR b.spent_cost + b.reserved_cost > EXCLUDED.max_cost
-                               OR b.spent_turns + b.reserved_turns > EXCLUDED.max_turns THEN clock_timestamp() ELSE b.lowered_at END;
+    UPDATE state.project_budgets p SET max_tokens = m.max_tokens, max_cost = m.max_cost, max_turns = m.max_turns, updated_at = now(), updated_by = caller
+    WHERE p.project_id = project AND p.period = for_period;
+    IF NOT FOUND THEN  -- of two at once the second one is repeated
+        INSERT INTO state.project_budgets (project_id, period, max_tokens, max_cost, max_turns, updated_by)
+        VALUES (project, for_period, m.max_tokens, m.max_cost, m.max_turns, caller);
+    END IF;
+    UPDATE state.budgets b SET max_tokens = m.max_tokens, max_cost = m.max_cost, max_turns = m.max_turns, warned_at = NULL,
+        updated_at = clock_timestamp(), updated_by = caller, lowered_at = CASE
+            WHEN b.spent_tokens + b.reserved_tokens > m.max_tokens OR b.spent_cost + b.reserved_cost > m.max_cost
+                 OR b.spent_turns + b.reserved_turns > m.max_turns THEN clock_timestamp() ELSE b.lowered_at END
+    WHERE b.budget_id = budget;
+    IF NOT FOUND THEN
+        INSERT INTO state.budgets (budget_id, project_id, kind, depth, max_tokens, max_cost, max_turns, updated_by)
+        VALUES (budget, project, for_period, CASE for_period WHEN 'month' THEN 0 ELSE 1 END, m.max_tokens, m.max_cost, m.max_turns, caller);
+    END IF;
     RETURN budget;
 END $$;
 

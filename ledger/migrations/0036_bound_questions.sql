@@ -1,4 +1,4 @@
--- The time of a turn (payload.budget.until, protocol §12.8) bounds its questions to people, whoever asks them, and the calls that
+-- The time of a turn (payload.budget.until, protocol §15) bounds its questions to people, whoever asks them, and the calls that
 -- people let go: the turn sleeps no longer than until then.
 
 CREATE FUNCTION state.until_of_turn(turn text) RETURNS timestamptz LANGUAGE sql STABLE AS $$

@@ -2,7 +2,7 @@
 -- retention has removed is in past_*.
 
 -- name: budgets_count_what_is_spent :many
--- Protocol §12.8: what a budget has spent is what the attempts that are charged to it used, or reserved where nobody knows, and what the closed
+-- Protocol §15: what a budget has spent is what the attempts that are charged to it used, or reserved where nobody knows, and what the closed
 -- grants below it spent.
 WITH charged AS MATERIALIZED (
     SELECT t.id, sum(coalesce(r.used_tokens, r.tokens)) AS tokens, sum(r.tokens) FILTER (WHERE r.used_tokens IS NULL) AS unsettled_tokens,
@@ -45,7 +45,7 @@ WHERE (d.spent <> d.known + d.past OR d.unsettled < d.known_unsettled OR d.beyon
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: budgets_reserve_what_is_open :many
--- Protocol §12.8: what a budget has reserved is what its open attempts have, and the whole of the grants below it that are not closed.
+-- Protocol §15: what a budget has reserved is what its open attempts have, and the whole of the grants below it that are not closed.
 WITH charged AS MATERIALIZED (
     SELECT t.id, r.tokens, 0::bigint AS cost, 0::bigint AS turns
     FROM state.budget_reservations r CROSS JOIN unnest(r.tokens_at) t (id) WHERE r.status = 'open'
@@ -68,7 +68,7 @@ WHERE (b.reserved_tokens, b.reserved_cost, b.reserved_turns) <> (coalesce(k.toke
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: budgets_are_not_exceeded :many
--- Protocol §12.8: nobody is given more than a budget has: only what models took beyond their reservations is more; and nothing has gone below what
+-- Protocol §15: nobody is given more than a budget has: only what models took beyond their reservations is more; and nothing has gone below what
 -- an operator lowered.
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,
        format('of %s %s it has spent %s, %s of it beyond, and reserved %s', d.had, d.dimension, d.spent, d.beyond, d.reserved) AS detail
@@ -80,7 +80,7 @@ WHERE d.spent + d.reserved > d.had + d.beyond AND b.lowered_at IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: closed_budgets_gave_back_the_rest :many
--- Protocol §12.8: a grant is closed when its turn is over and nothing of it is reserved, and not before.
+-- Protocol §15: a grant is closed when its turn is over and nothing of it is reserved, and not before.
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,
        CASE WHEN b.closed_at IS NULL THEN 'its turn is over, nothing of it is reserved, and it is open'
             ELSE format('it is closed and has %s %s reserved', d.reserved, d.dimension) END AS detail
@@ -93,7 +93,7 @@ WHERE (CASE WHEN b.closed_at IS NOT NULL THEN d.reserved > 0 AND d.came_from <> 
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: turns_that_are_over_hold_nothing :many
--- Protocol §12.8: a turn that is over has no open reservation, and its grant knows that it is over; one that is not over has a grant that has not ended.
+-- Protocol §15: a turn that is over has no open reservation, and its grant knows that it is over; one that is not over has a grant that has not ended.
 SELECT jsonb_build_object('project_id', x.project_id, 'agent_turn_id', x.agent_turn_id) AS ids, x.detail
 FROM (
     SELECT r.project_id, r.agent_turn_id, r.created_at, format('the turn is over, and attempt %s of step %s is open', r.attempt, r.step) AS detail
@@ -108,7 +108,7 @@ WHERE (:since::timestamptz IS NULL OR x.created_at >= :since) AND (:project_id::
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: turns_are_charged_somewhere :many
--- Protocol §12.8: the budgets that a turn names, which is not over, are there, its own among them, and count at least the turns that name them.
+-- Protocol §15: the budgets that a turn names, which is not over, are there, its own among them, and count at least the turns that name them.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_turn_id', i.agent_turn_id, 'budget_id', n.id) AS ids,
        CASE WHEN b.budget_id IS NULL THEN 'the turn is charged to it, and it is not there' ELSE 'it counts fewer turns than name it' END AS detail
 FROM state.agent_inbox i CROSS JOIN LATERAL (

@@ -1,1 +1,1 @@
-"""Budgets: what turns, trees of turns and projects may spend (protocol §12.8)."""
+"""Budgets: what turns, trees of turns and projects may spend (protocol §15)."""

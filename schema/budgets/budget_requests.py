@@ -1,4 +1,4 @@
-"""Requests and replies of the budget verbs (protocol §12.8), and the short names of a project's budgets. Pure."""
+"""Requests and replies of the budget verbs (protocol §15), and the short names of a project's budgets. Pure."""
 
 import re
 from datetime import datetime

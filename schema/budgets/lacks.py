@@ -1,4 +1,4 @@
-"""Why a turn ended for want of budget: `BudgetLack`, in its deliverable and its `stats` (protocol §12.8)."""
+"""Why a turn ended for want of budget: `BudgetLack`, in its deliverable and its `stats` (protocol §15)."""
 
 from datetime import datetime
 from decimal import Decimal

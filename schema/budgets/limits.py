@@ -1,4 +1,4 @@
-"""What a turn, a profile, a task of a fork or a project may spend: `BudgetLimits` (protocol §12.8). Pure.
+"""What a turn, a profile, a task of a fork or a project may spend: `BudgetLimits` (protocol §15). Pure.
 
 An absent field is no limit of its own: what the asking turn has, holds. 0 is nothing. Outside, a cost is a decimal
 number of US dollars; inside, whole micro-dollars: what cannot be converted exactly is refused.

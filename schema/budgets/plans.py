@@ -1,4 +1,4 @@
-"""Where a turn is charged: `TurnBudget`, its inbox row's `payload.budget` (protocol §12.8)."""
+"""Where a turn is charged: `TurnBudget`, its inbox row's `payload.budget` (protocol §15)."""
 
 from datetime import datetime
 from enum import StrEnum

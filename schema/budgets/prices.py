@@ -1,4 +1,4 @@
-"""What a model costs: `ModelPrice` (protocol §12.8). Pure.
+"""What a model costs: `ModelPrice` (protocol §15). Pure.
 
 US dollars per million tokens are micro-dollars per token, so that costs are whole numbers without a conversion.
 """

@@ -1,4 +1,4 @@
-"""What a step's attempts at a model used: `metadata.budget` of its row (protocol §12.8).
+"""What a step's attempts at a model used: `metadata.budget` of its row (protocol §15).
 
 The ledger books it with the step's commit.
 """

@@ -1,4 +1,4 @@
-"""Budgets as people and programs see them (protocol §12.8): what a row had, has spent, holds and has left. Pure.
+"""Budgets as people and programs see them (protocol §15): what a row had, has spent, holds and has left. Pure.
 
 Numbers are those of one row, which has everything below it: an open grant stands in `reserved` of the row that it was
 taken from, a closed one in `spent`.

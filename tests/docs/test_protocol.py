@@ -60,7 +60,7 @@ async def defaults(pool: Pool) -> dict[tuple[str, str], bool]:
     async with pool.connection() as conn:
         rows = await conn.fetch(
             "SELECT table_schema || '.' || table_name AS name, column_name,"
-            " column_default IS NOT NULL OR is_identity = 'YES' AS filled"
+            " column_default IS NOT NULL OR is_identity = 'YES' OR is_generated = 'ALWAYS' AS filled"
             " FROM information_schema.columns WHERE table_schema IN ('public', 'resource', 'state')"
         )
     return {(row["name"], row["column_name"]): row["filled"] for row in rows}
@@ -80,9 +80,9 @@ async def test_each_column_is_there_and_written_unless_it_is_marked(defaults: di
 
 @cache
 def written(name: str) -> frozenset[str]:
-    """The columns of a table that a statement, or a function of trees and people, inserts or updates."""
+    """The columns of a table that a statement, or a function of trees, people and budgets, inserts or updates."""
     found: set[str] = set()
-    numbers = ("0024_join_turns", "0029_ask_people", "0030_steer_turns")
+    numbers = ("0024_join_turns", "0029_ask_people", "0030_steer_turns", "0034_bound_spending")
     files = (ROOT / "ledger" / "migrations" / f"{each}.sql" for each in numbers)
     functions = [part for file in files for part in file.read_text(encoding="utf-8").split(";")]
     for sql in (*(query.sql for query in all_queries().values()), *functions):

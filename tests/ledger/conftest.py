@@ -10,10 +10,8 @@ from turnstile.ledger.pool import Pool, Session
 
 
 @pytest.fixture
-async def agents(database_url: str, keeper: Session) -> AsyncIterator[Pool]:
+async def agents(pool: Pool, keeper: Session) -> AsyncIterator[Pool]:
     """A pool on a database that has alice, bob and carol; the invariants hold when the test ends."""
-    pool = Pool(database_url, name="test")
     await add_agents(pool, ALICE, BOB, CAROL)
     yield pool
     await assert_invariants(keeper)
-    await pool.close()

@@ -26,6 +26,7 @@ from tests.activities.models.provider_stub import API_KEY, Fault, Said
 from tests.observability.collector import Collector
 from tests.observability.test_metrics import scrape
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.ledger.actions import allowed, raw
 from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery, shared_hatchery
@@ -36,11 +37,12 @@ from tests.support.pump.payloads import payloads_in
 from tests.support.pump.pump import Caller, calling_in, pump_config
 from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
-from turnstile.embedded import EmbeddedServers, ServerName
+from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.wire import subjects
 from turnstile.sdk.tools.service import ToolService
+from turnstile.workflows.options import turn_workflow_id
 
 CONTENT = {
     "system prompt": "prompt-marker-5501",
@@ -51,6 +53,7 @@ CONTENT = {
     "words of an exception": "exception-marker-5506",
     "message of a listener": "message-marker-5507",
 }
+ALL: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
 KEYS = {
     "model key in the environment": API_KEY,
     "model key in a file": "sk-marker-file-6601",
@@ -109,11 +112,28 @@ class Gathered:
         return [text[max(0, text.index(word) - 300) : text.index(word) + 100] for text in texts]
 
 
-@pytest.fixture(scope="module")
-async def own_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedServers]:
-    """Servers that this run may kill."""
-    async with EmbeddedServers(tmp_path_factory.mktemp("own") / ".turnstile") as running:
+@pytest.fixture(scope="module", params=["no-outage", pytest.param("outages", marks=pytest.mark.long)])
+async def own_servers(
+    request: pytest.FixtureRequest,
+    servers: Endpoints,
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[EmbeddedServers]:
+    """Servers that this run may kill; without outages only NATS is its own, and the database."""
+    data = tmp_path_factory.mktemp("own") / ".turnstile"
+    if request.param == "outages":
+        async with EmbeddedServers(data) as running:
+            yield running
+        return
+    name = await databases.create()
+    async with EmbeddedServers(
+        data,
+        database_url=databases.url(name),
+        temporal_address=servers.temporal_address,
+        temporal_namespace=servers.temporal_namespace,
+    ) as running:
         yield running
+    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")
@@ -280,13 +300,12 @@ class Run:
 
     async def outages(self) -> None:
         """All servers away for a moment, while a turn runs and somebody looks."""
-        names: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
         agent = await self.tenant.agent("slow", AgentId("ivy"))
         turn = turn_of(await self.tenant.enqueue(agent, CONTENT["instruction"]))
-        for name in names:
+        for name in ALL:
             await self.servers.kill(name)
         await self.looks("doctor --verbose", "agent list --verbose", "audit --engine --json", "enqueue bob hello")
-        for name in names:
+        for name in ALL:
             await self.servers.restart(name)
         assert (await self.tenant.ended(turn, 60)).view.status == "success"
 
@@ -335,7 +354,8 @@ async def gathered(
         await run.conversations()
         await run.bad_input()
         await run.crashes()
-        await run.outages()
+        if own_servers.embedded == ALL:
+            await run.outages()
         await run.looks(*LOOKS)
     logging.getLogger("turnstile.sdk").removeHandler(handler)
     logging.getLogger("turnstile.sdk").setLevel(logging.NOTSET)
@@ -386,11 +406,19 @@ async def messages(stack: Stack, found: Gathered) -> None:
 
 
 async def histories(stack: Stack, found: Gathered) -> None:
-    """Every history, its payloads as they are and decrypted."""
+    """Every history of a turn or thread of this ledger, its payloads as they are and decrypted."""
+    async with stack.pool.connection() as conn:
+        turns = await conn.fetch("SELECT DISTINCT agent_turn_id FROM state.agent_inbox WHERE agent_turn_id IS NOT NULL")
+        threads = await conn.fetch("SELECT thread_id FROM state.threads")
+    known = {turn_workflow_id(row["agent_turn_id"]) for row in turns} | {
+        f"thread-{row['thread_id']}" for row in threads
+    }
     codec = stack.temporal.data_converter.payload_codec
     assert codec is not None
     count = 0
     async for flow in stack.temporal.list_workflows():
+        if flow.id not in known:
+            continue
         history = await stack.temporal.get_workflow_handle(flow.id, run_id=flow.run_id).fetch_history()
         for event in history.events:
             found.add("histories", event.SerializeToString().decode("latin-1"))

@@ -54,7 +54,7 @@ async def spans_of(collector: Collector, trace: str, count: int) -> list[Seen]:
         return found if len(found) >= count else None
 
     await until(all_there, 15, f"{count} spans")
-    await asyncio.sleep(1.2)  # a batch later nothing has been added
+    await asyncio.sleep(0.3)  # batches later nothing has been added
     return collector.of_trace(headers.trace_id(trace))
 
 
@@ -115,7 +115,7 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
     assert whole.attributes["turnstile.e2e_ms"] == event.stats["e2e_ms"]
     assert not any(MARKER.encode() in body for body in collector.bodies)
     assert await replayed(stack, turn) == {}
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.3)
     assert len(collector.of_trace(headers.trace_id(trace))) == 14
 
 
@@ -204,7 +204,7 @@ async def test_an_unsampled_trace_stays_so(stack: Stack, collector: Collector) -
     agent = await stack.register()
     trace = headers.new_traceparent()[:-2] + "00"
     await ask(stack, agent, trace)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.5)
     assert collector.of_trace(headers.trace_id(trace)) == []
 
 

@@ -25,7 +25,7 @@ from turnstile.settings.yaml_files import read_tool
 COUNT = json.dumps(
     {"steps": [{"tool_calls": [{"name": "word_count", "arguments": {"text": "three small words"}}]}, {"text": "done"}]}
 )
-SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})
+SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 100, "chunks": 1000, "delay_seconds": 0.05}]})
 CLIENT = """
 import asyncio, sys
 import turnstile

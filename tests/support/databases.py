@@ -7,23 +7,26 @@ from typing import Final
 from turnstile.ledger.pool import Pool, Session, connect
 from turnstile.schema.ids import uuid7
 
-# What a test may change beside rows. Storage and statistics are not in it: emptying a table changes them too.
+# What a test may change beside rows. Storage and statistics are not in it: emptying a table changes them too. A row
+# that is new or changed has a later transaction than all of the template's.
 SHAPE: Final = """
 md5(concat_ws(';',
     (SELECT string_agg(concat_ws(',', oid, relname, relnamespace, relowner, relacl, reloptions, relhastriggers), ';'
                        ORDER BY oid) FROM pg_class WHERE oid >= 16384),
-    (SELECT string_agg(a::text, ';' ORDER BY attrelid, attnum) FROM pg_attribute a WHERE attrelid >= 16384),
+    (SELECT concat(count(*), ':', sum(xmin::text::bigint)) FROM pg_attribute WHERE attrelid >= 16384),
     (SELECT string_agg(t::text, ';' ORDER BY oid) FROM pg_trigger t),
-    (SELECT string_agg(p::text, ';' ORDER BY oid) FROM pg_proc p WHERE oid >= 16384),
-    (SELECT string_agg(c::text, ';' ORDER BY oid) FROM pg_constraint c WHERE oid >= 16384),
+    (SELECT concat(count(*), ':', sum(xmin::text::bigint)) FROM pg_proc WHERE oid >= 16384),
+    (SELECT concat(count(*), ':', sum(xmin::text::bigint)) FROM pg_constraint WHERE oid >= 16384),
     (SELECT string_agg(n::text, ';' ORDER BY oid) FROM pg_namespace n),
     (SELECT string_agg(s::text, ';' ORDER BY setrole) FROM pg_db_role_setting s
      WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())),
     (SELECT datacl::text FROM pg_database WHERE datname = current_database())))
 """
+KEPT_POOL: Final = "test pool"
 OTHERS: Final = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> 'keeper'
+      AND (application_name <> 'test pool' OR state <> 'idle')
 """
 # Its session has `session_replication_role = replica`: triggers that guard rows sleep. A small table keeps its pages:
 # to make new files costs more than the rest.
@@ -66,6 +69,7 @@ class Databases:
         self._free: list[str] = []
         self._keepers: dict[str, Session] = {}
         self._emptiers: dict[str, Session] = {}
+        self._pools: dict[str, Pool] = {}
         self._kept: Sequence[tuple[int, str]] = ()
         self._fresh: list[object] = []
 
@@ -80,6 +84,8 @@ class Databases:
 
     async def close(self) -> None:
         """The server itself goes on."""
+        for pool in self._pools.values():
+            await pool.close()
         for conn in (*self._keepers.values(), *self._emptiers.values()):
             conn.terminate()
         await self._pool.close()
@@ -111,6 +117,13 @@ class Databases:
         """A session on a lent database that goes on from test to test: what each asks again is planned once."""
         return self._keepers[name]
 
+    def pool(self, name: str) -> Pool:
+        """A pool on a lent database that goes on from test to test, as the keeper does."""
+        if name not in self._pools:
+            self._pools[name] = Pool(self.url(name), name=KEPT_POOL)
+        self._pools[name].round_trips = 0
+        return self._pools[name]
+
     async def take_back(self, name: str) -> None:
         """Empty it for the next one; drop it where somebody is still connected or more than rows changed."""
         conn = self._keepers[name]
@@ -118,6 +131,8 @@ class Databases:
             await self._emptiers[name].execute(EMPTY.format(kept=", ".join(str(oid) for oid, _ in self._kept)))
             self._free.append(name)
         else:
+            if name in self._pools:
+                await self._pools.pop(name).close()
             self._keepers.pop(name).terminate()
             self._emptiers.pop(name).terminate()
             await self.drop(name)

@@ -15,7 +15,7 @@ import httpx
 from tests.support.processes.piped import piped
 from tests.support.processes.stack import Stack
 from turnstile.gateway.app import Gateway
-from turnstile.gateway.limits import Doors, GatewayLimits
+from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.ledger.access.tokens import add_token
 from turnstile.ledger.pool import Pool
 from turnstile.processes.gateway import run_gateway

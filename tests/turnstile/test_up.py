@@ -8,7 +8,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.turnstile.support import PROGRAM, launch, processes_of, read_until, turnstile, until_gone
@@ -110,22 +109,6 @@ async def test_a_server_that_dies_is_started_again_once(tmp_path: Path) -> None:
         _, err = await process.communicate()
     assert process.returncode == 1
     assert b"(server_died)" in err
-    await until_gone(tmp_path)
-
-
-async def test_http_is_served_with_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:
-    process = await launch("up", "--json", cwd=tmp_path)
-    assert process.stdout is not None
-    places = json.loads(await process.stdout.readline())
-    file = tmp_path / ".turnstile" / "token"
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert json.loads((tmp_path / ".turnstile" / "endpoints.json").read_text())["gateway_url"] == places["gateway"]
-    async with httpx.AsyncClient(base_url=places["gateway"]) as web:
-        assert (await web.get("/v1/turns")).status_code == 401
-        web.headers["authorization"] = f"Bearer {file.read_text().strip()}"
-        assert (await web.get("/v1/turns")).json() == {"turns": [], "next": None}
-    process.send_signal(signal.SIGINT)
-    assert await process.wait() == 0
     await until_gone(tmp_path)
 
 

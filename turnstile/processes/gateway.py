@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from turnstile.embedded.files import write_private
 from turnstile.gateway.app import Gateway
-from turnstile.gateway.limits import Doors, GatewayLimits
+from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.gateway.server import Connections, HttpServer, bind, quiet
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.migrate import MigrationError, pending

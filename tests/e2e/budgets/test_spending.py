@@ -1,4 +1,4 @@
-"""Turns that spend budgets on a whole stack: what is reserved, booked and told, and how they end (protocol §12.8)."""
+"""Turns that spend budgets on a whole stack: what is reserved, booked and told, and how they end (protocol §15)."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What was reserved when a step breaks off, is repeated, or is answered too late: booked once (protocol §12.8)."""
+"""What was reserved when a step breaks off, is repeated, or is answered too late: booked once (protocol §15)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

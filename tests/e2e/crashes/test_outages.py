@@ -48,7 +48,8 @@ from turnstile.schema.wire.subjects import CMD_STREAM, EVT_STREAM
 from turnstile.temporal.plugin import turn_workers
 
 log = logging.getLogger(__name__)
-AGENTS, EACH = 8, 5
+ALL: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
+AGENTS, EACH = 8, 3
 HUNG = 60
 """Turns that are asked for while Temporal hangs."""
 IMPATIENT: dict[str, Value] = {"dispatched_timeout_seconds": 1.0, "dispatched_retry_seconds": 1.0}
@@ -168,18 +169,26 @@ async def test_what_waits_for_a_server_can_be_stopped(
     await own_servers.restart(name)
 
 
-@pytest.mark.parametrize("name", ["postgres", "nats", "temporal"])
-async def test_turns_in_hand_survive_a_server_that_dies(
-    own_servers: EmbeddedServers, processes: Processes, stack: Stack, name: ServerName
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(ALL, id="all-at-once"),
+        *(pytest.param((name,), id=name, marks=pytest.mark.long) for name in ALL),
+    ],
+)
+async def test_turns_in_hand_survive_servers_that_die(
+    own_servers: EmbeddedServers, processes: Processes, stack: Stack, names: Sequence[ServerName]
 ) -> None:
     assert processes.worker.role == "worker"
     tenant = new_tenant(stack)
     slow = await tenant.agents("slow", AGENTS)
     turns = [turn_of(await tenant.enqueue(agent, "hello")) for agent in slow for _ in range(EACH)]
     await until(lambda: some_run(tenant), 20, "some turns ended, and some run")
-    await own_servers.kill(name)
+    for name in names:
+        await own_servers.kill(name)
     down = time.monotonic()
-    await own_servers.restart(name)
+    for name in names:
+        await own_servers.restart(name)
     back = time.monotonic()
     ended = await tenant.count("state.turn_outcomes")
     await until(lambda: more_than(tenant, min(ended, TURNS - 1)), 60, "turns end again")
@@ -187,7 +196,7 @@ async def test_turns_in_hand_survive_a_server_that_dies(
     await tenant.all_ended(turns, 60)
     log.info(
         "%s was down for %.1f s; the next of %d turns ended %.1f s later, the last %.1f s later",
-        *(name, back - down, TURNS - ended, first - back, time.monotonic() - back),
+        *(", ".join(names), back - down, TURNS - ended, first - back, time.monotonic() - back),
     )
     rows = await tenant.rows("SELECT status FROM state.turn_outcomes WHERE project_id = $1", tenant.project)
     assert [row["status"] for row in rows] == ["success"] * TURNS

@@ -8,7 +8,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.states import TurnStatus
 
 LATE = says("It began thus, and", chunks=2, delay_seconds=3600)
-SLOW = says("slow", delay_seconds=1)
+SLOW = says("slow", delay_seconds=0.5)
 JOINS: list[tuple[JsonObject, str]] = [
     ({}, "all"),
     ({"join": "any"}, "stop"),
@@ -72,6 +72,7 @@ async def test_children_are_joined_once(tenant: Tenant, fields: JsonObject, lose
     await check(tenant, ended, size, needed(fields, size), losers)
 
 
+@pytest.mark.long
 async def test_more_children_than_run_at_once(tenant: Tenant) -> None:
     ended = await forked(tenant, 64, {}, "all", 60)
     await check(tenant, ended, 64, 64, "all")

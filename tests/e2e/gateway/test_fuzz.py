@@ -20,7 +20,7 @@ from tests.support.tenants import Tenant
 from turnstile.schema.ids import AgentTurnId
 
 SHARE = 0.04
-"""Of `--fuzz-cases`: 200 in the usual run."""
+"""Of `--fuzz-cases`."""
 
 
 def bent(dice: Dice, request: bytes) -> bytes:

@@ -11,7 +11,7 @@ from tests.support.gateway import token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant
 from turnstile.gateway.app import Gateway
-from turnstile.gateway.limits import Doors, GatewayLimits
+from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import ChannelId
 from turnstile.telemetry.metrics import PrometheusMeter

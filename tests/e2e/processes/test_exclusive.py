@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import ROLES, TurnstileProcess
-from tests.support.processes.stack import Stack
+from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
+from turnstile.processes import exclusive_targets
 from turnstile.schema.ids import AgentId, uuid7
 from turnstile.workflows import options
 
@@ -93,6 +95,37 @@ async def pollers(stack: Stack, target: str) -> set[str]:
     return {each.identity for each in (await stack.temporal.workflow_service.describe_task_queue(request)).pollers}
 
 
+async def test_a_standby_serves_once_the_holder_has_ended(
+    stack: Stack, tenant: Tenant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In this process, with a short settling time."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(exclusive_targets, "LOCK_TIMES", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
+
+    def said(words: str) -> int:
+        return caplog.text.count(words)
+
+    async def says(words: str, times: int) -> bool:
+        return said(words) == times
+
+    agent = await tenant.agent("plain")
+    async with running_here(stack):
+        await until(lambda: says(SERVED, 2), 10, "a bridge and a worker serve")
+        first = await tenant.turn(agent)
+        standby = running_here(stack)
+        await standby.__aenter__()
+        await until(lambda: says("standing by", 2), 10, "the others stand by")
+        assert said(SERVED) == 2
+    try:
+        await until(lambda: says(SERVED, 4), 10, "the others serve")
+        second = await tenant.turn(agent)
+    finally:
+        await standby.__aexit__(None, None, None)
+    assert (first.view.status, second.view.status) == ("success", "success")
+    assert set((await tenant.task_events()).values()) == {1}
+
+
+@pytest.mark.long
 async def test_a_standby_takes_over_from_one_that_was_killed(
     stack: Stack, tenant: Tenant, processes: list[TurnstileProcess], tmp_path: Path
 ) -> None:

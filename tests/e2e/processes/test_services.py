@@ -130,7 +130,7 @@ async def serving(stack: Stack, handler: Handler, *, crashes: bool = False) -> A
     """A service in this process, that ends as it should, or in the middle of whatever it does."""
     stop = asyncio.Event()
     running = asyncio.create_task(
-        serve_inbox(TARGET, handler, stop, settings=stack.settings, concurrency=2, deadline_seconds=3)
+        serve_inbox(TARGET, handler, stop, settings=stack.settings, concurrency=2, deadline_seconds=1.5)
     )
     try:
         yield

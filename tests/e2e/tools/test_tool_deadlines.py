@@ -89,17 +89,18 @@ async def expired(hand: Hand, call: ToolCallId) -> bool:
     )
 
 
-async def test_a_result_that_races_its_timeout_exactly_one_is_applied(tenant: Tenant) -> None:
+@pytest.mark.parametrize("racers", [12, pytest.param(48, marks=pytest.mark.long)])
+async def test_a_result_that_races_its_timeout_exactly_one_is_applied(tenant: Tenant, racers: int) -> None:
     """Reports from shortly before to shortly after the deadline, each of a turn of its own."""
     async with hand_of(tenant) as hand:
-        agents = await tenant.agents("player", 24, allowed_tools=["search"])
+        agents = await tenant.agents("player", racers, allowed_tools=["search"])
 
         async def race(number: int) -> Ended:
             own = Hand(tenant, agents[number])
             turn = await own.start(calling("search"))
             head = await own.until_head(status="suspended")
             left = (head["resume_deadline"] - datetime.now(UTC)) / timedelta(seconds=1)
-            await asyncio.sleep(max(0.0, left + (number - 12) * 0.004))  # the moment is the subject
+            await asyncio.sleep(max(0.0, left + (number / racers - 0.5) * 0.1))  # the moment is the subject
             await hand.report(call_of(turn), "raced")
             ended = await own.ended(turn)
             await own.settled(call_of(turn))

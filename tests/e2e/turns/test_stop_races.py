@@ -41,7 +41,7 @@ async def by_web_ui(hand: Hand, turn: AgentTurnId) -> None:
 STOPS = {"the verb": by_verb, "the web ui": by_web_ui}
 
 
-@pytest.fixture(params=[12, pytest.param(48, marks=pytest.mark.long)])
+@pytest.fixture(params=[8, pytest.param(48, marks=pytest.mark.long)])
 def racer_count(request: pytest.FixtureRequest) -> int:
     """How many turns race at once, each at a moment of its own."""
     return int(request.param)

@@ -108,3 +108,32 @@ async def test_a_call_that_is_timed_out_is_not_forked(open_explorer: OpenExplore
     wrong = await open_explorer("fork")
     await mutate(wrong.place.url, "open_batch forks a call that is timed out")
     assert any("running_batches_hold_their_call" in each for each in await wrong.replay(TIMED_OUT))
+
+
+LATE_TRUTH = (
+    *("enqueue a", "enqueue b", "claim alice", "begin a 1", "reserve a 1 1", "raise a", "reserve a 1 2", "limit"),
+    *("claim bob", "begin b 1", "reserve b 1 1", "finish a 1 1", "finish a 1 2", "finish b 1"),
+)
+
+
+async def test_a_late_truth_corrects_what_was_booked_whole_and_a_closed_grant_goes_back(
+    open_explorer: OpenExplorer,
+) -> None:
+    """Two attempts of `a` reserve 40 each of its 80; the first, booked whole meanwhile, tells of 25. `b` is refused."""
+    explorer = await open_explorer("budget-day")
+    assert await explorer.replay(LATE_TRUTH) == []
+    found = [json.loads(text) for (table, _), text in explorer.place.rows.items() if table == "budgets"]
+    budgets: dict[str, Any] = {row["kind"]: row for row in found}
+    grant, day = budgets["turn"], budgets["day"]
+    assert (grant["max_tokens"], grant["spent_tokens"], grant["unsettled_tokens"], grant["returned_tokens"]) == (
+        *(80, 65, 40),
+        15,
+    )
+    assert (day["max_tokens"], day["spent_tokens"], day["reserved_tokens"]) == (45, 65, 0)
+    assert grant["closed_at"] is not None
+
+
+async def test_a_wrong_booking_is_found_by_the_audit(open_explorer: OpenExplorer) -> None:
+    wrong = await open_explorer("budget-day")
+    await mutate(wrong.place.url, "raise_budget takes nothing from above")
+    assert any("budgets_reserve_what_is_open" in each for each in await wrong.replay(("enqueue a", "raise a")))

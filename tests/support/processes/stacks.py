@@ -12,7 +12,7 @@ from turnstile.embedded import Endpoints
 
 @dataclass(frozen=True)
 class Stacks:
-    """Opens stacks on the session's servers, each on a database of its own, which goes with it."""
+    """Opens stacks on the session's servers, each on a database that it has alone."""
 
     servers: Endpoints
     databases: Databases
@@ -24,8 +24,8 @@ class Stacks:
         self, config: Config = QUICK, scripts: Sequence[Path] = SCRIPTS, target: str | None = None
     ) -> AsyncGenerator[Stack]:
         """A stack of which nothing runs yet."""
-        name = await self.databases.create(self.migrated)
+        name = await self.databases.lend(self.migrated)
         endpoints = self.servers.model_copy(update={"database_url": self.databases.url(name)})
         async with open_stack(endpoints, self.new_directory("stack"), config, scripts, target) as opened:
             yield opened
-        await self.databases.drop(name)
+        await self.databases.take_back(name)

@@ -1,11 +1,13 @@
 """The command line against a running `turnstile up`: one for all tests here, found through --data or the directory."""
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
+import httpx
 import pytest
 import yaml
 
@@ -42,6 +44,16 @@ async def test_a_second_up_says_who_holds_the_data(home: Path) -> None:
     error = ran.json()["error"]
     assert error["code"] == "data_directory_held"
     assert "is held by process" in error["message"]
+
+
+async def test_http_is_served_with_a_token_that_only_its_owner_reads(home: Path) -> None:
+    file = home / ".turnstile" / "token"
+    assert file.stat().st_mode & 0o777 == 0o600
+    url = json.loads((home / ".turnstile" / "endpoints.json").read_text())["gateway_url"]
+    async with httpx.AsyncClient(base_url=url) as web:
+        assert (await web.get("/v1/turns")).status_code == 401
+        web.headers["authorization"] = f"Bearer {file.read_text().strip()}"
+        assert (await web.get("/v1/agents")).status_code == 200
 
 
 async def test_enqueue_streams_and_delivers(home: Path) -> None:

@@ -232,7 +232,7 @@ async def test_stale_endpoints_are_ignored(tmp_path: Path) -> None:
     assert read_endpoints(tmp_path / "missing") is None
 
 
-@pytest.mark.parametrize("victim", ["parent", "warden"])
+@pytest.mark.parametrize("victim", ["parent", pytest.param("warden", marks=pytest.mark.long)])
 async def test_a_sigkill_leaves_no_server(tmp_path: Path, victim: str) -> None:
     data = tmp_path / ".turnstile"
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(data), stdout=PIPE)
