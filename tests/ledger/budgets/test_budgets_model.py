@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.ledger.budgets.budget_model import DIMENSIONS, Books, Dimension, Row, Turn
+from tests.ledger.budgets.books import DIMENSIONS, Books, Dimension, Row, Turn
 from tests.support.databases import Databases
 from tests.support.ledger.agents import PROJECT, add_agents, begin, rows, start
 from tests.support.ledger.budgets import child_on, commit_uses, end, hook, limit, payload, price, reserve, uses
