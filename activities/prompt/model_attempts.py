@@ -152,9 +152,9 @@ class Attempts:
             self._current.ended = True
 
     def give_up(self, number: int, model: str, *, heard: bool = True) -> None:
-        """Record an attempt that was not sent, and may have reserved what it would have used."""
-        self.begin(number, model, heard=heard)
-        self.end(NOT_SENT)
+        """Record an attempt that was not sent, and may have reserved what it would have used; the draft stays."""
+        attempt = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
+        self.records.append(attempt.record(NOT_SENT))
 
     def record(self, telemetry: Telemetry, question: "Question") -> None:
         """Record metrics of the latest attempt, and a span below its step's, once it has ended."""

@@ -1,9 +1,10 @@
 """`run_step` does one step of a turn; `run_quick_step` does one as a local activity, for fast models (protocol §7).
 
 A step opens the gate, reads the boxes, asks the model, commits the result and publishes it: two round trips to the
-ledger, three for the last step. It may run any number of times, concurrently or late: the gate and the unique step id
-let one attempt commit, and a repeat returns the recorded result without asking the model again. It keeps nothing
-between calls but a bounded cache of box contents, and returns ids and codes only.
+ledger, three for the last step, and one more for each attempt if the turn has a budget. It may run any number of
+times, concurrently or late: the gate and the unique step id let one attempt commit, and a repeat returns the recorded
+result without asking the model again. It keeps nothing between calls but a bounded cache of box contents, and returns
+ids and codes only.
 """
 
 import asyncio

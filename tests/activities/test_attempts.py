@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
+from turnstile.activities.budgets.uses import step_budget
 from turnstile.activities.heartbeat import BEAT_SECONDS, beating
 from turnstile.activities.prompt.model_attempts import CANCELED, LOST, Attempts
 from turnstile.runtime.ports import ContentDelta, ModelDone
@@ -49,6 +50,19 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
     attempts.end(CANCELED)
     attempts.end("again")
     assert [each.get("error_code") for each in attempts.heartbeat_details()] == [None, CANCELED]
+
+
+def test_an_attempt_that_was_not_sent_used_nothing() -> None:
+    """What was written before stays in hand: a stop keeps it."""
+    attempts = Attempts()
+    attempts.begin(1, "m").add(ContentDelta("half of it"))
+    attempts.end("model_stream_broken")
+    attempts.give_up(2, "m")
+    attempts.give_up(2, "m", heard=False)
+    assert attempts.draft is not None
+    assert attempts.draft.text == "half of it"
+    uses = step_budget(Attempts.resumed([attempts.heartbeat_details()]).records, {}).uses
+    assert [(use.attempt, use.tokens) for use in uses] == [(1, None), (2, 0), (-2, 0)]
 
 
 @pytest.mark.parametrize("details", [[], ["text"], [{"a": 1}], [[1, 2]], [None]])

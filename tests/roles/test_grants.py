@@ -39,7 +39,12 @@ SELECT n.nspname || '.' || p.proname AS name, p.prosrc AS source
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = 'state' AND NOT p.prosecdef AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql')
 """
-CHANGES = {"SELECT": "FROM", "INSERT": "INSERT INTO", "UPDATE": "UPDATE", "DELETE": "DELETE FROM"}
+CHANGES = {
+    "SELECT": r"FROM {0}\b[^;]*",
+    "INSERT": r"INSERT INTO {0}\b[^;]*",
+    "UPDATE": r"UPDATE {0}\b[^;]*|INSERT INTO {0}\b[^;]*DO UPDATE[^;]*",
+    "DELETE": r"DELETE FROM {0}\b[^;]*",
+}
 KEPT = ("public.cards", "public.boxes", "public.box_cards", "state.agent_steps", "state.execution_edges")
 """What nobody changes (protocol §2.10)."""
 
@@ -132,7 +137,7 @@ class Probe:
         """
         for each in await self.conn.fetch(CALLED):
             if any(f"{each['name']}(" in all_queries()[name].sql for name in queries):
-                part = rf"{CHANGES[right['verb']]} {re.escape(right['relation'])}\b[^;]*"
+                part = CHANGES[right["verb"]].format(re.escape(right["relation"]))
                 found = re.findall(part, each["source"])
                 if any(right["column"] is None or re.search(rf"\b{right['column']}\b", text) for text in found):
                     return True

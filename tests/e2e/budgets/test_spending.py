@@ -64,6 +64,11 @@ def lack(ended: Ended) -> dict[str, Any]:
     return dict(said)
 
 
+def first(ended: Ended, name: str) -> dict[str, Any]:
+    """What the row of the turn's first step says under this name."""
+    return cast("dict[str, Any]", ended.steps[0].metadata[name])
+
+
 async def warnings(tenant: Tenant) -> list[dict[str, Any]]:
     """The soft limits that step events say were passed."""
     told = [event.payload["metadata"] for event in await tenant.events("agent.*.step")]
@@ -239,12 +244,12 @@ async def test_a_summary_reserves_too_and_one_that_does_not_fit_is_dropped(tenan
         raise AssertionError("no turn cut the memory")
 
     summed = await cut(5000)
-    assert summed.steps[0].metadata["compaction"]["when_full"] == "summarize"
+    assert first(summed, "compaction")["when_full"] == "summarize"
     [summary, answer] = await reservations(tenant, summed.view.agent_turn_id)
     assert (summary[:3], answer[:3]) == ((1, -1, "settled"), (2, 1, "settled"))
-    assert summed.steps[0].metadata["budget"]["uses"][0]["attempt"] == -1
+    assert first(summed, "budget")["uses"][0]["attempt"] == -1
     short = await cut(200)  # a summary alone may have 256
-    told = short.steps[0].metadata["compaction"]
+    told = first(short, "compaction")
     assert (told["when_full"], told["error_code"]) == ("drop", "budget_exhausted")
     assert [each[:3] for each in await reservations(tenant, short.view.agent_turn_id)] == [(2, 1, "settled")]
     assert short.view.status == "success"
