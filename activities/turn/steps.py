@@ -179,8 +179,7 @@ class StepActivities:
             asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
             answer = await self._ask_or_compact(step, pinned, asked, messages)
         except BudgetExhausted as error:
-            cards, ending, figures = exhausted(step, pinned, error)
-            return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
+            return await self._run_out(step, pinned, error)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
@@ -226,7 +225,11 @@ class StepActivities:
         place = Place(step.turn, step.key, head.parent_step_id or "", self.limits.suspend_timeout_seconds)
         try:
             step.check_attempts(self.limits)
+            if step.gate is not None:
+                step.gate.check_time()
             sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
+        except BudgetExhausted as error:
+            return await self._run_out(step, None, error)
         except (Refused, ModelError, CardUnreadable) as error:
             # The error's message may quote the arguments, and an outcome holds no content.
             return await self._fail(step, None, error.code, "the tool could not be called")
@@ -285,6 +288,11 @@ class StepActivities:
                     hit(Fault.TURN_STEERED)
                     kept = () if more is None else more.cards
                     return await self._continue(step, (*opening, *kept), figures, steered=True)
+
+    async def _run_out(self, step: CurrentStep, pinned: PinnedConfig | None, error: BudgetExhausted) -> StepResult:
+        """End the turn as partial for want of budget, with what there is."""
+        cards, ending, figures = exhausted(step, pinned, error)
+        return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
 
     async def _fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
         """End the turn as failed, with the cards that there are."""

@@ -34,6 +34,7 @@ from tests.support.processes.stack import QUICK, Config, Stack, open_stack, runn
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, definition
+from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.processes.migration import migrate_all
@@ -56,6 +57,20 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that serves UI actions, and waits for tools no longer than it must."""
     async with stacks.open(CONFIG) as opened:
         yield opened
+
+
+async def test_an_action_whose_time_is_over_calls_nothing(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over(_: BudgetGate) -> float:
+        return 0.0
+
+    monkeypatch.setattr(BudgetGate, "seconds_left", over)  # as after a long wait for a worker
+    async with button_of(tenant) as hand:
+        await tenant.profile(f"{hand.agent}-profile", "must-not-be-asked", budget={"max_seconds": 60})
+        async with pressed(hand) as waiter:
+            ended = await hand.ended(await began(hand, waiter))
+        assert hand.commands == []
+    assert (ended.view.status, ended.view.error_code) == ("partial", "budget_exhausted")
+    assert ended.types() == ["task.deliverable"]
 
 
 async def test_an_action_is_one_call_whose_result_is_the_deliverable(tenant: Tenant) -> None:
