@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.budgets import test_spending_crashes
 from tests.e2e.crashes import (
     test_conversation_crashes,
     test_decision_crashes,
@@ -142,9 +143,14 @@ async def test_what_a_verb_did_is_done_once_wherever_its_bridge_dies(
 
 
 def test_every_point_has_a_test_that_fails_there() -> None:
-    """Killed, but for the two verbs of one statement and no message: `tests/e2e/turns/test_boxes.py` throws there."""
+    """Killed, but for verbs of one statement and no message.
+
+    `tests/e2e/turns/test_boxes.py` and `tests/ledger/budgets/test_grants.py` throw there.
+    """
     killed = {each.point for each in ASKED} | set(test_faults.POINTS) | set(test_conversation_crashes.POINTS)
     killed |= {*test_steering_crashes.IN_WORKER, *test_steering_crashes.IN_BRIDGE, *test_multitask_crashes.POINTS}
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
     killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_unknown_call_crashes.POINTS}
-    assert set(Fault) - killed == {Fault.BOX_FORKED, Fault.BOX_REPLACED}
+    killed |= {*test_spending_crashes.POINTS}
+    thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}
+    assert set(Fault) - killed == thrown

@@ -20,6 +20,7 @@ from tests.support.ledger.budgets import (
 )
 from turnstile.ledger.budgets.steering import More, raise_budget
 from turnstile.ledger.pool import Pool
+from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.errors import Refused
@@ -223,3 +224,16 @@ async def payload_of(pool: Pool, agent: str) -> Any:
 async def test_a_project_has_no_limit_of_time(spending: Pool) -> None:
     with pytest.raises(Exception, match="max_seconds"):
         await limit(spending, **BudgetLimits(max_seconds=3).model_dump(exclude_none=True))
+
+
+async def test_what_an_operator_changed_is_changed_although_its_bridge_dies(
+    spending: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = await spender(spending, {"max_tokens": 400})
+    monkeypatch.setenv("TURNSTILE_FAULTS", f"{Fault.BUDGET_RAISED}=throw,{Fault.PROJECT_LIMITED}=throw")
+    with pytest.raises(FaultStruckError, match=Fault.BUDGET_RAISED):
+        await raised(spending, turn.agent_turn_id, tokens=100)
+    with pytest.raises(FaultStruckError, match=Fault.PROJECT_LIMITED):
+        await limit(spending, max_tokens=1000)
+    assert await figures(spending, turn.agent_turn_id) == (500, 0, 0)
+    assert await value(spending, "SELECT max_tokens FROM state.budgets WHERE kind = 'day'") == 1000
