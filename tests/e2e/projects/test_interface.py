@@ -129,6 +129,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             await speak_of_a_turn(tap, hand, client)
             await speak_of_a_fork(tenant)
             await speak_of_people(tenant)
+            await speak_of_budgets(client)
             await done(hand)  # an action of a UI
             # a conversation, and one that is refused
             answer = await client.send("shouter", {"text": "hi"})
@@ -213,6 +214,15 @@ async def speak_of_people(tenant: Tenant) -> None:
         await client.request("steer", {"agent_turn_id": turn, "text": "be brief"})
         await Person(tenant).decide(asked, Decision.RESPOND, response="this one")
         await asker.ended(turn)
+
+
+async def speak_of_budgets(client: BridgeClient) -> None:
+    """What the project may spend, which somebody raises."""
+    limited = await client.request("limit_project", {"period": "day", "limits": {"max_turns": 1000}})
+    day: Any = limited["budget"]
+    await client.request("raise_budget", {"budget_id": day["budget_id"], "max_turns": 5})
+    await client.request("budget.get", {"budget_id": day["budget_id"]})
+    await client.request("budget.list", {})
 
 
 async def test_what_replicas_of_a_tool_ask_each_other_fits_its_schema(here: Stack) -> None:
