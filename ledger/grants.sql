@@ -53,7 +53,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     -- triggers and functions of the owner charge and settle; a bridge raises budgets and sets what projects may spend, which no worker may
     ('state.budgets',
      'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, reserved_tokens, reserved_cost, reserved_turns, warned_at, lowered_at,
-          updated_at, updated_by)', null),
+          updated_at, updated_by, raised_with)', null),
     ('state.project_budgets',  -- an enqueue looks there
      'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, updated_at, updated_by)', 'SELECT'),
     ('state.model_prices', null, 'SELECT, INSERT, UPDATE (input_per_million, output_per_million, cached_input_per_million, max_output_tokens, source,

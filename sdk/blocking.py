@@ -296,9 +296,14 @@ class SyncClient:
         tokens: int | None = None,
         cost_usd: Dollars | None = None,
         turns: int | None = None,
+        correlation_id: str | None = None,
     ) -> BudgetView:
         """Give a budget so much more, or with a minus take back what is free; see `Client.raise_budget`."""
-        return self.call(lambda: self._client.raise_budget(budget, tokens=tokens, cost_usd=cost_usd, turns=turns))
+        return self.call(
+            lambda: self._client.raise_budget(
+                budget, tokens=tokens, cost_usd=cost_usd, turns=turns, correlation_id=correlation_id
+            )
+        )
 
     def limits(self) -> list[ProjectLimits]:
         """What the project may spend in a day or month; none if nothing limits it."""

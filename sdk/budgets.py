@@ -19,7 +19,7 @@ from turnstile.schema.budgets.budget_requests import (
 )
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.ids import ChannelId
+from turnstile.schema.ids import ChannelId, uuid7
 from turnstile.sdk.requests import parse_request
 
 PAGE = 100
@@ -67,10 +67,11 @@ async def find_limits(backend: Budgeting) -> list[ProjectLimits]:
 
 
 def raise_request(
-    budget_id: str, tokens: int | None, cost_usd: Dollars | None, turns: int | None
+    budget_id: str, tokens: int | None, cost_usd: Dollars | None, turns: int | None, correlation_id: str | None
 ) -> BudgetRaiseRequest:
     """The request; raises `BadRequest`."""
-    return parse_request(BudgetRaiseRequest, {"budget_id": budget_id, **_given(tokens, cost_usd, turns)})
+    named: JsonObject = {"budget_id": budget_id, "correlation_id": correlation_id or uuid7()}
+    return parse_request(BudgetRaiseRequest, {**named, **_given(tokens, cost_usd, turns)})
 
 
 def limit_request(period: str, tokens: int | None, cost_usd: Dollars | None, turns: int | None) -> ProjectLimitRequest:

@@ -259,16 +259,18 @@ class Client:
         tokens: int | None = None,
         cost_usd: Dollars | None = None,
         turns: int | None = None,
+        correlation_id: str | None = None,
     ) -> BudgetView:
         """Give a budget so much more, or with a minus take back what is free; operators alone may.
 
+        The same again with the same `correlation_id` changes nothing, so that it may be repeated.
         A turn's grant takes it from the budget that it came from. One of another channel is given as it was read.
         Returns the budget as it is then. Raises `Refused` (`forbidden`, `unknown_budget`, `budget_closed`,
         `budget_unlimited`, `budget_in_use`, `budget_exceeded`), `BadRequest` or `ServerUnavailable`: then it may have
-        been done, and `budget` tells.
+        been done.
         """
         named, channel = (budget, None) if isinstance(budget, str) else (budget.budget_id, budget.channel_id)
-        return await self._opened.raise_budget(raise_request(named, tokens, cost_usd, turns), channel)
+        return await self._opened.raise_budget(raise_request(named, tokens, cost_usd, turns, correlation_id), channel)
 
     async def limits(self) -> list[ProjectLimits]:
         """What the project may spend in a day or month; none if nothing limits it."""

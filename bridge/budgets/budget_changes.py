@@ -15,6 +15,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Caller
 from turnstile.schema.budgets.budget_requests import BudgetRaiseRequest, BudgetReply, ProjectLimitRequest, budget_named
 from turnstile.schema.errors import Refused
+from turnstile.schema.ids import uuid7
 from turnstile.schema.states import ReplyStatus
 
 
@@ -39,7 +40,8 @@ class BudgetChanges:
         if await self._pool.run(lambda conn: get_budget(conn, project, budget, channel=channel)) is None:
             raise Refused("unknown_budget", "the channel has no such budget")
         more = More(wanted.max_tokens, wanted.max_cost, wanted.max_turns)
-        await self._pool.run(lambda conn: raise_budget(conn, project, budget, more, caller.name))
+        name = wanted.correlation_id or uuid7()  # the pool repeats a statement whose answer was lost
+        await self._pool.run(lambda conn: raise_budget(conn, project, budget, more, caller.name, name))
         found = await self._pool.run(lambda conn: get_budget(conn, project, budget))
         return BudgetReply(status=ReplyStatus.ACCEPTED, budget=found)
 

@@ -36,8 +36,10 @@ class More:
     turns: int | None = None
 
 
-async def raise_budget(conn: Connection, project: ProjectId, budget: BudgetId, more: More, caller: str) -> None:
-    """Give a budget more, or take back what is free; recorded as the caller's.
+async def raise_budget(
+    conn: Connection, project: ProjectId, budget: BudgetId, more: More, caller: str, request: str | None = None
+) -> None:
+    """Give a budget more, or take back what is free; recorded as the caller's. A repeated `request` changes nothing.
 
     Raises `Refused`: unknown_budget, budget_closed, budget_unlimited (it has no limit of that dimension), budget_in_use
     (less than is spent and reserved), budget_exceeded (what it was taken from has not so much left).
@@ -47,7 +49,7 @@ async def raise_budget(conn: Connection, project: ProjectId, budget: BudgetId, m
     if not asked or any(abs(value) > _CAP for value in asked.values()):
         raise BadRequest("say by how much tokens, cost or turns change")
     row = await query("raise_budget").one(
-        conn, project_id=project, budget_id=budget, more=json.dumps(asked), caller=caller
+        conn, project_id=project, budget_id=budget, more=json.dumps(asked | {"request": request}), caller=caller
     )
     if row["verdict"] != "raised":
         raise Refused(row["verdict"], _why_not_raised(row["verdict"], budget, json.loads(row["detail"] or "{}")))

@@ -42,6 +42,7 @@ CREATE TABLE state.budgets (
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_by       text,
+    raised_with      text,
     returned_tokens  bigint NOT NULL GENERATED ALWAYS AS (CASE WHEN closed_at IS NULL THEN 0 ELSE greatest(max_tokens - spent_tokens - reserved_tokens, 0) END) STORED,
     returned_cost    bigint NOT NULL GENERATED ALWAYS AS (CASE WHEN closed_at IS NULL THEN 0 ELSE greatest(max_cost - spent_cost - reserved_cost, 0) END) STORED,
     returned_turns   bigint NOT NULL GENERATED ALWAYS AS (CASE WHEN closed_at IS NULL THEN 0 ELSE greatest(max_turns - spent_turns - reserved_turns, 0) END) STORED,
@@ -58,6 +59,7 @@ COMMENT ON COLUMN state.budgets.beyond_tokens IS 'the part of spent that reserva
 COMMENT ON COLUMN state.budgets.returned_tokens IS 'of a closed row: what is neither spent nor reserved, and went back where it came from';
 COMMENT ON COLUMN state.budgets.past_tokens IS 'the part of spent whose turns were removed since: the other rows that say so are gone';
 COMMENT ON COLUMN state.budgets.warned_at IS 'when warn_percent of a limit was passed: it is told once';
+COMMENT ON COLUMN state.budgets.raised_with IS 'the request that raised it last: heard again, it changes nothing';
 COMMENT ON COLUMN state.budgets.lowered_at IS 'of a project''s row: when it was set below what was spent and reserved; nothing is given until that is less';
 COMMENT ON COLUMN state.budgets.ended_at IS 'its turn is over; it closes when nothing of it is reserved any more';
 
@@ -581,8 +583,8 @@ BEGIN
     VALUES (turn, of_step, of_attempt, project, of_model, wants_tokens, wants_cost, at_tokens, at_cost);
 END $$;
 
--- Gives a budget more, or takes back what is free: more has max_tokens, max_cost, max_turns as differences. A turn's grant takes it from where
--- it came from. It runs with the caller's rights: a worker has none to raise.
+-- Gives a budget more, or takes back what is free: more has max_tokens, max_cost, max_turns as differences, and may name its request, which
+-- heard again changes nothing. A turn's grant takes it from where it came from. It runs with the caller's rights: a worker has none to raise.
 -- verdict: raised | unknown_budget | budget_closed | budget_unlimited (it has no limit of that dimension) | budget_in_use (less than is spent and
 -- reserved) | budget_exceeded (what it came from has not so much left); detail says of what.
 CREATE FUNCTION state.raise_budget(project text, budget text, more jsonb, caller text, OUT verdict text, OUT detail jsonb) LANGUAGE plpgsql AS $$
@@ -592,9 +594,10 @@ DECLARE
     rows state.budgets[];
     refused jsonb;
 BEGIN
-    SELECT x.* INTO m FROM jsonb_to_record(more) x (max_tokens bigint, max_cost bigint, max_turns bigint);
+    SELECT x.* INTO m FROM jsonb_to_record(more) x (max_tokens bigint, max_cost bigint, max_turns bigint, request text);
     SELECT x.* INTO b FROM state.budgets x WHERE x.budget_id = budget AND x.project_id = project FOR NO KEY UPDATE;
-    verdict := CASE WHEN b.budget_id IS NULL THEN 'unknown_budget' WHEN b.closed_at IS NOT NULL THEN 'budget_closed' END;
+    verdict := CASE WHEN b.budget_id IS NULL THEN 'unknown_budget' WHEN b.raised_with = m.request THEN 'raised'
+                    WHEN b.closed_at IS NOT NULL THEN 'budget_closed' END;
     IF verdict IS NOT NULL THEN
         RETURN;
     END IF;
@@ -629,7 +632,8 @@ BEGIN
         reserved_turns = x.reserved_turns + CASE WHEN x.budget_id = ANY (b.from_turns) THEN coalesce(m.max_turns, 0) ELSE 0 END
     WHERE x.budget_id IN (SELECT r.budget_id FROM unnest(rows) r);
     UPDATE state.budgets x SET max_tokens = x.max_tokens + coalesce(m.max_tokens, 0), max_cost = x.max_cost + coalesce(m.max_cost, 0),
-        max_turns = x.max_turns + coalesce(m.max_turns, 0), warned_at = NULL, updated_at = clock_timestamp(), updated_by = caller
+        max_turns = x.max_turns + coalesce(m.max_turns, 0), warned_at = NULL, updated_at = clock_timestamp(), updated_by = caller,
+        raised_with = m.request
     WHERE x.budget_id = budget;
     verdict := 'raised';
 END $$;

@@ -36,7 +36,7 @@ PAGE = {"last", "found"}
 SUMS = ("max", "spent", "reserved", "past", "returned", "from")
 BUDGET = {
     *("budget_id", "project_id", "channel_id", "kind", "agent_turn_id", "depth", "until", "warn_percent", "warned_at"),
-    *("lowered_at", "ended_at", "closed_at", "created_at", "updated_at", "updated_by"),
+    *("lowered_at", "ended_at", "closed_at", "created_at", "updated_at", "updated_by", "raised_with"),
     *(
         f"{each}_{of}"
         for each in ("max", "spent", "reserved", "past", "returned", "from")
