@@ -164,7 +164,9 @@ class Grower:
 
     def _task(self, plan: Plan, strategy: str = "new", target: str | None = None) -> dict[str, Any]:
         asked = {"target_strategy": strategy, "target_ref": target or self.project_profile, "instruction": plan}
-        budget = plan.budget or (None if self.draw.random() < 0.6 else {"max_tokens": 10**6, "max_cost_usd": 10})
+        budget = plan.budget
+        if budget is None and not plan.joins and self.draw.random() < 0.4:  # none for its children to ask for
+            budget = {"max_tokens": 10**6, "max_cost_usd": 10}
         return asked if budget is None else {**asked, "budget": budget}
 
     def _bounded(self, by: str) -> Plan:
