@@ -180,7 +180,7 @@ MATRIX: dict[str, list[Make]] = {
     "get_budget": [lambda _, its: Asked(f"/v1/budgets/{its.turn}")],
     "raise_budget": [
         lambda _, its: Asked(f"/v1/budgets/{its.turn}/raise", body={"max_tokens": 1}),
-        lambda _, its: Asked(f"/v1/budgets/{its.waiting}/raise", body={"max_tokens": -1}),
+        lambda _, its: Asked(f"/v1/budgets/{its.waiting}/raise", body={"max_tokens": -1, "correlation_id": its.key}),
     ],
     "limit_project": [lambda _, __: Asked("/v1/budgets/week/limit", body={"limits": None})],
     "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],

@@ -284,7 +284,7 @@ MATRIX: dict[str, Make] = {
     "budget.list after": lambda _, its: Case("budget.list", {"after": its.asleep}),
     "raise_budget budget_id": lambda _, its: Case("raise_budget", {"budget_id": its.asleep, "max_tokens": 1}),
     "raise_budget budget_id, a project's": lambda _, its: Case(
-        "raise_budget", {"budget_id": day_of(its.project), "max_turns": -1}
+        "raise_budget", {"budget_id": day_of(its.project), "max_turns": -1, "correlation_id": its.correlation}
     ),
     "raise_budget, project in the header": lambda _, its: Case(
         "raise_budget", {"budget_id": its.asleep, "max_tokens": 1}, {headers.PROJECT_ID: its.project}
