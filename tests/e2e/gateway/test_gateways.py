@@ -16,7 +16,7 @@ from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
 
 TEXT = "".join(f"word-{number} " for number in range(150))
-PLAY = json.dumps({"steps": [{"text": TEXT, "chunks": 150, "delay_seconds": 0.03}]})
+PLAY = json.dumps({"steps": [{"text": TEXT, "chunks": 150, "delay_seconds": 0.06}]})
 CLIENTS, MANY = 20, 300
 
 
