@@ -8,7 +8,15 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, WithJsonSchema, model_validator
 
 from turnstile.schema.base import Strict
-from turnstile.schema.budgets.limits import MAX_DOLLARS, MAX_TOKENS, MAX_TURNS, BudgetLimits, Dollars, micro_dollars
+from turnstile.schema.budgets.limits import (
+    MAX_DOLLARS,
+    MAX_TOKENS,
+    MAX_TURNS,
+    BudgetLimits,
+    Dollars,
+    json_number,
+    micro_dollars,
+)
 from turnstile.schema.budgets.plans import BudgetId, BudgetPeriod
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
@@ -29,14 +37,10 @@ def _difference(value: object) -> Decimal:
             return _DOLLARS.validate_python(value)
 
 
-def _number(value: Decimal) -> int | float:
-    return int(value) if value == int(value) else float(value)
-
-
 DollarDifference = Annotated[
     Decimal,
     BeforeValidator(_difference),
-    PlainSerializer(_number, return_type=int | float, when_used="json"),
+    PlainSerializer(json_number, return_type=int | float, when_used="json"),
     WithJsonSchema({"type": "number", "minimum": -MAX_DOLLARS, "maximum": MAX_DOLLARS, "multipleOf": 0.000001}),
 ]
 """US dollars more, or with a minus fewer; at most 6 decimal places."""

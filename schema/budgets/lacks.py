@@ -7,7 +7,7 @@ from typing import assert_never
 from pydantic import Field
 
 from turnstile.schema.base import Tolerant
-from turnstile.schema.budgets.limits import dollars_of
+from turnstile.schema.budgets.limits import dollars_of, json_number
 from turnstile.schema.budgets.plans import BudgetId, Dimension
 
 BUDGET_EXHAUSTED = "budget_exhausted"
@@ -41,7 +41,7 @@ class BudgetLack(Tolerant):
         """The lack that the ledger told, which counts costs in micro-dollars."""
         is_time = dimension is Dimension.SECONDS
         told = {
-            name: figure if figure is None or dimension is not Dimension.COST else _number(dollars_of(figure))
+            name: figure if figure is None or dimension is not Dimension.COST else json_number(dollars_of(figure))
             for name, figure in figures.items()
         }
         return cls.model_validate(
@@ -70,10 +70,6 @@ class BudgetLack(Tolerant):
             f"the budget of {had}{unit[1]} was exhausted: {spent} spent, {reserved} reserved, "
             f"and the next request may take {wanted}"
         )
-
-
-def _number(value: Decimal) -> int | float:
-    return int(value) if value == int(value) else float(value)
 
 
 def _plain(value: float | None) -> Decimal | int | None:

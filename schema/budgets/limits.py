@@ -32,14 +32,15 @@ def _dollars(value: object) -> Decimal:
     return number
 
 
-def _number(value: Decimal) -> int | float:
+def json_number(value: Decimal) -> int | float:
+    """The number as JSON has it: whole ones without a point."""
     return int(value) if value == int(value) else float(value)
 
 
 Dollars = Annotated[
     Decimal,
     BeforeValidator(_dollars),
-    PlainSerializer(_number, return_type=int | float, when_used="json"),
+    PlainSerializer(json_number, return_type=int | float, when_used="json"),
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_DOLLARS, "multipleOf": 0.000001}),
 ]
 """US dollars, with at most 6 decimal places."""
