@@ -16,7 +16,7 @@ _BY_TRIGGERS = "SET LOCAL session_replication_role = replica"
 
 
 def moments(count: int, now: datetime) -> list[datetime]:
-    """So many moments of the last two weeks, the newest first: in opening hours, not on Sundays, nor just now."""
+    """So many moments of the last two weeks, the oldest first: in opening hours, not on Sundays, nor just now."""
     drawn, found = Random(count), list[datetime]()  # noqa: S311 -- pictures, the same each time
     latest = now - timedelta(hours=1)
     while len(found) < count:
@@ -24,11 +24,11 @@ def moments(count: int, now: datetime) -> list[datetime]:
         at = day + timedelta(hours=drawn.triangular(_FROM, _UNTIL))
         if at < latest and at.weekday() != _SUNDAY:
             found.append(at)
-    return sorted(found, reverse=True)
+    return sorted(found)
 
 
 async def age(pool: Pool, project: ProjectId, turns: Sequence[AgentTurnId]) -> None:
-    """Move these ended turns of the project into the past; needs the database's owner."""
+    """Move these ended turns of the project into the past, the first the farthest; needs the database's owner."""
     now = datetime.now(UTC)
     ages = [(now - at).total_seconds() for at in moments(len(turns), now)]
     queries = parse(Path(__file__).with_name("ages.sql").read_text(encoding="utf-8"))

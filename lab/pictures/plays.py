@@ -243,7 +243,7 @@ PLAYS: Mapping[str, tuple[Line | tuple[Line, ...], ...]] = {
         Line("I read their price list.", (("web_search", {"query": "Lund & Co catalogue printing price"}),), pause=0.1),
         Line("Lund & Co: 9,110 €, delivery on 2 February, a proof costs extra.", pause=0.12, read=1_750),
     ),
-    _child("Nordia"): (Line("Nordia's site", pause=0.4, error="provider_unavailable", retryable=False, chunks=1),),
+    _child("Nordia"): (Line("Nordia's site", pause=0.25, error="provider_unavailable", retryable=False, chunks=1),),
     "Printers east of here: look at two.": (
         Line(
             "Two are worth it.",

@@ -25,9 +25,21 @@ _PROMPT_TOKENS = 1_450
 _STEP_TOKENS = 380
 _MICRO = 1_000_000
 _FAILED_OF = 23
+_SLOW_SECONDS = 0.3
 
 
-def answer(request: ModelRequest) -> ScriptLine:
+def at_pace(pace: float) -> dict[str, Script]:
+    """The models, whose short pauses take `pace` times as long; what streams for minutes still does."""
+
+    def answer(request: ModelRequest) -> ScriptLine:
+        line = _answer(request)
+        slow = line.delay_seconds >= _SLOW_SECONDS
+        return line if slow else line.model_copy(update={"delay_seconds": line.delay_seconds * pace})
+
+    return {"large": answer, "small": answer}
+
+
+def _answer(request: ModelRequest) -> ScriptLine:
     """The line of the play that was asked for last, for this step and attempt."""
     said = [each.content for each in request.messages if each.role == "user"]
     asked = next((each for each in reversed(said) if each in PLAYS), None)
@@ -80,4 +92,4 @@ def _usage(request: ModelRequest, answered: int, read: int) -> tuple[JsonObject,
     return counted, 0.0 if price is None else price.cost(prompt, answered) / _MICRO
 
 
-SCRIPTS: dict[str, Script] = {"large": answer, "small": answer}
+SCRIPTS: dict[str, Script] = at_pace(1.0)

@@ -85,12 +85,12 @@ class Shop:
         """A turn as `/v1` describes it."""
         return (await self.web["nadia"].get(f"/v1/turns/{turn}")).raise_for_status().json()
 
-    async def until(self, turn: AgentTurnId, *statuses: str) -> None:
-        """Wait until the turn is over, or in one of these states."""
+    async def until(self, turn: AgentTurnId, *statuses: str) -> dict[str, Any]:
+        """Wait until the turn is over, or in one of these states; returns it."""
         for _ in range(_TRIES):
             view = await self.turn(turn)
             if view["status"] in statuses or (not statuses and view["announced_at"] is not None):
-                return
+                return view
             await asyncio.sleep(_PAUSE_SECONDS)
         raise TimeoutError(f"turn {turn} is not {statuses or 'over'}")
 
@@ -137,19 +137,19 @@ async def open_shop(
 
 async def two_weeks(shop: Shop, count: int) -> list[AgentTurnId]:
     """So many everyday turns, ended, over the last two weeks."""
-    gate, turns = asyncio.Semaphore(_AT_ONCE), list[AgentTurnId]()
+    gate, turns = asyncio.Semaphore(_AT_ONCE), list[tuple[int, AgentTurnId]]()
 
     async def one(number: int) -> None:
         agent, words = _EVERYDAY[number % len(_EVERYDAY)]
         async with gate:
             what = _SUBJECTS[number % len(_SUBJECTS)]
             turn = await shop.ask("shop", agent, words.format(what=what, number=number + 1))
-            turns.append(turn)
-            await shop.until(turn)
+            turns.append(((await shop.until(turn))["turn_epoch"], turn))
 
     await asyncio.gather(*(one(number) for number in range(count)))
-    await age(shop.pool, shop.project, turns)
-    return turns
+    ordered = [turn for _, turn in sorted(turns)]  # an agent's turns stay in the order in which it had them
+    await age(shop.pool, shop.project, ordered)
+    return ordered
 
 
 async def this_morning(shop: Shop) -> None:
