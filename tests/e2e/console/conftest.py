@@ -6,12 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.async_api import Browser
 
 from lab.pictures.scripts import PRICES
 from lab.pictures.story import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
-from tests.support.console import CHROMIUM, Window, launched, window
+from tests.support.console.visiting import visiting
+from tests.support.console.windows import CHROMIUM, Window, launched, window
 from tests.support.gateway import serving, token_of
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, running_here
 from tests.support.processes.stacks import Stacks
@@ -76,7 +78,14 @@ def windows(browser: Browser, url: str) -> Windows:
 
 
 @pytest.fixture
-async def operator(windows: Windows, tenant: Tenant) -> AsyncIterator[Window]:
+async def operator(url: str, tenant: Tenant) -> AsyncIterator[httpx.AsyncClient]:
+    """An operator of the test's project, signed in, without a browser."""
+    async with visiting(url, await token_of(tenant.stack, tenant.project)) as made:
+        yield made
+
+
+@pytest.fixture
+async def desk(windows: Windows, tenant: Tenant) -> AsyncIterator[Window]:
     """A window of an operator of the test's project."""
     async with windows(await token_of(tenant.stack, tenant.project)) as opened:
         yield opened

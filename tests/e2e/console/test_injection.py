@@ -10,7 +10,7 @@ from playwright.async_api import Page, Request
 
 from tests.e2e.console import hostile
 from tests.e2e.console.conftest import Seats
-from tests.support.console import Window
+from tests.support.console.windows import Window
 from tests.support.people import Person
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of

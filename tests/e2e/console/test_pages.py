@@ -6,7 +6,7 @@ import pytest
 
 from lab.pictures.story import CUSTOMER, DESK, Shop
 from tests.e2e.console.conftest import Windows
-from tests.support.console import PHONE, WIDE, Window
+from tests.support.console.windows import PHONE, WIDE, Window
 
 PAGES = {
     "now": "/console",
