@@ -173,6 +173,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_turns": views.TurnLine,
     "list_addressees": addressees.Addressee,
     "sum_turn_usage": usage.TurnUsage,
+    "list_token_labels": tokens.TokenLabel,
     "list_tokens": tokens.TokenLine,
     "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
     "is_box_of_channel": {"found"},
