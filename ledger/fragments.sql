@@ -62,3 +62,15 @@ LEFT JOIN LATERAL (
 AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
     SELECT b.created_at, b.interrupt_id FROM state.interrupts b WHERE b.interrupt_id = :after_id AND b.project_id = :project_id
       AND (:channel_id::text IS NULL OR b.channel_id = :channel_id)))
+
+-- fragment: instruction_of(turn)
+-- The last instruction that a turn, an inbox row, was asked with; null if its card is gone.
+(SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
+ WHERE p.box_id = state.as_uuid({turn}.payload ->> 'context_box_id') AND c.tenant_id = {turn}.project_id
+   AND c.metadata ->> 'type' = 'task.instruction' AND state.is_alive(c.expires_at, c.deleted_at)
+ ORDER BY p.position DESC LIMIT 1)
+
+-- fragment: turn_status
+-- Where the turn of an inbox row `i` stands, by its outcome `o` and its agent's head `h`.
+CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+     WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END

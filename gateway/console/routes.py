@@ -15,6 +15,9 @@ from turnstile.gateway.console.enter import enter_routes
 from turnstile.gateway.console.live import pages as live_pages
 from turnstile.gateway.console.page import Console, Page
 from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
+from turnstile.gateway.console.people.approvals import pages as approval_pages
+from turnstile.gateway.console.people.chat_page import pages as chat_pages
+from turnstile.gateway.console.people.conversations import pages as conversation_pages
 from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
@@ -24,6 +27,9 @@ from turnstile.schema.errors import Refused
 _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     live_pages,
     session_pages,
+    approval_pages,
+    conversation_pages,
+    chat_pages,
 )
 _STATIC: Final = f"{CONSOLE}/static"
 
