@@ -61,7 +61,10 @@ class PageDispatch:
             if self.page.method == "POST":
                 given = await self._posted(request, secret)
                 form = parsed(self.page.form, given, "form")
-            return await self.page.handler(self._visit(request, principal, secret, query, form, known))
+            answer = await self.page.handler(self._visit(request, principal, secret, query, form, known))
+            if self.page.method == "POST":
+                self._console.feeds.ends.nudge(principal.project_id)
+            return answer
         except TurnstileError as error:
             return refused(plain, error)
 
