@@ -61,7 +61,8 @@ async def test_now_says_what_each_live_turn_waits_for(operator: httpx.AsyncClien
 async def test_a_turn_has_its_cards_calls_attempts_and_costs(operator: httpx.AsyncClient, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         lost: JsonObject = {"error": {"code": "rate_limited", "message": "slow down"}}
-        first: JsonObject = {**calling(("search", {"q": "tea"}), text="Let me **look**."), "usage": {"total_tokens": 120}}
+        asked_of: JsonObject = calling(("search", {"q": "tea"}), text="Let me **look**.")
+        first: JsonObject = {**asked_of, "usage": {"total_tokens": 120}}
         turn = await hand.start(
             {"attempts": [lost, first]}, {"text": "# Found\n\nIt is [here](https://example.org/a)."}
         )
