@@ -87,7 +87,7 @@ FROM counted c;
 -- As page_turns, in a state or `ended` if that is given, with what each turn used.
 SELECT p.*, u.steps, u.tokens, u.cost, u.model FROM (
     SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,
-           {status_of_turn}, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
+           {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
     FROM state.agent_inbox i
     LEFT JOIN LATERAL (SELECT x.* FROM state.turn_outcomes x WHERE x.agent_turn_id = i.agent_turn_id AND x.project_id = i.project_id OFFSET 0) o ON true
     LEFT JOIN LATERAL (
