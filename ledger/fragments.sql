@@ -94,3 +94,11 @@ NOT EXISTS (
 (SELECT sum(t.task_count)::int AS tasks, sum(t.task_count - t.open_count)::int AS tasks_done, CASE WHEN sum(t.task_count) = 1 THEN min((
         SELECT e.current_agent_turn_id FROM state.pmo_batch_tasks e WHERE e.batch_id = t.batch_id LIMIT 1)) END AS only_turn_id
  FROM state.pmo_batches t WHERE t.parent_agent_turn_id = {turn} AND t.parent_tool_call_id = {call})
+
+-- fragment: asked_of(payload)
+-- The begin of what a turn was asked, by its payload; of a UI action the tool.
+(SELECT coalesce({payload} -> 'ui_action' ->> 'tool_name', (
+    SELECT left(coalesce(c.content ->> 'text', c.content ->> 'data'), 300) FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+    WHERE b.box_id = state.as_uuid({payload} ->> 'context_box_id') AND c.tenant_id = :project_id AND c.metadata ->> 'type' = 'task.instruction'
+      AND state.is_alive(c.expires_at, c.deleted_at)
+    ORDER BY b.position DESC LIMIT 1)))
