@@ -101,3 +101,11 @@ NOT EXISTS (
 -- Where the turn of an inbox row `i` stands, by its outcome `o` and its agent's head `h`.
 CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
      WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END
+
+-- fragment: asked_of(payload)
+-- The begin of what a turn was asked, by its payload; of a UI action the tool.
+(SELECT coalesce({payload} -> 'ui_action' ->> 'tool_name', (
+    SELECT left(coalesce(c.content ->> 'text', c.content ->> 'data'), 300) FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+    WHERE b.box_id = state.as_uuid({payload} ->> 'context_box_id') AND c.tenant_id = :project_id AND c.metadata ->> 'type' = 'task.instruction'
+      AND state.is_alive(c.expires_at, c.deleted_at)
+    ORDER BY b.position DESC LIMIT 1)))

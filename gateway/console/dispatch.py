@@ -61,12 +61,12 @@ class PageDispatch:
             if self.page.method == "POST":
                 given = await self._posted(request, secret)
                 form = parsed(self.page.form, given, "form")
-            answer = await self.page.handler(self._visit(request, principal, secret, query, form, known))
-            if self.page.method == "POST":
-                self._console.feeds.ends.nudge(principal.project_id)
-            return answer
+            return await self.page.handler(self._visit(request, principal, secret, query, form, known))
         except TurnstileError as error:
             return refused(plain, error)
+        finally:
+            if self.page.method == "POST":
+                self._console.feeds.ends.nudge(principal.project_id)
 
     async def _known(self, request: Request, principal: Principal) -> tuple[int, Mapping[str, str]]:
         """What every page shows: the count of open questions, and the labels of tokens. A stream shows nothing."""

@@ -65,7 +65,7 @@ SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, 
     SELECT coalesce(jsonb_agg(to_jsonb(x) ORDER BY x.place), '[]') FROM (
         SELECT p.place, p.agent_turn_id, p.agent_id, p.channel_id, p.correlation_id, p.payload ->> 'conversation_id' AS conversation_id, p.status,
                p.inbox_status, p.created_at, p.started_at, p.since, p.step_count AS steps, p.step_attempt, p.model_failures, p.restart_count,
-               p.resume_deadline, p.queued_because, p.asks_people, p.stalled, f.name AS profile_name,
+               p.resume_deadline, p.queued_because, {asked_of(p.payload)} AS asked, p.asks_people, p.stalled, f.name AS profile_name,
                coalesce(u.model, p.payload #>> '{runtime_config,model}', f.model) AS model, u.tokens, u.cost, n.parent_turn_id,
                coalesce(n.stopping_at IS NOT NULL AND NOT n.ended, false) AS stopping,
                CASE p.stalled WHEN 'slow_step' THEN {is_unserved(p.agent_id)} WHEN 'not_begun' THEN {is_unserved(p.agent_id)} ELSE false END AS unserved,
@@ -85,9 +85,9 @@ FROM counted c;
 
 -- name: page_turns_told :many
 -- As page_turns, in a state or `ended` if that is given, with what each turn used.
-SELECT p.*, u.steps, u.tokens, u.cost, u.model FROM (
-    SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,
-           {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
+SELECT p.agent_turn_id, p.agent_id, p.channel_id, p.created_at, p.correlation_id, p.payload ->> 'conversation_id' AS conversation_id, p.status,
+       p.started_at, p.ended_at, p.error_code, {asked_of(p.payload)} AS asked, u.steps, u.tokens, u.cost, u.model FROM (
+    SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload, {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
     FROM state.agent_inbox i
     LEFT JOIN LATERAL (SELECT x.* FROM state.turn_outcomes x WHERE x.agent_turn_id = i.agent_turn_id AND x.project_id = i.project_id OFFSET 0) o ON true
     LEFT JOIN LATERAL (
@@ -104,13 +104,13 @@ ORDER BY p.created_at DESC, p.agent_turn_id DESC;
 
 -- name: search_turns :many
 -- Turns whose id begins with a text, among the last 10,000, and those that a caller has named so; of one channel if that is given.
-SELECT x.agent_turn_id, x.agent_id, x.correlation_id, x.created_at FROM (
-    SELECT i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at FROM state.agent_inbox i
+SELECT x.agent_turn_id, x.agent_id, x.correlation_id, x.created_at, {asked_of(x.payload)} AS asked FROM (
+    SELECT i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at, i.payload FROM state.agent_inbox i
     WHERE i.correlation_id = ANY (:correlations::text[]) AND i.project_id = :project_id AND i.message_type IN {turn_types}
       AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
     UNION
-    SELECT r.agent_turn_id, r.agent_id, r.correlation_id, r.created_at FROM (
-        SELECT i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at, i.channel_id FROM state.agent_inbox i
+    SELECT r.agent_turn_id, r.agent_id, r.correlation_id, r.created_at, r.payload FROM (
+        SELECT i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at, i.channel_id, i.payload FROM state.agent_inbox i
         WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} ORDER BY i.created_at DESC LIMIT 10000) r
     WHERE starts_with(r.agent_turn_id, :beginning) AND (:channel_id::text IS NULL OR r.channel_id = :channel_id)) x
 ORDER BY x.created_at DESC LIMIT :row_limit::int;
