@@ -18,12 +18,14 @@ from turnstile.gateway.console.questions import OpenQuestions
 from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
+from turnstile.gateway.console.turns.pages import pages as turn_pages
 from turnstile.gateway.http.guard import ROUTE
 from turnstile.schema.errors import Refused
 
 _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     live_pages,
     session_pages,
+    turn_pages,
 )
 _STATIC: Final = f"{CONSOLE}/static"
 

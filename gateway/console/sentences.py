@@ -6,5 +6,6 @@ from typing import Final
 SENTENCES: Final[Mapping[str, str]] = {
     "entered": "You are signed in.",
     "stopped": "The turn will stop.",
+    "again": "This turn runs the other one again.",
     "steered": "It waits for the turn's next step.",
 }
