@@ -3,7 +3,7 @@
 An area of pages is a module with `pages(console)`; its line in `_AREAS` is all that adds it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from starlette.requests import Request
@@ -14,7 +14,10 @@ from turnstile.gateway.console.dispatch import PageDispatch
 from turnstile.gateway.console.enter import enter_routes
 from turnstile.gateway.console.live import pages as live_pages
 from turnstile.gateway.console.page import Console, Page
-from turnstile.gateway.console.questions import OpenQuestions
+from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
+from turnstile.gateway.console.people.approvals import pages as approval_pages
+from turnstile.gateway.console.people.chat_page import pages as chat_pages
+from turnstile.gateway.console.people.conversations import pages as conversation_pages
 from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
@@ -26,16 +29,28 @@ _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     live_pages,
     session_pages,
     turn_pages,
+    approval_pages,
+    conversation_pages,
+    chat_pages,
 )
 _STATIC: Final = f"{CONSOLE}/static"
 
 
-def console_routes(console: Console) -> list[BaseRoute]:
+def console_pages(console: Console) -> tuple[Page, ...]:
+    """Every page that needs a session."""
+    return tuple(page for area in _AREAS for page in area(console))
+
+
+def console_routes(console: Console, pages: Iterable[Page]) -> list[BaseRoute]:
     """Every address of the console."""
-    questions = OpenQuestions(console.pool)
-    pages = [page for area in _AREAS for page in area(console)]
+    questions, labels = OpenQuestions(console.pool), TokenLabels(console.pool)
     routes: list[BaseRoute] = [
-        Route(page.path, PageDispatch(page, console, questions), methods=[page.method], name=f"console_{page.name}")
+        Route(
+            page.path,
+            PageDispatch(page, console, questions, labels),
+            methods=[page.method],
+            name=f"console_{page.name}",
+        )
         for page in pages
     ]
     static = _static(console)

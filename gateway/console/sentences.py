@@ -8,4 +8,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "stopped": "The turn will stop.",
     "again": "This turn runs the other one again.",
     "steered": "It waits for the turn's next step.",
+    "queued": "It is asked when the turn that runs is over.",
+    "approved": "Approved: the call is sent.",
+    "edited": "Approved as you edited it: the call is sent.",
+    "rejected": "Rejected: the model is told.",
+    "answered": "Answered: the model is told.",
+    "tool_changed": "The tool was changed since it was asked about, so the call was not sent; the model is told.",
 }

@@ -67,7 +67,7 @@ async def test_the_consoles_link_signs_in_once(home: Path) -> None:
         assert (entered.status_code, entered.headers["location"]) == (303, "/console")
         assert "operator" in words_of((await web.get("/console/session")).text)
         refused = await send(late, page, "/console/enter")
-        assert (refused.status_code, "set-cookie" in refused.headers) == (409, False)
+        assert (refused.status_code, "set-cookie" in refused.headers) == (410, False)
         assert "`turnstile console` prints a new one" in words_of(refused.text)
 
 
