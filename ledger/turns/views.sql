@@ -45,12 +45,7 @@ WITH page AS MATERIALIZED (
 SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch, g.status, g.started_at, g.ended_at, g.error_code, g.truncated,
        (SELECT count(*) FROM state.turn_waiting_tools w
         WHERE w.agent_turn_id = g.agent_turn_id AND w.project_id = g.project_id AND w.wait_status = 'expired') AS calls_timed_out,
-       coalesce(g.payload -> 'ui_action' ->> 'tool_name',
-                (SELECT left(coalesce(c.content ->> 'text', c.content ->> 'data'), 300)
-                 FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
-                 WHERE p.box_id = state.as_uuid(g.payload ->> 'context_box_id') AND c.tenant_id = g.project_id
-                   AND c.metadata ->> 'type' = 'task.instruction'
-                 ORDER BY p.position DESC LIMIT 1)) AS asked
+       {asked_of(g)} AS asked
 FROM page g ORDER BY g.created_at DESC;
 
 -- name: list_conversations :many
