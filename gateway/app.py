@@ -14,12 +14,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.bounds import Doors, GatewayLimits
+from turnstile.gateway.console.once import OneTimeLinks
+from turnstile.gateway.console.page import Console, Links
+from turnstile.gateway.console.rendering import told_to_nobody
+from turnstile.gateway.console.routes import console_routes, is_of_console
+from turnstile.gateway.console.templating import Templates
 from turnstile.gateway.events.feed import Sources
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Dispatch, Endpoint
-from turnstile.gateway.http.guard import ROUTE, Guard, problem_response
+from turnstile.gateway.http.guard import ROUTE, Guard, Tell, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
@@ -54,6 +59,8 @@ class Gateway:
     crowded: Callable[[], bool] = bool
     """Whether there are more connections than there may be."""
     meter: Meter = SILENT.meter
+    links: Links = field(default_factory=Links)
+    once: OneTimeLinks | None = None
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set it when the gateway stops: streams end."""
 
@@ -65,12 +72,32 @@ class Gateway:
         turns, conversations = Turns(self.pool, asking, self.feeds, self.access, self.closing), Conversations(self.pool)
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
-        interrupts, budgets = Interrupts(self.pool, asking), Budgets(self.pool, asking)
-        roster = Roster(self.pool, asking)
-        self.endpoints = endpoints(turns, conversations, Events(*shared), interrupts, budgets, roster)
+        events, interrupts = Events(*shared), Interrupts(self.pool, asking)
+        budgets, roster = Budgets(self.pool, asking), Roster(self.pool, asking)
+        self.endpoints = endpoints(turns, conversations, events, interrupts, budgets, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
         self.openai = openai_endpoints(kernel)
-        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told, self.crowded)
+        self.console = Console(
+            pool=self.pool,
+            asking=asking,
+            feeds=self.feeds,
+            access=self.access,
+            streaming=streaming,
+            conn=self.conn,
+            limits=limits,
+            default_channel=self.default_channel,
+            closing=self.closing,
+            links=self.links,
+            once=self.once,
+            templates=Templates(),
+            turns=turns,
+            conversations=conversations,
+            events=events,
+            interrupts=interrupts,
+            budgets=budgets,
+            roster=roster,
+        )
+        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, self._told, self.crowded)
         self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
         self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
 
@@ -88,23 +115,26 @@ class Gateway:
         served = [*self.endpoints, *self.openai]  # OpenAI's addresses are described by OpenAI
         routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
-        return _Routes(Router(routes, redirect_slashes=False))
+        routes += console_routes(self.console)
+        return _Routes(Router(routes, redirect_slashes=False), self._told)
+
+    def _told(self, path: str, problem: Problem) -> Response:
+        """The response for a problem, in the form that the clients of this path know."""
+        if is_of_console(path):
+            return told_to_nobody(self.console.templates, problem)
+        return (error_response if path.startswith(PREFIX) else problem_response)(problem)
 
 
 def _route(endpoint: Endpoint, dispatch: Dispatch) -> Route:
     return Route(endpoint.path, dispatch, methods=[endpoint.method], name=endpoint.name)
 
 
-def _told(path: str, problem: Problem) -> Response:
-    """The response for a problem, in the form that the clients of this path know."""
-    return (error_response if path.startswith(PREFIX) else problem_response)(problem)
-
-
 class _Routes:
     """The router, whose own refusals are problems of ours."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, told: Tell) -> None:
         self._router = router
+        self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it refuses
@@ -112,9 +142,12 @@ class _Routes:
             await self._router(scope, receive, send)
         except HTTPException as error:
             if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-                raise Refused("not_found", "there is no such address; /v1/openapi.json has those of /v1") from None
+                raise Refused(
+                    "not_found",
+                    "there is no such address; /v1/openapi.json has those of /v1, and /console is for people",
+                ) from None
             problem = problem_of(Refused("method_not_allowed", "that is not done with this method"))
-            refused = _told(scope["path"], problem)
+            refused = self._told(scope["path"], problem)
             refused.headers["allow"] = ", ".join(sorted(self._methods(scope)))
             await refused(scope, receive, send)
 

@@ -1,8 +1,8 @@
-"""Hints that turns may have ended, for requests that wait for an outcome and not for its text.
+"""Hints that a turn may have ended, or that something changed, for those who do not follow a turn's text.
 
-All who wait in a channel share one subscription to its `task` events, which is kept a while for the next. A hint is a
-reason to look, never the truth: an event may be lost, so who waits looks now and then without one. Costs a look at
-each `task` event of a channel in which somebody waits.
+All who wait on one subject of events share one subscription, which is kept a while for the next. A hint is a reason to
+look, never the truth: an event may be lost, so who waits looks now and then without one. Costs a look at each event on
+a subject on which somebody waits.
 """
 
 import asyncio
@@ -22,72 +22,79 @@ LINGER_SECONDS: Final = 30.0
 """How long a subscription is kept that nobody waits on."""
 
 
-_Key = tuple[ProjectId, ChannelId]
+_ANY = ""
 
 
 @dataclass(slots=True)
-class _Channel:
+class _Subject:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     """Whether there is a subscription, or none can be made now."""
     waiting: dict[str, set[asyncio.Event]] = field(default_factory=dict[str, set[asyncio.Event]])
-    """By their turns."""
+    """By their turns; those who wait for any under `_ANY`."""
     task: asyncio.Task[None] | None = None
     closing: asyncio.TimerHandle | None = None
 
 
 class Ends:
-    """The `task` events of the channels in which somebody waits."""
+    """The events that somebody waits for."""
 
     def __init__(self, conn: NatsConnection) -> None:
         self._conn = conn
-        self._channels: dict[_Key, _Channel] = {}
+        self._subjects: dict[str, _Subject] = {}
 
     @asynccontextmanager
     async def hinted(self, project: ProjectId, channel: ChannelId, turn: AgentTurnId) -> AsyncGenerator[asyncio.Event]:
         """An event that is set at each hint that this turn is over; inside none is missed while NATS is there."""
-        key, hint = (project, channel), asyncio.Event()
-        held = self._channels.get(key)
+        async with self.hearing(subjects.task_events_filter(project, channel), turn) as hint:
+            yield hint
+
+    @asynccontextmanager
+    async def hearing(self, subject: str, turn: AgentTurnId | None = None) -> AsyncGenerator[asyncio.Event]:
+        """As `hinted`, at each event on `subject` that is of this turn, or of any."""
+        hint, key = asyncio.Event(), _ANY if turn is None else turn
+        held = self._subjects.get(subject)
         if held is None:
-            held = self._channels[key] = _Channel()
-            held.task = asyncio.create_task(self._listen(key, held), name=f"ends-{project}")
+            held = self._subjects[subject] = _Subject()
+            held.task = asyncio.create_task(self._listen(subject, held), name=f"ends-{subject}")
         if held.closing is not None:
             held.closing.cancel()
             held.closing = None
-        held.waiting.setdefault(turn, set()).add(hint)
+        held.waiting.setdefault(key, set()).add(hint)
         try:
             await held.heard.wait()
             yield hint
         finally:
-            held.waiting[turn].discard(hint)
-            if not held.waiting[turn]:
-                del held.waiting[turn]
+            held.waiting[key].discard(hint)
+            if not held.waiting[key]:
+                del held.waiting[key]
             if not held.waiting and held.task is not None:
                 held.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, held.task.cancel)
 
     async def close(self) -> None:
         """End all subscriptions."""
-        tasks = [held.task for held in self._channels.values() if held.task is not None]
+        tasks = [held.task for held in self._subjects.values() if held.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _listen(self, key: _Key, held: _Channel) -> None:
+    async def _listen(self, subject: str, held: _Subject) -> None:
         async def on_event(_: str, data: bytes) -> None:
             with contextlib.suppress(BadRequest):  # a stranger's
-                for hint in held.waiting.get(str(decode_object(data).get("agent_turn_id")), ()):
+                turn = str(decode_object(data).get("agent_turn_id"))
+                for hint in (*held.waiting.get(turn, ()), *held.waiting.get(_ANY, ())):
                     hint.set()
 
         try:
             with contextlib.suppress(*NATS_TROUBLE):  # NATS was not there yet: the next who waits tries again
-                subscription = await self._conn.hear(subjects.task_events_filter(*key), on_event)
+                subscription = await self._conn.hear(subject, on_event)
                 held.heard.set()
                 try:
                     await asyncio.Event().wait()
                 finally:
                     await self._conn.unsubscribe(subscription)
         finally:
-            self._channels.pop(key, None)
+            self._subjects.pop(subject, None)
             held.heard.set()
             if held.closing is not None:
                 held.closing.cancel()

@@ -8,14 +8,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers
-
 from turnstile.gateway.events.feed import TurnFeed
 from turnstile.gateway.events.frames import COME_BACK, HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.timers import IdleTimer
-from turnstile.gateway.http.bearers import Access, secret_in
+from turnstile.gateway.http.bearers import Access
+from turnstile.schema.access import Secret
 
 _PIECE = 32 * 1024
 
@@ -77,9 +76,8 @@ class Reader:
         hint.clear()
 
 
-def reader_of(access: Access, headers: Headers, heartbeat_seconds: float) -> Reader:
-    """A reader for whoever sent these headers: it reads on as long as the token may."""
-    secret = secret_in(headers)
+def reader_of(access: Access, secret: Secret, heartbeat_seconds: float) -> Reader:
+    """A reader for whoever has this token: it reads on as long as the token may."""
 
     async def allowed() -> None:
         await access.still(secret)

@@ -46,6 +46,10 @@ class Access:
         """Let a request in; raises `Forbidden` if the token's role lacks the right, `Limited` (rate_limited)."""
         if wait := self._throttle.take(principal.token_id):
             raise rate_limited(wait)
+        self.check(principal, right)
+
+    def check(self, principal: Principal, right: Right) -> None:
+        """Raises `Forbidden` if the token's role lacks the right."""
         if not principal.may(right):
             raise Forbidden(f"a token of role {principal.role} may not {right}")
 

@@ -19,7 +19,7 @@ from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.bearers import Access, secret_in
 from turnstile.gateway.http.guard import ROUTE, TOKEN
 from turnstile.gateway.http.problems import BadField
-from turnstile.schema.access import Principal, Right
+from turnstile.schema.access import Principal, Right, Secret
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.transport.json_messages import decode_object
@@ -50,6 +50,8 @@ class Call(Generic[Query, Body]):
     body: Body
     headers: Headers
     request: Request
+    secret: Secret
+    """The token that asks: a stream goes on as long as it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class Dispatch:
         scope[ROUTE] = self.endpoint.name
         request = Request(scope, receive)
         address = "" if request.client is None else request.client.host
-        principal = await self._access.principal(secret_in(request.headers), address)
+        secret = secret_in(request.headers)
+        principal = await self._access.principal(secret, address)
         scope[TOKEN] = principal.token_id
         self._access.admit(principal, self.endpoint.right)
         query = read_query(self.endpoint.query, request.query_params)
@@ -105,7 +108,7 @@ class Dispatch:
             given = await read_body(request, self._limits.body_bytes)
             body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, given, "body")
         path = {name: str(value) for name, value in request.path_params.items()}
-        call: Call[Any, Any] = Call(principal, path, query, body, request.headers, request)
+        call: Call[Any, Any] = Call(principal, path, query, body, request.headers, request, secret)
         answer = await self.endpoint.handler(call)
         if isinstance(answer.content, Response):
             await answer.content(scope, receive, send)
@@ -126,6 +129,11 @@ async def read_body(request: Request, most: int) -> JsonObject:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise Refused("unsupported_media_type", "a change needs Content-Type: application/json")
+    return decode_object(await read_bytes(request, most) or b"{}")
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """The body of a request; raises `BadRequest`, or `Refused` for its encoding or size."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Refused("unsupported_media_type", "bodies are read as they are, without Content-Encoding")
     announced = request.headers.get("content-length", "0")
@@ -141,7 +149,7 @@ async def read_body(request: Request, most: int) -> JsonObject:
             parts.append(part)
     except ClientDisconnect:
         raise BadRequest("the request ended before its body did") from None
-    return decode_object(b"".join(parts) or b"{}")
+    return b"".join(parts)
 
 
 def _too_large(most: int) -> Refused:

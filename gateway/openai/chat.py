@@ -81,7 +81,7 @@ class Chat:
                 view = await kernel.turns.described(call.principal, turn)
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
-            reader = reader_of(kernel.access, call.headers, kernel.heartbeat_seconds)
+            reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
             asked = _Asked(kernel, call.principal, view, target.model, reader, found_again=key is not None)
             if body.stream:
                 tells_usage = body.stream_options is not None and body.stream_options.include_usage

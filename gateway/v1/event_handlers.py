@@ -60,7 +60,7 @@ class Events:
         if cursor == END:
             return Answer(Response(status_code=204))  # which tells an EventSource to ask no more
         self._count(last)
-        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
+        reader = reader_of(self.access, call.secret, self.heartbeat_seconds)
 
         async def events() -> AsyncGenerator[bytes]:
             async with self.feeds.following(view) as feed, contextlib.aclosing(reader.turn(feed, cursor)) as pieces:
@@ -90,7 +90,7 @@ class Events:
             self._last(principal, line, call.query.turns) if begun is None else self._from(principal, line, begun[0])
         )
         self._count(last)
-        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
+        reader = reader_of(self.access, call.secret, self.heartbeat_seconds)
         events = self._conversation(principal, line, turns, begun, reader)
         return Answer(EventStream(events, self.streaming, self.access.streaming(principal)))
 

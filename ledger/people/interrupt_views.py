@@ -39,6 +39,14 @@ async def list_interrupts(
     return [Interrupt.model_validate(_columns(row)) for row in rows]
 
 
+async def count_open_interrupts(
+    conn: Connection, project: ProjectId, *, channel: ChannelId | None = None, most: int
+) -> int:
+    """How many questions are open, counted up to `most`."""
+    row = await query("count_open_interrupts").one(conn, project_id=project, channel_id=channel, most=most)
+    return int(row["open"])
+
+
 async def get_interrupt(
     conn: Connection, project: ProjectId, interrupt: InterruptId, *, channel: ChannelId | None = None
 ) -> InterruptView | None:

@@ -8,6 +8,13 @@ SELECT {interrupt_columns} FROM state.interrupts t
 WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open' AND {interrupts_of_page}
 ORDER BY t.created_at DESC, t.interrupt_id DESC LIMIT :row_limit::int;
 
+-- name: count_open_interrupts :one
+-- How many open questions a project has, or one channel of it, counted up to a number.
+SELECT count(*)::int AS open FROM (
+    SELECT FROM state.interrupts t
+    WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open'
+      AND (:channel_id::text IS NULL OR t.channel_id = :channel_id) LIMIT :most::int) counted;
+
 -- name: list_interrupts :many
 -- As list_open_interrupts, in any status, or one.
 SELECT {interrupt_columns} FROM state.interrupts t

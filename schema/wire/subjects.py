@@ -85,6 +85,13 @@ def channel_filter(project: ProjectId, channel: ChannelId, category: Literal["ev
     return _build(project, channel, category, ">")
 
 
+def events_filter(project: ProjectId, channel: ChannelId | None, agent: AgentId | None = None) -> str:
+    """All events of a project, of one channel or one agent if that is given."""
+    within = "*" if channel is None else token(channel, "channel_id")
+    of = ">" if agent is None else f"agent.{token(agent, 'agent_id')}.>"
+    return f"cg.{VERSION}.{token(project, 'project_id')}.{within}.evt.{of}"
+
+
 def agent_event(project: ProjectId, channel: ChannelId, agent: AgentId, suffix: AgentEvent) -> str:
     """An event of an agent: `evt.agent.{agent_id}.{suffix}`."""
     return _build(project, channel, "evt", "agent", token(agent, "agent_id"), suffix)

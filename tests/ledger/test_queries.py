@@ -273,6 +273,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "decide_interrupt": {"decided"},
     "list_expired": decisions.Expired,
     "expire_interrupt": {"expired"},
+    "count_open_interrupts": {"open"},
     **{name: set(Interrupt.model_fields) for name in ("list_interrupts", "list_open_interrupts")},
     "list_interrupts_of_turn": set(Interrupt.model_fields),
     "get_interrupt": set(Interrupt.model_fields) | {"content"},

@@ -194,7 +194,7 @@ class Responses:
             await kernel.turns.abandon(call.principal, view)
 
         kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if mark is None else "yes")
-        reader = reader_of(kernel.access, call.headers, kernel.heartbeat_seconds)
+        reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
         events = self._ending_well(self._events(view, mark, reader))
         return EventStream(events, kernel.streaming, counted, None if lasts else gone, farewell=_FAREWELL)
 

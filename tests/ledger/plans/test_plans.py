@@ -40,7 +40,7 @@ from tests.support.ledger.people import asking, held_record, hold, pass_expiry
 from tests.support.ledger.reruns import command as rerun
 from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.people.decisions import find_question, list_expired
-from turnstile.ledger.people.interrupt_views import list_interrupts
+from turnstile.ledger.people.interrupt_views import count_open_interrupts, list_interrupts
 from turnstile.ledger.people.reruns import rerun_on
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection, query
@@ -274,6 +274,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "decide_interrupt": lambda conn: query("decide_interrupt").one(conn, **decision(now.asked)),
         "expire_interrupt": lambda conn: query("expire_interrupt").one(conn, interrupt_id=interrupt_id(now.overdue)),
         "list_open_interrupts": lambda conn: list_interrupts(conn, PROJECT, status=InterruptStatus.OPEN, row_limit=9),
+        "count_open_interrupts": lambda conn: count_open_interrupts(conn, PROJECT, most=99),
         "describe_call": lambda conn: describe_call(conn, PROJECT, now.silent),
         "inject_timeouts": lambda conn: inject_timeouts(conn, asleep),
         "report_call": lambda conn: report_call(conn, PROJECT, request(now.silent), "{}", InboxId(row), {}),

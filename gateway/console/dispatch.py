@@ -1,0 +1,98 @@
+"""What a request to a page passes before its handler: session, origin, rate, role, query and form.
+
+Whoever has no session is led to the page where they sign in, and back. What is refused is told on a page of the same
+session. Costs a look at the token, which is remembered for a moment, and the count of open questions.
+"""
+
+from typing import Any, Final
+
+from pydantic import BaseModel, JsonValue
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from turnstile.gateway.console.enter import to_enter
+from turnstile.gateway.console.forms import read_form
+from turnstile.gateway.console.page import Console, NoForm, Page, Visit
+from turnstile.gateway.console.questions import OpenQuestions
+from turnstile.gateway.console.rendering import refused
+from turnstile.gateway.console.sessions import CSRF, check_csrf, check_origin, csrf_of, session_of
+from turnstile.gateway.http.endpoints import NoQuery, parsed, read_query
+from turnstile.gateway.http.guard import ROUTE, TOKEN
+from turnstile.gateway.http.problems import Unauthenticated
+from turnstile.schema.access import Principal, Right, Secret
+from turnstile.schema.errors import TurnstileError
+
+_TOLD: Final = "told"
+
+
+class PageDispatch:
+    """The ASGI application of one page."""
+
+    def __init__(self, page: Page, console: Console, questions: OpenQuestions) -> None:
+        self.page = page
+        self._console = console
+        self._questions = questions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = f"console_{self.page.name}"
+        request = Request(scope, receive)
+        await (await self._answered(request))(scope, receive, send)
+
+    async def _answered(self, request: Request) -> Response:
+        access, secret = self._console.access, session_of(request)
+        if secret is None:
+            return to_enter(self._console, request)
+        address = "" if request.client is None else request.client.host
+        try:
+            principal = await access.principal(secret, address)
+        except Unauthenticated:
+            return to_enter(self._console, request)
+        request.scope[TOKEN] = principal.token_id
+        access.admit(principal, Right.READ)
+        count = await self._questions.count(principal) if self._shows(request) else 0
+        plain = self._visit(request, principal, secret, NoQuery(), NoForm(), count)
+        try:
+            access.check(principal, self.page.right)
+            query, form = read_query(self.page.query, _without_told(request.query_params)), NoForm()
+            if self.page.method == "POST":
+                given = await self._posted(request, secret)
+                form = parsed(self.page.form, given, "form")
+            return await self.page.handler(self._visit(request, principal, secret, query, form, count))
+        except TurnstileError as error:
+            return refused(plain, error)
+
+    def _shows(self, request: Request) -> bool:
+        """Whether the answer is likely a page with the navigation."""
+        return self.page.method == "GET" and "text/event-stream" not in request.headers.get("accept", "")
+
+    async def _posted(self, request: Request, secret: Secret) -> dict[str, JsonValue]:
+        check_origin(request.headers)
+        given = await read_form(request, self._console.limits.body_bytes)
+        check_csrf(secret, given)
+        del given[CSRF]
+        return given
+
+    def _visit(
+        self, request: Request, principal: Principal, secret: Secret, query: BaseModel, form: BaseModel, count: int
+    ) -> Visit[Any, Any]:
+        return Visit(
+            console=self._console,
+            page=self.page,
+            principal=principal,
+            secret=secret,
+            path={name: str(value) for name, value in request.path_params.items()},
+            query=query,
+            form=form,
+            headers=request.headers,
+            request=request,
+            csrf=csrf_of(secret),
+            open_approvals=count,
+            told=request.query_params.get(_TOLD, ""),
+            fragment="x-console-fragment" in request.headers,
+        )
+
+
+def _without_told(given: QueryParams) -> QueryParams:
+    return QueryParams([(name, value) for name, value in given.multi_items() if name != _TOLD])

@@ -1,0 +1,137 @@
+"""How templates show moments, amounts and names. Pure.
+
+What strangers named cannot mislead: characters that are not seen, or that turn the order of others round, are shown by
+their code point.
+"""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final
+from urllib.parse import quote
+
+from markupsafe import Markup
+from pydantic_core import to_jsonable_python
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
+    "\u202a-\u202e\u2028\u2029\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+_JOINERS: Final = "\u200c\u200d"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_THOUSAND, _MILLION = 1000, 1_000_000
+
+
+class Kept(str):
+    """Text that a page must hold as it is, such as the value of a field; it is escaped all the same."""
+
+    __slots__ = ()
+
+
+def visible(text: str) -> str:
+    """The text with what is not seen shown as `[U+202E]`; joiners stay where scripts and emoji need them."""
+    if text.isascii() and text.isprintable():
+        return text
+
+    def shown(found: re.Match[str]) -> str:
+        place, character = found.start(), found[0]
+        if character in _JOINERS and 0 < place < len(text) - 1 and not (text[place - 1] + text[place + 1]).isascii():
+            return character
+        return f"[U+{ord(character):04X}]"
+
+    return _UNSEEN.sub(shown, text)
+
+
+def finalized(value: object) -> object:
+    """What an expression of a template puts out: nothing for None, and text that hides nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, Markup | Kept) or not isinstance(value, str):
+        return value
+    return visible(value)
+
+
+def kept(value: object) -> Kept:
+    """`value` as it is, for the value of a field and the content of a text area."""
+    return Kept("" if value is None else value)
+
+
+def moment(value: datetime) -> Markup:
+    """A moment in UTC; the script shows it in the reader's zone."""
+    at = value.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        at.isoformat(timespec="milliseconds"), at.strftime("%Y-%m-%d %H:%M:%S"), at.strftime("%Y-%m-%d %H:%M:%S")
+    )
+
+
+def ago(value: datetime | None) -> Markup | str:
+    """A moment as how long ago it is, or how long from now."""
+    if value is None:
+        return "never"
+    at = value.astimezone(UTC)
+    passed = (datetime.now(UTC) - at).total_seconds()
+    words = "now" if abs(passed) < 1 else f"{duration(passed)} ago" if passed > 0 else f"in {duration(-passed)}"
+    return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(
+        at.isoformat(timespec="milliseconds"), at.strftime("%Y-%m-%d %H:%M:%S"), words
+    )
+
+
+def duration(value: float | timedelta | None) -> str:
+    """Seconds in words: `0.3 s`, `12 s`, `3 min 5 s`, `2 h 4 min`, `3 d 1 h`."""
+    if value is None:
+        return "–"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds < 0.9995:
+        return f"{max(0, round(seconds * 1000))} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return _two(whole // _MINUTE, "min", whole % _MINUTE, "s")
+    if whole < _DAY:
+        return _two(whole // _HOUR, "h", whole % _HOUR // _MINUTE, "min")
+    return _two(whole // _DAY, "d", whole % _DAY // _HOUR, "h")
+
+
+def _two(large: int, name: str, small: int, smaller: str) -> str:
+    return f"{large} {name} {small} {smaller}" if small else f"{large} {name}"
+
+
+def money(value: Decimal | float | None) -> str:
+    """US dollars: `$0.0042`, `$1.20`; a dash if it is not known."""
+    if value is None:
+        return "–"
+    amount = Decimal(value)
+    if amount == 0:
+        return "$0"
+    sign, size = ("-" if amount < 0 else ""), abs(amount)
+    if size >= 1:
+        return f"{sign}${size:,.2f}"
+    if size < Decimal("0.000001"):
+        return f"{sign}<$0.000001"
+    shown = f"{size:.2f}" if size >= Decimal("0.1") else f"{size:.2g}" if size >= Decimal("0.0001") else f"{size:.6f}"
+    return f"{sign}${shown}"
+
+
+def tokens(value: float | None) -> str:
+    """A count of tokens: `950`, `12.4k`, `1.2M`; a dash if it is not known."""
+    if value is None:
+        return "–"
+    if value < _THOUSAND:
+        return f"{value:.0f}"
+    if value < _MILLION:
+        return f"{value / _THOUSAND:.1f}k"
+    return f"{value / _MILLION:.1f}M"
+
+
+def part(value: object) -> str:
+    """A name as a part of an address."""
+    return quote(str(value), safe="")
+
+
+def as_json(value: object) -> str:
+    """A value as JSON, indented."""
+    return json.dumps(to_jsonable_python(value, fallback=str), indent=2, ensure_ascii=False)

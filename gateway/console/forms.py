@@ -1,0 +1,28 @@
+"""Reads what a form of a page sends."""
+
+from typing import Final
+from urllib.parse import parse_qsl
+
+from pydantic import JsonValue
+from starlette.requests import Request
+
+from turnstile.gateway.http.endpoints import read_bytes
+from turnstile.schema.errors import BadRequest, Refused
+
+_FORM: Final = "application/x-www-form-urlencoded"
+_FIELDS: Final = 500
+
+
+async def read_form(request: Request, most: int) -> dict[str, JsonValue]:
+    """The fields of a form; one that is given several times is a list. Raises `BadRequest` or `Refused`."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise Refused("unsupported_media_type", f"a form comes as {_FORM}")
+    try:
+        text = (await read_bytes(request, most)).decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, encoding="utf-8", errors="strict", max_num_fields=_FIELDS)
+    except ValueError:  # also one that is no UTF-8
+        raise BadRequest("this form cannot be read") from None
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value.replace("\r\n", "\n"))  # forms have no other line breaks
+    return {name: values[0] if len(values) == 1 else [*values] for name, values in found.items()}

@@ -1,0 +1,100 @@
+"""What handlers answer: a page, the way to another one after a change, or why it was not done."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from starlette.responses import HTMLResponse, Response
+
+from turnstile.gateway.console.page import Visit
+from turnstile.gateway.console.sentences import SENTENCES
+from turnstile.gateway.console.templating import CONSOLE, Templates
+from turnstile.gateway.http.problems import Problem, headers_of, problem_of
+from turnstile.schema.errors import TurnstileError
+
+MOST_COUNTED: Final = 99
+"""More open questions than this are shown as `99+`."""
+HEADERS: Final[Mapping[str, str]] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    # Not `no-referrer`: browsers would then say `Origin: null` with a form, as if another site had sent it.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""What all responses of the console have; the guard adds what all of the gateway's have."""
+NAV: Final = (
+    ("Now", CONSOLE, "n"),
+    ("Approvals", f"{CONSOLE}/approvals", "a"),
+    ("Conversations", f"{CONSOLE}/conversations", "c"),
+    ("Agents", f"{CONSOLE}/agents", "g"),
+    ("Calls", f"{CONSOLE}/calls", "w"),
+    ("Costs", f"{CONSOLE}/costs", "m"),
+    ("Health", f"{CONSOLE}/health", "h"),
+)
+
+
+def render(visit: Visit[Any, Any], template: str, status: int = 200, **context: object) -> Response:
+    """A template as a page of this session.
+
+    Beside `context` templates have `visit`, `principal`, `csrf`, `may("ask")`, `nav`, `current`, `told` and `fragment`.
+    """
+    shared = {
+        "visit": visit,
+        "principal": visit.principal,
+        "csrf": visit.csrf,
+        "may": visit.may,
+        "nav": NAV,
+        "current": _current(visit.request.url.path),
+        "approvals": _counted(visit.open_approvals),
+        "told": SENTENCES.get(visit.told, ""),
+        "fragment": visit.fragment,
+    }
+    return HTMLResponse(visit.console.templates.render(template, **shared, **context), status, HEADERS)
+
+
+def bare(templates: Templates, template: str, status: int = 200, **context: object) -> Response:
+    """A template as a page of nobody's session."""
+    shared = {"visit": None, "told": "", "fragment": False, "current": ""}
+    return HTMLResponse(templates.render(template, **shared, **context), status, HEADERS)
+
+
+def see_other(path: str, told: str | None = None) -> Response:
+    """The way to `path` after a change; the page there says the sentence of the code `told` once."""
+    if told is not None and told not in SENTENCES:
+        raise KeyError(told)
+    page, mark, place = path.partition("#")
+    query = "" if told is None else f"{'&' if '?' in page else '?'}{urlencode({'told': told})}"
+    return Response(status_code=303, headers={**HEADERS, "location": f"{page}{query}{mark}{place}"})
+
+
+def refused(visit: Visit[Any, Any], error: TurnstileError, back: str = CONSOLE) -> Response:
+    """A page that says why it was not done, what to do, and the way back."""
+    problem = problem_of(error)
+    answer = render(visit, "refused.html", problem.status, problem=problem, back=back)
+    return _also(answer, problem)
+
+
+def told_to_nobody(templates: Templates, problem: Problem) -> Response:
+    """A problem as a page, where it is not known whose session it is."""
+    return _also(bare(templates, "problem.html", problem.status, problem=problem), problem)
+
+
+def _also(answer: Response, problem: Problem) -> Response:
+    """With the headers of a problem, but for what makes it one of an API."""
+    for name, value in headers_of(problem).items():
+        if name == "retry-after":
+            answer.headers[name] = value
+    return answer
+
+
+def _current(path: str) -> str:
+    """The entry of the navigation that a page is under."""
+    under = [address for _, address, _ in NAV[1:] if path == address or path.startswith(f"{address}/")]
+    return under[0] if under else CONSOLE
+
+
+def _counted(count: int) -> str:
+    return "" if not count else f"{MOST_COUNTED}+" if count > MOST_COUNTED else str(count)

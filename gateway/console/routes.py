@@ -1,0 +1,63 @@
+"""All addresses of the console below `/console`, for the gateway's router.
+
+An area of pages is a module with `pages(console)`; its line in `_AREAS` is all that adds it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from turnstile.gateway.console.dispatch import PageDispatch
+from turnstile.gateway.console.enter import enter_routes
+from turnstile.gateway.console.live import pages as live_pages
+from turnstile.gateway.console.page import Console, Page
+from turnstile.gateway.console.questions import OpenQuestions
+from turnstile.gateway.console.rendering import HEADERS, see_other
+from turnstile.gateway.console.session_page import pages as session_pages
+from turnstile.gateway.console.templating import CONSOLE
+from turnstile.gateway.http.guard import ROUTE
+from turnstile.schema.errors import Refused
+
+_AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
+    live_pages,
+    session_pages,
+)
+_STATIC: Final = f"{CONSOLE}/static"
+
+
+def console_routes(console: Console) -> list[BaseRoute]:
+    """Every address of the console."""
+    questions = OpenQuestions(console.pool)
+    pages = [page for area in _AREAS for page in area(console)]
+    routes: list[BaseRoute] = [
+        Route(page.path, PageDispatch(page, console, questions), methods=[page.method], name=f"console_{page.name}")
+        for page in pages
+    ]
+    static = _static(console)
+    routes += [*enter_routes(console), Route(f"{_STATIC}/{{digest}}/{{name}}", static), Route(f"{CONSOLE}/", _home)]
+    return routes
+
+
+def is_of_console(path: str) -> bool:
+    """Whether an address is one of the console's, so that people read what is told of it."""
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+async def _home(_: Request) -> Response:
+    return see_other(CONSOLE)
+
+
+def _static(console: Console) -> Callable[[Request], Awaitable[Response]]:
+    async def static(request: Request) -> Response:
+        request.scope[ROUTE] = "console_static"
+        found = console.templates.assets.get(request.path_params["name"])
+        if found is None:
+            raise Refused("not_found", "there is no such file")
+        # Of another version of the gateway: right for now, and not to be kept.
+        kept = "public, max-age=31536000, immutable" if found.address == request.url.path else "no-store"
+        return Response(found.content, media_type=found.media, headers={**HEADERS, "cache-control": kept})
+
+    return static

@@ -1,0 +1,79 @@
+"""Who a browser is: a cookie that holds a token, and what its forms must carry (protocol §14.7).
+
+Nothing is kept here. Every gateway knows the session, and a token that is revoked ends it with its next request. The
+cookie is for `/console` alone: `/v1` and `/openai` never read it. No script reads it, and no other site's page sends
+it. Outside of this machine it travels over HTTPS only.
+"""
+
+import hmac
+from collections.abc import Mapping
+from http.cookies import SimpleCookie
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from turnstile.gateway.console.templating import CONSOLE
+from turnstile.schema.access import Secret, read_secret
+from turnstile.schema.errors import Refused
+
+COOKIE: Final = "turnstile_console"
+SESSION_SECONDS: Final = 12 * 3600
+CSRF: Final = "csrf"
+"""The form field that a change must carry."""
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def session_of(request: Request) -> Secret | None:
+    """The token in the cookie; None without one, or if it has not the form of one."""
+    held = request.cookies.get(COOKIE)
+    return None if held is None else read_secret(held)
+
+
+def begin(response: Response, secret: Secret, headers: Headers) -> None:
+    """Let the browser that gets this response be the token's."""
+    _set(response, secret.text, SESSION_SECONDS, headers)
+
+
+def end(response: Response, headers: Headers) -> None:
+    """Let it forget the token."""
+    _set(response, "", 0, headers)
+
+
+def _set(response: Response, value: str, seconds: int, headers: Headers) -> None:
+    cookie: SimpleCookie = SimpleCookie({COOKIE: value})
+    own = cookie[COOKIE]
+    own["path"], own["max-age"], own["httponly"], own["samesite"] = CONSOLE, seconds, True, "Strict"
+    if not is_loopback(headers):
+        own["secure"] = True
+    response.headers.append("set-cookie", cookie.output(header="").strip())
+
+
+def csrf_of(secret: Secret) -> str:
+    """What the forms of a session carry: nobody who has not the token can know it."""
+    return hmac.new(secret.secret.encode(), b"console-csrf", "sha256").hexdigest()
+
+
+def check_csrf(secret: Secret, form: Mapping[str, object]) -> None:
+    """Raises `Refused` (form_expired) if a form was not made for this session."""
+    given = form.get(CSRF)
+    if not isinstance(given, str) or not hmac.compare_digest(given.encode(), csrf_of(secret).encode()):
+        raise Refused("form_expired", "this form was made for another session: open the page again and send it anew")
+
+
+def check_origin(headers: Headers) -> None:
+    """Raises `Refused` (origin_not_allowed) unless a page of this very address sent the change.
+
+    Browsers say where a POST comes from. The guard has refused origins that nobody listed; those that are listed may
+    ask `/v1`, and nothing here.
+    """
+    origin, host = headers.get("origin", "").lower(), headers.get("host", "").lower()
+    if origin not in (f"http://{host}", f"https://{host}"):
+        raise Refused("origin_not_allowed", "the console is changed by its own pages only")
+
+
+def is_loopback(headers: Headers) -> bool:
+    """Whether the browser is on this machine, by the name that it calls."""
+    return urlsplit(f"//{headers.get('host', '')}").hostname in _LOOPBACK
