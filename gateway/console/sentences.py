@@ -7,4 +7,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     "entered": "You are signed in.",
     "stopped": "The turn will stop.",
     "steered": "It waits for the turn's next step.",
+    "paused": "The agent takes no further turn; what waits stays queued.",
+    "resumed": "The agent is active again.",
+    "retired": "The agent takes no further request; what waits still runs.",
+    "reported": "The call is answered; its turn goes on with that.",
+    "raised": "The budget is changed.",
+    "limited": "The limit holds from now on.",
+    "unlimited": "Nothing limits the project there any more.",
 }

@@ -79,6 +79,20 @@ class TargetNeed(Tolerant):
     workers: int
 
 
+class LedgerServer(Tolerant):
+    """The database's server."""
+
+    text: str
+    """Its version."""
+    read_only: bool
+    """Whether it refuses to write; a gateway's own connections always do."""
+
+
+async def describe_server(conn: Connection) -> LedgerServer:
+    """The server that answers now."""
+    return await query("server_version").one_as(conn, LedgerServer)
+
+
 async def page_agents(
     conn: Connection,
     project: ProjectId,

@@ -1,4 +1,4 @@
-"""What the console reads of agents, calls, dead letters, profiles and costs is bounded by what is in hand and by a page.
+"""What the console reads of agents, calls, dead letters, profiles and costs is bounded by what is in hand or shown.
 
 Planned as in `test_plans`, while the tables are empty; then a project has a long past.
 """
