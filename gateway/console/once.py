@@ -1,4 +1,4 @@
-"""Links that sign a browser in once, for whoever may read the data directory of `turnstile up` (protocol §14.7).
+"""Links that sign a browser in once, for whoever may read the data directory of `turnstile up` (protocol §14.5).
 
 A link is an empty file, named by the digest of its code, that only its owner may see. Whoever removes the file has used
 the link; a second one finds nothing, at any gateway and after any crash. The session is the one of the file `token`.
@@ -32,6 +32,10 @@ class OneTimeLinks:
         code = secrets.token_urlsafe(32)
         self._file(code).touch(mode=0o600, exist_ok=False)
         return code
+
+    def link(self, gateway: str) -> str:
+        """A new link to the console of the gateway at this address."""
+        return f"{gateway}/console/enter?once={self.make()}"
 
     def take(self, code: str) -> Secret:
         """Use a link up; raises `Refused` (link_used) if it was used, is too old or was never made."""
