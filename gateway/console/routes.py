@@ -26,6 +26,7 @@ from turnstile.gateway.console.questions import OpenQuestions
 from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
+from turnstile.gateway.console.turns.pages import pages as turn_pages
 from turnstile.gateway.http.guard import ROUTE
 from turnstile.schema.errors import Refused
 
@@ -40,6 +41,7 @@ _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     cost_pages,
     budget_pages,
     health_pages,
+    turn_pages,
 )
 _STATIC: Final = f"{CONSOLE}/static"
 

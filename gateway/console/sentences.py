@@ -6,6 +6,7 @@ from typing import Final
 SENTENCES: Final[Mapping[str, str]] = {
     "entered": "You are signed in.",
     "stopped": "The turn will stop.",
+    "again": "This turn runs the other one again.",
     "steered": "It waits for the turn's next step.",
     "paused": "The agent takes no further turn; what waits stays queued.",
     "resumed": "The agent is active again.",

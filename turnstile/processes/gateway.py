@@ -57,7 +57,7 @@ async def run_gateway(
     """Serve until `stop`; `ready` is called with the address once it does. Raises `ConfigError`, `MigrationError`."""
     name, own_health = instance_name("gateway"), health or Health()
     async with AsyncExitStack() as stack:
-        conn = await stack.enter_async_context(open_nats(nats_url, name, needed=False))
+        conn = await stack.enter_async_context(open_nats(settings.nats, nats_url, name, needed=False))
         opening = open_telemetry(settings, None, conn, own_health, worker=False, bridge=False)
         telemetry = await stack.enter_async_context(opening)
 

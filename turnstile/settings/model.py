@@ -102,12 +102,15 @@ class DatabaseSettings(Strict):
 
 
 class NatsSettings(Strict):
-    """`[nats]`: a server with JetStream."""
+    """`[nats]`: a server with JetStream, or the servers of a cluster."""
 
     servers: Annotated[list[str], BeforeValidator(_listed)] = Field(
         default_factory=list[str], max_length=32, repr=False
     )
     patience_seconds: Seconds = 20.0
+    replicas: Literal[1, 3, 5] = 1
+    storage: Literal["file", "memory"] = "file"
+    monitoring_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
 
     @property
     def url(self) -> str:
