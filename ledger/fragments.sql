@@ -92,7 +92,7 @@ NOT EXISTS (
 
 -- fragment: instruction_of(turn)
 -- The last instruction that a turn, an inbox row, was asked with; null if its card is gone.
-(SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
+(SELECT coalesce(c.content ->> 'text', c.content ->> 'data') FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
  WHERE p.box_id = state.as_uuid({turn}.payload ->> 'context_box_id') AND c.tenant_id = {turn}.project_id
    AND c.metadata ->> 'type' = 'task.instruction' AND state.is_alive(c.expires_at, c.deleted_at)
  ORDER BY p.position DESC LIMIT 1)
@@ -102,10 +102,6 @@ NOT EXISTS (
 CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
      WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END
 
--- fragment: asked_of(payload)
--- The begin of what a turn was asked, by its payload; of a UI action the tool.
-(SELECT coalesce({payload} -> 'ui_action' ->> 'tool_name', (
-    SELECT left(coalesce(c.content ->> 'text', c.content ->> 'data'), 300) FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
-    WHERE b.box_id = state.as_uuid({payload} ->> 'context_box_id') AND c.tenant_id = :project_id AND c.metadata ->> 'type' = 'task.instruction'
-      AND state.is_alive(c.expires_at, c.deleted_at)
-    ORDER BY b.position DESC LIMIT 1)))
+-- fragment: asked_of(turn)
+-- The begin of what a turn, an inbox row, was asked; of a UI action the tool.
+left(coalesce({turn}.payload -> 'ui_action' ->> 'tool_name', {instruction_of({turn})}), 300)

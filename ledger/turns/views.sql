@@ -45,7 +45,7 @@ WITH page AS MATERIALIZED (
 SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch, g.status, g.started_at, g.ended_at, g.error_code, g.truncated,
        (SELECT count(*) FROM state.turn_waiting_tools w
         WHERE w.agent_turn_id = g.agent_turn_id AND w.project_id = g.project_id AND w.wait_status = 'expired') AS calls_timed_out,
-       {asked_of(g.payload)} AS asked
+       {asked_of(g)} AS asked
 FROM page g ORDER BY g.created_at DESC;
 
 -- name: list_conversations :many
