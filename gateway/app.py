@@ -17,7 +17,7 @@ from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Console, Links
 from turnstile.gateway.console.rendering import told_to_nobody
-from turnstile.gateway.console.routes import console_routes, is_of_console
+from turnstile.gateway.console.routes import console_pages, console_routes, is_of_console
 from turnstile.gateway.console.templating import Templates
 from turnstile.gateway.events.feed import Sources
 from turnstile.gateway.events.feeds import Feeds
@@ -97,6 +97,7 @@ class Gateway:
             budgets=budgets,
             roster=roster,
         )
+        self.pages = console_pages(self.console)
         self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, self._told, self.crowded)
         self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
         self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
@@ -115,7 +116,7 @@ class Gateway:
         served = [*self.endpoints, *self.openai]  # OpenAI's addresses are described by OpenAI
         routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
-        routes += console_routes(self.console)
+        routes += console_routes(self.console, self.pages)
         return _Routes(Router(routes, redirect_slashes=False), self._told)
 
     def _told(self, path: str, problem: Problem) -> Response:

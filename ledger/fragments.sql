@@ -70,7 +70,34 @@ AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
    AND c.metadata ->> 'type' = 'task.instruction' AND state.is_alive(c.expires_at, c.deleted_at)
  ORDER BY p.position DESC LIMIT 1)
 
--- fragment: turn_status
--- Where the turn of an inbox row `i` stands, by its outcome `o` and its agent's head `h`.
+-- fragment: status_of_turn
+-- The status of the turn of an inbox row `i`, with its outcome `o` and the head `h` that holds it.
 CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-     WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END
+     WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status
+
+-- fragment: use_of_turn(turn)
+-- What the attempts of a turn's committed steps used, and the model of the last one.
+(SELECT count(DISTINCT s.step_id) AS steps, coalesce(sum(state.as_count(a.attempt -> 'usage' ->> 'total_tokens')), 0)::bigint AS tokens,
+        sum(CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END)::float8 AS cost,
+        (array_agg(a.attempt ->> 'model' ORDER BY s.started_at DESC, a.place DESC))[1] AS model
+ FROM state.agent_steps s LEFT JOIN LATERAL jsonb_array_elements(
+     CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) WITH ORDINALITY a (attempt, place) ON true
+ WHERE s.agent_turn_id = {turn} AND s.project_id = :project_id)
+
+-- fragment: profile_in_box(box)
+-- The name and model of the profile that a box has.
+(SELECT c.content #>> '{data,name}' AS name, c.content #>> '{data,llm_config,model}' AS model
+ FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id AND c.tenant_id = :project_id
+ WHERE b.box_id = {box} AND c.metadata ->> 'type' = 'sys.profile' ORDER BY b.position DESC LIMIT 1)
+
+-- fragment: is_unserved(agent)
+-- Whether no worker that serves an agent's target has signed on lately.
+NOT EXISTS (
+    SELECT FROM resource.project_agents g JOIN state.workers v ON v.worker_target = g.worker_target
+    WHERE g.agent_id = {agent} AND g.project_id = :project_id AND v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+
+-- fragment: batches_of_call(turn, call)
+-- The turns that a call of a turn asked, those of them that are over, and the turn itself where it is one.
+(SELECT sum(t.task_count)::int AS tasks, sum(t.task_count - t.open_count)::int AS tasks_done, CASE WHEN sum(t.task_count) = 1 THEN min((
+        SELECT e.current_agent_turn_id FROM state.pmo_batch_tasks e WHERE e.batch_id = t.batch_id LIMIT 1)) END AS only_turn_id
+ FROM state.pmo_batches t WHERE t.parent_agent_turn_id = {turn} AND t.parent_tool_call_id = {call})

@@ -12,7 +12,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 from urllib.parse import urlparse
 
 import nats.errors
@@ -72,6 +73,15 @@ class _Client(Client):
         await super()._process_info(info, initial_connection)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamStorage:
+    """How a stream that is declared is stored."""
+
+    replicas: int = 1
+    """Servers of the cluster that each have it: 1, 3 or 5."""
+    kind: Literal["file", "memory"] = "file"
+
+
 class NatsConnection:
     """A client, its JetStream context, and the state of the connection. Made by `connect` or `start_connecting`.
 
@@ -82,6 +92,8 @@ class NatsConnection:
         self.nc = _Client()
         self.js: JetStreamContext = self.nc.jetstream()  # pyright: ignore[reportUnknownMemberType]  # bare **opts
         self.shown = shown
+        self.storage = StreamStorage()
+        """How the streams that are declared over it are stored."""
         self.connected = asyncio.Event()
         self.closed = asyncio.Event()
         """Set when the connection is gone for good: build a new one or exit."""

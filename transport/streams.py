@@ -1,7 +1,8 @@
 """Declares the streams and durable consumers of protocol §5, idempotently, over the JetStream API.
 
 An existing definition is widened, never narrowed, and keeps every field that this module does not know: it changes and
-returns the raw JSON, which nats-py's own classes would not do. A consumer that cannot be updated is deleted and created
+returns the raw JSON, which nats-py's own classes would not do. A stream gets more replicas, never fewer, and
+only where that is asked for. A consumer that cannot be updated is deleted and created
 again, starting after its acknowledgement floor. Declaring a definition that exists costs one round trip and writes
 nothing.
 
@@ -47,9 +48,7 @@ _STREAMS: Final[tuple[JsonObject, ...]] = tuple(
         "max_age": hours * _HOUR,
         "duplicate_window": _HOUR,
         "discard": "old",
-        "storage": "file",
         "retention": "limits",
-        "num_replicas": 1,
     }
     for name, subject, hours in (
         (subjects.CMD_STREAM, subjects.CMD_SUBJECTS, 24),
@@ -79,6 +78,7 @@ class _StreamFields(Tolerant):
     subjects: list[str] = Field(default_factory=list)
     max_age: int = 0
     duplicate_window: int = 0
+    num_replicas: int = 1
 
 
 class _AckFloor(Tolerant):
@@ -107,17 +107,22 @@ def wakeup_consumer(worker_target: str) -> str:
     return f"turnstile_wakeup_{token(worker_target, 'worker_target')}"
 
 
-async def declare_streams(conn: NatsConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
+async def declare_streams(
+    conn: NatsConnection, *, gone_seconds: float = GONE_SECONDS, raise_replicas: bool = False
+) -> None:
     """Create or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
 
-    A missing stream is created only if it is still missing after `gone_seconds`; 0 suits a new installation.
+    A missing stream is created, as the connection's `storage` says, only if it is still missing after `gone_seconds`; 0
+    suits a new installation. With `raise_replicas` one that has fewer replicas gets more.
     """
-    missing = [wanted for wanted in _STREAMS if not await _widen(conn, wanted)]
+    replicas: JsonObject = {"num_replicas": conn.storage.replicas}
+    streams = [{**stream, **replicas} if raise_replicas else stream for stream in _STREAMS]
+    missing = [wanted for wanted in streams if not await _widen(conn, wanted)]
     if missing and gone_seconds:
         await asyncio.sleep(gone_seconds)
         missing = [wanted for wanted in missing if not await _widen(conn, wanted)]
     for wanted in missing:
-        await call_api(conn, f"STREAM.CREATE.{wanted['name']}", wanted)
+        await call_api(conn, f"STREAM.CREATE.{wanted['name']}", {**wanted, **replicas, "storage": conn.storage.kind})
 
 
 async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
@@ -136,12 +141,13 @@ async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
 
 
 def widened(config: JsonObject, wanted: JsonObject) -> JsonObject:
-    """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window."""
+    """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window, the more replicas."""
     have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(wanted)
     missing = [new for new in want.subjects if not any(covers(old, new) for old in have.subjects)]
     kept = [old for old in have.subjects if not any(covers(new, old) for new in missing)]
     wider = {**config, "duplicate_window": max(have.duplicate_window, want.duplicate_window), "discard": "old"}
     wider["subjects"] = [*kept, *missing]
+    wider["num_replicas"] = max(have.num_replicas, want.num_replicas)
     wider["max_age"] = have.max_age and max(have.max_age, want.max_age)
     if "discard_new_per_subject" in wider:
         wider["discard_new_per_subject"] = False

@@ -1,7 +1,7 @@
 """Signing in and out: by a token, or by the link that `turnstile up` prints, which works once (protocol §14.7)."""
 
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -100,6 +100,8 @@ def _own(wanted: object) -> str:
     """Where to go after signing in: an address of the console, whatever was asked for."""
     if isinstance(wanted, str) and len(wanted) <= _LONGEST and wanted.isascii() and wanted.isprintable():
         parts = urlsplit(wanted)
+        if any(each in (".", "..") for each in unquote(parts.path).split("/")):
+            return CONSOLE
         within = parts.path == CONSOLE or parts.path.startswith(f"{CONSOLE}/")
         if not parts.scheme and not parts.netloc and within and "\\" not in wanted and not wanted.startswith(ENTER):
             return wanted

@@ -1,9 +1,11 @@
 """Markdown of models and strangers as HTML: no raw HTML, no images, and links that say where they lead.
 
-What is rendered is bounded. Nothing of the text becomes markup but what CommonMark and its tables make of it.
+Nothing of the text becomes markup but what CommonMark and its tables make of it: no style, no class, no id of its own.
+What is rendered is bounded, as the time it takes is: a longer text is shown as it is.
 """
 
 from collections.abc import MutableMapping, Sequence
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,27 +17,34 @@ from markupsafe import Markup, escape
 
 from turnstile.gateway.console.formats import visible
 
+RENDERED: Final = 20_000
+"""Characters of a text that is rendered; a longer one is shown as it is."""
 LONGEST: Final = 200_000
-"""Characters that are rendered; what follows is left out, and said to be."""
+"""Characters that are shown; what follows is left out, and said to be."""
 _SCHEMES: Final = frozenset({"http", "https", "mailto"})
-_NESTED: Final = 20
+_DEEPEST: Final = 30
+_COSTLY: Final = "[*_`<!|"
+_DENSEST: Final = 2000
+"""How often each of these may be in a text that is rendered: the parser's time grows with their square."""
+_TITLES: Final = {"h1": "h3", "h2": "h4", "h3": "h5"}
+"""Below the titles that the page has itself."""
 
 
 def markdown(text: str) -> Markup:
-    """The text as HTML; longer than `LONGEST` it is cut."""
-    shown = visible(text[:LONGEST])
-    made = Markup(_parser().render(shown))  # noqa: S704 -- html is off: the parser escapes all text
-    if len(text) <= LONGEST:
-        return made
+    """The text as HTML; as it is where it is too long, too deep or too dense to be rendered, cut after `LONGEST`."""
+    if len(text) <= RENDERED and all(text.count(each) <= _DENSEST for each in _COSTLY):
+        parser = _parser()
+        env: dict[str, Any] = {}
+        tokens = parser.parse(text, env)
+        if all(token.level < _DEEPEST for token in tokens):  # what is deeper the parser leaves out
+            for token in tokens:
+                _show(token)
+            return Markup(parser.renderer.render(tokens, parser.options, env))  # noqa: S704 -- html is off: all is escaped
     left = len(text) - LONGEST
-    return made + Markup('<p class="cut">{} more characters are not shown here.</p>').format(f"{left:,}")
-
-
-def _parser() -> MarkdownIt:
-    made = MarkdownIt("commonmark", {"html": False, "maxNesting": _NESTED}, renderer_cls=_Renderer)
-    made.enable("table")
-    made.validateLink = allowed  # pyright: ignore[reportAttributeAccessIssue] -- the documented way to say so
-    return made
+    shown = Markup('<pre tabindex="0">{}</pre>').format(visible(text[:LONGEST]))
+    if left <= 0:
+        return shown
+    return shown + Markup('<p class="cut">{} more characters are not shown here.</p>').format(f"{left:,}")
 
 
 def allowed(url: str) -> bool:
@@ -46,30 +55,58 @@ def allowed(url: str) -> bool:
         return False
 
 
+@cache
+def _parser() -> MarkdownIt:
+    made = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST + 2}, renderer_cls=_Renderer)
+    made.enable("table")
+    made.validateLink = allowed
+    return made
+
+
+def _show(token: Token) -> None:
+    """Let a token hide nothing, also what entities stand for, and say nothing of how it looks."""
+    token.content = visible(token.content)
+    token.attrs = {name: value for name, value in token.attrs.items() if name in ("href", "src", "start")}
+    token.tag = _TITLES.get(token.tag, "h6" if token.type.startswith("heading") else token.tag)
+    for child in token.children or ():
+        _show(child)
+
+
 class _Renderer(RendererHTML):
-    """Links without a word to where they lead, and images as links."""
+    """Links with a word to where they lead, and images as links: one that is loaded tells its host who reads this."""
 
     def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: MutableMapping[str, Any]) -> str:
         """The begin of a link."""
         return f'<a href="{escape(tokens[idx].attrGet("href") or "")}" rel="noopener noreferrer nofollow">'
 
     def link_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: MutableMapping[str, Any]) -> str:
-        """The end of a link, with the host that it leads to."""
-        opened = idx
-        while opened > 0:
-            opened -= 1
-            if tokens[opened].type == "link_open":
-                break
+        """The end of a link, with the host that it leads to; links are never in links."""
+        opened = next(n for n in range(idx, -1, -1) if tokens[n].type == "link_open")
         return f"</a>{_host(str(tokens[opened].attrGet('href') or ''))}"
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: MutableMapping[str, Any]) -> str:
-        """A link to the image: none is loaded, which would tell its host who reads this, and when."""
+        """A link to the image, or its words within another link."""
         token = tokens[idx]
-        url, words = str(token.attrGet("src") or ""), token.content or "image"
-        return f'<a href="{escape(url)}" rel="noopener noreferrer nofollow">{escape(words)}</a>{_host(url)}'
+        url, words = str(token.attrGet("src") or ""), escape(token.content or "image")
+        before = [each.type for each in tokens[:idx]]
+        if before.count("link_open") > before.count("link_close"):
+            return f"[{words}]"
+        return f'<a href="{escape(url)}" rel="noopener noreferrer nofollow">{words}</a>{_host(url)}'
+
+    def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: MutableMapping[str, Any]) -> str:
+        """A block of code; a reader can scroll it by the keyboard."""
+        return f'<pre tabindex="0"><code>{escape(tokens[idx].content)}</code></pre>\n'
+
+    def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: MutableMapping[str, Any]) -> str:
+        """As `fence`."""
+        return self.fence(tokens, idx, options, env)
 
 
 def _host(url: str) -> str:
-    parts = urlsplit(url)
-    named = parts.netloc or parts.path
+    """Whom a link leads to, without the user that an address may pretend to be."""
+    try:
+        parts = urlsplit(url)
+        named = parts.hostname or parts.path
+    except ValueError:
+        named = url
     return f' <span class="host">({escape(visible(named))})</span>' if named else ""

@@ -33,6 +33,10 @@ class OneTimeLinks:
         self._file(code).touch(mode=0o600, exist_ok=False)
         return code
 
+    def link(self, gateway: str) -> str:
+        """A new link to the console of the gateway at this address."""
+        return f"{gateway}/console/enter?once={self.make()}"
+
     def take(self, code: str) -> Secret:
         """Use a link up; raises `Refused` (link_used) if it was used, is too old or was never made."""
         path = self._file(code)

@@ -3,7 +3,7 @@
 An area of pages is a module with `pages(console)`; its line in `_AREAS` is all that adds it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from starlette.requests import Request
@@ -21,12 +21,14 @@ from turnstile.gateway.console.questions import OpenQuestions
 from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
+from turnstile.gateway.console.turns.pages import pages as turn_pages
 from turnstile.gateway.http.guard import ROUTE
 from turnstile.schema.errors import Refused
 
 _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     live_pages,
     session_pages,
+    turn_pages,
     approval_pages,
     conversation_pages,
     chat_pages,
@@ -34,10 +36,14 @@ _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
 _STATIC: Final = f"{CONSOLE}/static"
 
 
-def console_routes(console: Console) -> list[BaseRoute]:
+def console_pages(console: Console) -> tuple[Page, ...]:
+    """Every page that needs a session."""
+    return tuple(page for area in _AREAS for page in area(console))
+
+
+def console_routes(console: Console, pages: Iterable[Page]) -> list[BaseRoute]:
     """Every address of the console."""
     questions = OpenQuestions(console.pool)
-    pages = [page for area in _AREAS for page in area(console)]
     routes: list[BaseRoute] = [
         Route(page.path, PageDispatch(page, console, questions), methods=[page.method], name=f"console_{page.name}")
         for page in pages

@@ -6,6 +6,7 @@ from typing import Final
 SENTENCES: Final[Mapping[str, str]] = {
     "entered": "You are signed in.",
     "stopped": "The turn will stop.",
+    "again": "This turn runs the other one again.",
     "steered": "It waits for the turn's next step.",
     "queued": "It is asked when the turn that runs is over.",
     "approved": "Approved: the call is sent.",

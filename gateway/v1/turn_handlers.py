@@ -78,13 +78,19 @@ class Turns:
     async def rerun(self, call: Call[object, TurnRerun]) -> Answer:
         """Run a turn again from one of its steps; answers the new turn as `create` does."""
         view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
-        payload: JsonObject = call.body.model_dump(mode="json", exclude_unset=True)
+        reply = await self.rerun_turn(call.principal, view, call.body, key_in(call.headers), call.headers)
+        return await self._made(call, EnqueueReply.model_validate(reply.model_dump()))
+
+    async def rerun_turn(
+        self, principal: Principal, view: TurnView, wanted: TurnRerun, key: str | None, given: Headers
+    ) -> RerunReply:
+        """Ask the bridge to run a turn again; the same `key` is the same new turn."""
+        payload: JsonObject = wanted.model_dump(mode="json", exclude_unset=True)
         payload = {name: value for name, value in payload.items() if value is not None}
         payload["agent_turn_id"] = view.agent_turn_id
-        if (key := key_in(call.headers)) is not None:
+        if key is not None:
             payload["correlation_id"] = key
-        reply = await self.asking.ask(call.principal, view.channel_id, "rerun", payload, RerunReply, call.headers)
-        return await self._made(call, EnqueueReply.model_validate(reply.model_dump()))
+        return await self.asking.ask(principal, view.channel_id, "rerun", payload, RerunReply, given)
 
     async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
         """The new turn; once it is over, if that is waited for."""
@@ -162,13 +168,18 @@ class Turns:
 
     async def steer(self, call: Call[object, TurnSteer]) -> Answer:
         """Say something to a turn while it runs."""
-        principal, wanted = call.principal, call.body
-        view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
-        payload: JsonObject = {**wanted.model_dump(mode="json"), "agent_turn_id": view.agent_turn_id}
-        if (key := key_in(call.headers)) is not None:
-            payload["correlation_id"] = key
-        reply = await self.asking.ask(principal, view.channel_id, "steer", payload, SteerReply, call.headers)
+        view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
+        reply = await self.steer_turn(call.principal, view, call.body, key_in(call.headers), call.headers)
         return Answer(SteerAnswer.model_validate(reply.model_dump()), 202)
+
+    async def steer_turn(
+        self, principal: Principal, view: TurnView, wanted: TurnSteer, key: str | None, given: Headers
+    ) -> SteerReply:
+        """Ask the bridge for a steer; the same `key` is the same one."""
+        payload: JsonObject = {**wanted.model_dump(mode="json"), "agent_turn_id": view.agent_turn_id}
+        if key is not None:
+            payload["correlation_id"] = key
+        return await self.asking.ask(principal, view.channel_id, "steer", payload, SteerReply, given)
 
     async def tree(self, call: Call[TreeQuery, object]) -> Answer:
         """The tree that a turn is in, as far as the token may see it."""

@@ -109,8 +109,7 @@ page AS (
     ORDER BY w.path LIMIT :row_limit::int
 )
 SELECT w.agent_turn_id, w.parent_turn_id, w.depth, i.agent_id, coalesce(n.waited, false) AS waited, n.stopping_at IS NOT NULL AND NOT n.ended AS stopping,
-       n.stop_reason, CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-            WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       n.stop_reason, {status_of_turn},
        o.error_code, i.created_at, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, t.batch_id, t.task_index, t.label,
        b.parent_tool_call_id AS tool_call_id, b.status AS batch_status, u.tokens, u.cost, u.steps,
        (SELECT to_jsonb(g) FROM state.budgets g WHERE g.budget_id = w.agent_turn_id AND i.payload ? 'budget') AS budget
@@ -121,10 +120,5 @@ LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = w.agent_turn_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
 LEFT JOIN state.pmo_batch_tasks t ON t.current_agent_turn_id = w.agent_turn_id
 LEFT JOIN state.pmo_batches b ON b.batch_id = t.batch_id
-CROSS JOIN LATERAL (
-    SELECT count(DISTINCT s.step_id) AS steps, coalesce(sum(state.as_count(a.attempt -> 'usage' ->> 'total_tokens')), 0)::bigint AS tokens,
-           sum(CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END)::float8 AS cost
-    FROM state.agent_steps s LEFT JOIN LATERAL jsonb_array_elements(
-        CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) a (attempt) ON true
-    WHERE s.agent_turn_id = w.agent_turn_id AND s.project_id = :project_id) u
+CROSS JOIN LATERAL {use_of_turn(w.agent_turn_id)} u
 ORDER BY w.path;

@@ -6,8 +6,7 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
        coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
-       CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-            WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       {status_of_turn},
        CASE WHEN o.agent_turn_id IS NULL AND i.status = 'queued' THEN (
            SELECT CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
                        WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
@@ -34,8 +33,7 @@ WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.mess
 -- The newest turns of a project, or of one of its agents, with the beginning of the instruction.
 WITH page AS MATERIALIZED (
     SELECT i.agent_turn_id, i.project_id, i.agent_id, i.created_at, i.correlation_id, i.turn_epoch, i.payload,
-           CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-                WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+           {status_of_turn},
            o.started_at, o.ended_at, o.error_code, o.stats ->> 'truncated' AS truncated
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
@@ -76,8 +74,7 @@ ORDER BY c.updated_at DESC LIMIT :row_limit::int;
 -- name: list_conversation_turns :many
 -- The last turns that write into a box, oldest first: a conversation's.
 SELECT * FROM (
-    SELECT i.agent_turn_id, i.created_at, CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-               WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status, o.ended_at, o.error_code,
+    SELECT i.agent_turn_id, i.created_at, {status_of_turn}, o.ended_at, o.error_code,
            (SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
             WHERE p.box_id = state.as_uuid(i.payload ->> 'context_box_id') AND c.tenant_id = i.project_id
               AND c.metadata ->> 'type' = 'task.instruction'

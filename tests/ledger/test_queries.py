@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
-from turnstile.ledger.access import addressees, chats, pages, past, tokens
+from turnstile.ledger.access import addressees, chats, now, pages, past, tokens
 from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
@@ -174,6 +174,13 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_addressees": addressees.Addressee,
     "sum_turn_usage": usage.TurnUsage,
     "list_tokens": tokens.TokenLine,
+    "look_at_live_turns": now.LiveTurns,
+    "page_turns_told": now.TurnTold,
+    "search_turns": now.FoundTurn,
+    "list_turn_calls": now.TurnCall,
+    "list_turn_inputs": CARD,
+    "list_cards_of_steps": CARD,
+    "describe_place": now.TurnPlace,
     "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
     "is_box_of_channel": {"found"},
     "list_chats": chats.ChatLine,

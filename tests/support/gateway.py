@@ -5,7 +5,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from tests.support.processes.piped import piped
 from tests.support.processes.stack import Stack
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.bounds import Doors, GatewayLimits
+from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.ledger.access.tokens import add_token
 from turnstile.ledger.pool import Pool
 from turnstile.processes.gateway import run_gateway
@@ -58,12 +59,15 @@ async def gateway_process(stack: Stack) -> AsyncGenerator[tuple[int, str]]:
 
 
 @asynccontextmanager
-async def composed(stack: Stack, **limits: Any) -> AsyncGenerator[Gateway]:
+async def composed(
+    stack: Stack, *, origins: Iterable[str] = (), once: OneTimeLinks | None = None, **limits: Any
+) -> AsyncGenerator[Gateway]:
     """A gateway without a server, for `asking`: what it holds and the statements that it sends can be counted."""
     pool = Pool(stack.endpoints.database_url, size=2, name="composed", read_only=True)
     given: dict[str, Any] = {"rate": 0.0, "heartbeat_seconds": 0.2, **limits}
-    chosen, doors = GatewayLimits(**given), Doors(frozenset({"here"}), frozenset())
-    made = Gateway(pool, stack.conn, chosen, doors, default_channel=ChannelId("public"), abort=lambda _: None)
+    chosen, doors = GatewayLimits(**given), Doors(frozenset({"here", "localhost"}), frozenset(origins))
+    told: dict[str, Any] = {"default_channel": ChannelId("public"), "abort": lambda _: None, "once": once}
+    made = Gateway(pool, stack.conn, chosen, doors, **told)
     try:
         yield made
     finally:

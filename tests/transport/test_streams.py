@@ -77,6 +77,11 @@ def test_widening_keeps_no_limit() -> None:
     assert widened({"subjects": ["a"], "max_age": 0, "duplicate_window": 9}, wanted)["max_age"] == 0
 
 
+def test_replicas_are_raised_and_never_lowered() -> None:
+    assert widened({"subjects": ["a"], "num_replicas": 1}, {"subjects": ["a"], "num_replicas": 3})["num_replicas"] == 3
+    assert widened({"subjects": ["a"], "num_replicas": 5}, {"subjects": ["a"], "num_replicas": 3})["num_replicas"] == 5
+
+
 @pytest.mark.parametrize(
     ("pattern", "other", "expected"),
     [

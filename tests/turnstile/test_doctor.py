@@ -11,6 +11,7 @@ import pytest
 from tests.support.databases import Databases
 from tests.support.gateway import serving
 from tests.support.ledger.agents import rows
+from tests.support.processes.nats_server import NatsServer, unused_port
 from tests.support.processes.stack import Run, Stack, open_stack, running_here
 from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine
@@ -21,7 +22,7 @@ from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.ids import AgentId, ProjectId
 from turnstile.schema.profiles import Profile
 from turnstile.sdk.tools.service import ToolService
-from turnstile.settings import Settings
+from turnstile.settings import NatsSettings, Settings
 
 DEMO = ProjectId("demo")
 
@@ -88,6 +89,25 @@ async def test_a_healthy_stack_can_run_turns(stack: Stack) -> None:
     assert found[f"target {target}"].says == "1 worker serves it"
     assert found["tool count_words of demo"].says == "somebody listens"
     assert found["turns"].says == "can run here"
+
+
+async def test_what_a_power_failure_of_nats_may_lose_is_told(stack: Stack) -> None:
+    line = (await told(stack))["NATS storage"]
+    assert (line.status, line.says[:48]) == ("ok", "what it acknowledges is on its disk: a power fai")
+    servers, port = stack.settings.nats.servers, unused_port()
+    default, monitored = NatsServer("-m", str(port)), f"http://127.0.0.1:{port}"
+    default.start()
+    for url, says in (
+        ("", "when it writes to its disk is not known, nor what a power failure may lose"),
+        (monitored, "it writes to its disk every 120 s: a power failure may lose commands"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:1/jsz does not answer (URLError)"),
+    ):
+        nats = NatsSettings(servers=servers, monitoring_url=url, replicas=3)
+        found = await told(stack, stack.settings.model_copy(update={"nats": nats}))
+        assert found["NATS storage"].status == "warn"
+        assert found["NATS storage"].says.startswith(says)
+        assert found["storage of cg_cmd_v1r4"].says == "file, 1 replica, and [nats].replicas is 3"
+    default.remove()
 
 
 async def test_whether_a_gateway_answers_is_told(stack: Stack) -> None:

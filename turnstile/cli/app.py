@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli.access import tokens
+from turnstile.cli.access import consoles, tokens
 from turnstile.cli.budgets import budget_commands
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands
@@ -55,6 +55,7 @@ command(app, "up", serves=True)(servers.up)
 command(app, "demo", serves=True, quiet=True)(servers.demo)
 command(app, "demo-pump", serves=True, quiet=True)(servers.demo_pump)
 command(app, "demo-tree", serves=True, quiet=True)(servers.demo_tree)
+command(app, "console")(consoles.console)
 command(app, "migrate")(servers.migrate)
 command(app, "worker", serves=True)(servers.worker)
 command(app, "bridge", serves=True)(servers.bridge)

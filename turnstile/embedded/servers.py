@@ -179,7 +179,7 @@ class EmbeddedServers:
         ports, moved = choose_ports(self._data)
         self.gateway_port = ports.gateway
         postgres = PostgresServer(self._data, ports.postgres, postgres_account(self._data / "postgres"))
-        nats = NatsServer(self._data, ports.nats)
+        nats = NatsServer(self._data, ports.nats, ports.nats_monitoring)
         temporal = TemporalServer(self._data, ports, self._namespace)
         wanted: list[tuple[str | None, EmbeddedServer]] = [
             (self._database_url, postgres),
@@ -192,6 +192,7 @@ class EmbeddedServers:
         return Endpoints(
             database_url=self._database_url or postgres.url(),
             nats_url=self._nats_url or nats.url(),
+            nats_monitoring_url=nats.monitoring_url() if self._nats_url is None else None,
             temporal_address=self._temporal_address or temporal.address(),
             temporal_namespace=self._namespace,
             web_ui_url=temporal.web_ui_url() if self._temporal_address is None else None,

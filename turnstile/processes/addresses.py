@@ -30,6 +30,7 @@ def resolve_endpoints(settings: Settings, data: Path | None) -> Endpoints:
     return Endpoints(
         database_url=database,
         nats_url=nats,
+        nats_monitoring_url=found.nats_monitoring_url if found else None,
         temporal_address=temporal,
         temporal_namespace=settings.temporal.namespace or (found.temporal_namespace if found else NAMESPACE),
         web_ui_url=web_ui_url(settings, found),

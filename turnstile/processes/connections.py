@@ -20,10 +20,10 @@ from turnstile.processes.pump import served_targets
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ConfigError, ServerUnavailable
-from turnstile.settings import BridgeSettings, Settings
+from turnstile.settings import BridgeSettings, NatsSettings, Settings
 from turnstile.temporal.connect import connect_engine
 from turnstile.temporal.plugin import turnstile_plugin, turnstile_runtime
-from turnstile.transport.connection import NatsConnection, start_connecting
+from turnstile.transport.connection import NatsConnection, StreamStorage, start_connecting
 
 _NATS_SECONDS = 2.0
 """Seconds that a process which does not need NATS waits for it."""
@@ -59,12 +59,15 @@ async def open_pool(
 
 
 @asynccontextmanager
-async def open_nats(url: str, name: str, *, needed: bool = True) -> AsyncGenerator[NatsConnection]:
+async def open_nats(
+    settings: NatsSettings, url: str, name: str, *, needed: bool = True
+) -> AsyncGenerator[NatsConnection]:
     """A connection that is drained at the end.
 
     If it is not `needed`, this waits a moment only; the connection is then opened in the background.
     """
     conn = start_connecting(url, name=name)
+    conn.storage = StreamStorage(settings.replicas, settings.storage)
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(None if needed else _NATS_SECONDS):
@@ -130,7 +133,7 @@ async def open_servers(
         try:
             async with asyncio.timeout(patience):
                 pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, 4, name))
-                conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
+                conn = await stack.enter_async_context(open_nats(settings.nats, endpoints.nats_url, name))
                 check = partial(check_engine, settings)
                 client = await open_client(settings, endpoints, turnstile_plugin(), check=check)
         except TimeoutError:

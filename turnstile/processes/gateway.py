@@ -11,23 +11,28 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from turnstile.embedded import Endpoints
 from turnstile.embedded.files import write_private
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.bounds import Doors, GatewayLimits
+from turnstile.gateway.console.once import OneTimeLinks
+from turnstile.gateway.console.page import Links
 from turnstile.gateway.server import Connections, HttpServer, bind, quiet
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.migrate import MigrationError, pending
 from turnstile.ledger.pool import Pool
+from turnstile.processes import addresses
 from turnstile.processes.connections import instance_name, open_nats, watch_nats
 from turnstile.runtime.telemetry import Metric
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId
-from turnstile.settings import GatewaySettings, Settings
+from turnstile.settings import TRACE_ID, GatewaySettings, Settings
 from turnstile.telemetry.health import Health
 from turnstile.telemetry.setup import Telemetry, open_telemetry
 from turnstile.transport.chunk_replay import declare_chunk_stream
@@ -47,11 +52,12 @@ async def run_gateway(
     *,
     ready: Callable[[str], None] | None = None,
     health: Health | None = None,
+    links: Links | None = None,
 ) -> None:
     """Serve until `stop`; `ready` is called with the address once it does. Raises `ConfigError`, `MigrationError`."""
     name, own_health = instance_name("gateway"), health or Health()
     async with AsyncExitStack() as stack:
-        conn = await stack.enter_async_context(open_nats(nats_url, name, needed=False))
+        conn = await stack.enter_async_context(open_nats(settings.nats, nats_url, name, needed=False))
         opening = open_telemetry(settings, None, conn, own_health, worker=False, bridge=False)
         telemetry = await stack.enter_async_context(opening)
 
@@ -62,7 +68,7 @@ async def run_gateway(
 
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch_nats(conn, stop))
-            await serve_gateway(settings, database_url, conn, telemetry, stop, serves)
+            await serve_gateway(settings, database_url, conn, telemetry, stop, serves, links=links)
             watching.cancel()
 
 
@@ -75,8 +81,13 @@ async def serve_gateway(
     ready: Callable[[str], None],
     *,
     port: int = 0,
+    links: Links | None = None,
+    once: OneTimeLinks | None = None,
 ) -> None:
-    """Serve on this connection to NATS until `stop`, on `port` if the settings name none; raises as `run_gateway`."""
+    """Serve on this connection to NATS until `stop`, on `port` if the settings name none; raises as `run_gateway`.
+
+    `links` lead from the console to other programs, and `once` are the links that sign in to it.
+    """
     section, size = settings.gateway, settings.gateway.database_pool_size
     quiet()
     patience = settings.database.patience_seconds
@@ -95,6 +106,8 @@ async def serve_gateway(
             abort=connections.abort,
             crowded=lambda: connections.crowded,
             meter=telemetry.meter,
+            links=links or Links(),
+            once=once,
         )
         telemetry.meter.watch(Metric.HTTP_CONNECTIONS, lambda: len(connections))
         stack.push_async_callback(gateway.feeds.close)
@@ -143,6 +156,20 @@ async def _keep_stream(conn: NatsConnection) -> None:
             await changed.wait()
     finally:
         forget()
+
+
+def links_of(settings: Settings, found: Endpoints | None) -> Links:
+    """Where the Temporal Web UI and the store of traces show what the console shows, as far as that is known."""
+    web_ui, traces = addresses.web_ui_url(settings, found), settings.observability.trace_url
+    namespace = settings.temporal.namespace or (found.temporal_namespace if found else addresses.NAMESPACE)
+    return Links(
+        workflow=partial(addresses.turn_link, web_ui, namespace) if web_ui else None,
+        trace=partial(_trace_link, traces) if traces else None,
+    )
+
+
+def _trace_link(pattern: str, trace: str) -> str:
+    return pattern.replace(TRACE_ID, quote(trace, safe=""))
 
 
 def limits_of(section: GatewaySettings) -> GatewayLimits:

@@ -71,7 +71,8 @@ async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: b
             return applied, granted
 
         applied, roles = await await_server("PostgreSQL", in_ledger)
-        conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate", needed=needs_nats))
+        opening_nats = open_nats(settings.nats, endpoints.nats_url, "turnstile-migrate", needed=needs_nats)
+        conn = await stack.enter_async_context(opening_nats)
         try:
             await _declare(settings, conn)
         except ServerUnavailable as error:
@@ -101,7 +102,7 @@ async def renew_prices(settings: Settings, pool: Pool) -> None:
 
 
 async def _declare(settings: Settings, conn: NatsConnection) -> None:
-    await declare_streams(conn, gone_seconds=0)
+    await declare_streams(conn, gone_seconds=0, raise_replicas=True)
     await declare_commands(conn)
     await declare_thread_turns(conn)
     await declare_pmo(conn)

@@ -134,7 +134,7 @@ class _Process:
         name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
         size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
         pool = await stack.enter_async_context(open_pool(settings, self.endpoints.database_url, size, name))
-        conn = await stack.enter_async_context(open_nats(self.endpoints.nats_url, name, needed=False))
+        conn = await stack.enter_async_context(open_nats(settings.nats, self.endpoints.nats_url, name, needed=False))
         if not conn.connected.is_set():
             log.warning("going on without NATS at %s: turns run, and their messages wait for it", conn.shown)
         telemetry = await stack.enter_async_context(

@@ -58,7 +58,8 @@ async def serve_inbox(
     database, instance = addresses.database_url(settings, data), instance_name("service")
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, database, 4 + concurrency, instance))
-        conn = await stack.enter_async_context(open_nats(addresses.nats_url(settings, data), instance, needed=False))
+        nats_url = addresses.nats_url(settings, data)
+        conn = await stack.enter_async_context(open_nats(settings.nats, nats_url, instance, needed=False))
         publisher = NatsPublisher(conn, give_up_seconds=2)
 
         async def serve(ending: asyncio.Event) -> None:

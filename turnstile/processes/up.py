@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.local.model_servers import LocalServers
 from turnstile.processes.addresses import NAMESPACE
 from turnstile.processes.connections import Servers
-from turnstile.processes.gateway import own_token, serve_gateway
+from turnstile.processes.gateway import links_of, own_token, serve_gateway
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
@@ -90,7 +91,7 @@ async def run_up(
             def serves(url: str) -> None:
                 ready(Running(servers.announce_gateway(url), servers.embedded, migrated))
 
-            await _serve(settings, servers, local, stop, say, serves, health, watch or WatchTimes())
+            await _serve(settings, servers, local, stop, say, serves, health, watch or WatchTimes(), OneTimeLinks(data))
     except Stopped:
         return
 
@@ -119,6 +120,7 @@ async def _serve(
     ready: Callable[[str], None],
     health: Health,
     watch: WatchTimes,
+    once: OneTimeLinks,
 ) -> None:
     halt, kernel = asyncio.Event(), asyncio.Event()
 
@@ -126,8 +128,9 @@ async def _serve(
         """Serve HTTP once the kernel does; `ready` gets the address."""
         await unless_stopped(halt, kernel.wait())
         url = servers.endpoints.database_url
-        port = servers.gateway_port
-        await serve_gateway(settings, url, opened.conn, opened.telemetry, halt, ready, port=port)
+        links, port = links_of(settings, servers.endpoints), servers.gateway_port
+        told = opened.conn, opened.telemetry, halt, ready
+        await serve_gateway(settings, url, *told, port=port, links=links, once=once)
 
     program = asyncio.create_task(
         run_both(

@@ -2,6 +2,7 @@
 
 from turnstile.settings.load import load_settings
 from turnstile.settings.model import (
+    TRACE_ID,
     BridgeSettings,
     BudgetSettings,
     DatabaseSettings,
@@ -18,6 +19,7 @@ from turnstile.settings.model import (
 )
 
 __all__ = [
+    "TRACE_ID",
     "BridgeSettings",
     "BudgetSettings",
     "DatabaseSettings",

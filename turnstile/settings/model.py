@@ -21,6 +21,8 @@ from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
 from turnstile.schema.wire.limits import Admission
 
 ENV_PREFIX = "TURNSTILE__"
+TRACE_ID = "{trace_id}"
+"""What stands for a trace's id in `[observability].trace_url`."""
 AES_GCM = "aes-gcm"
 """The built-in codec of `[temporal].codec`."""
 
@@ -51,6 +53,12 @@ def _address(value: str) -> str:
         return str(ip_address(value))
     except ValueError:
         raise ValueError("is an IP address to listen on, such as 127.0.0.1 or 0.0.0.0") from None
+
+
+def _traces(value: str) -> str:
+    if value and (not value.startswith(("http://", "https://")) or TRACE_ID not in value):
+        raise ValueError(f"must begin with http:// or https:// and have {TRACE_ID} where the trace's id belongs")
+    return value
 
 
 def _distinct(values: list[str]) -> list[str]:
@@ -94,12 +102,15 @@ class DatabaseSettings(Strict):
 
 
 class NatsSettings(Strict):
-    """`[nats]`: a server with JetStream."""
+    """`[nats]`: a server with JetStream, or the servers of a cluster."""
 
     servers: Annotated[list[str], BeforeValidator(_listed)] = Field(
         default_factory=list[str], max_length=32, repr=False
     )
     patience_seconds: Seconds = 20.0
+    replicas: Literal[1, 3, 5] = 1
+    storage: Literal["file", "memory"] = "file"
+    monitoring_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
 
     @property
     def url(self) -> str:
@@ -306,6 +317,7 @@ class ObservabilitySettings(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     otlp_endpoint: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    trace_url: Annotated[str, AfterValidator(_traces)] = ""
     metrics_host: Annotated[str, AfterValidator(_address)] = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65_535)
     temporal_metrics_port: int = Field(default=0, ge=0, le=65_535)

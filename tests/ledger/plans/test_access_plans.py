@@ -15,13 +15,13 @@ from tests.ledger.plans.test_plans import BUFFERS, Explained, Explaining, nodes
 from tests.ledger.plans.test_plans import FILL as TURNS
 from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, add_agents, begin, finish, lease
-from turnstile.ledger.access import chats, pages
+from turnstile.ledger.access import chats, now, pages
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.views import describe_turn, find_conversations
 from turnstile.schema.access import GatewayRole, Secret, new_secret
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ConversationId, StepId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, StepId
 
 PAST = 20_000
 PAGE = 50
@@ -98,6 +98,20 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
             conn, PROJECT, TALK, before=place, row_limit=PAGE
         ),
         "list_chat_cards": lambda conn: chats.list_chat_cards(conn, PROJECT, [turn], row_limit=PAGE),
+        "look_at_live_turns": lambda conn: now.look_at_live_turns(conn, PROJECT, channel=None, row_limit=PAGE),
+        "look_at_live_turns of one": lambda conn: now.look_at_live_turns(
+            conn, PROJECT, channel=CHANNEL, turn=turn, row_limit=1
+        ),
+        "page_turns_told": lambda conn: now.page_turns_told(conn, PROJECT, channel=None, row_limit=PAGE),
+        "page_turns_told that ended": lambda conn: now.page_turns_told(
+            conn, PROJECT, channel=CHANNEL, status="ended", before=place, row_limit=PAGE
+        ),
+        "describe_place": lambda conn: now.describe_place(conn, PROJECT, turn),
+        "list_turn_calls": lambda conn: now.list_turn_calls(conn, PROJECT, turn),
+        "list_turn_inputs": lambda conn: now.list_turn_inputs(conn, PROJECT, TALK, row_limit=PAGE),
+        "list_cards_of_steps": lambda conn: now.list_cards_of_steps(
+            conn, PROJECT, turn, [StepId(f"{turn}-s1")], [CardId(f"{turn}-deliverable")]
+        ),
         "is_box_of_channel": lambda conn: pages.is_box_of_channel(conn, PROJECT, CHANNEL, TALK),
     }
 

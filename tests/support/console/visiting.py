@@ -7,12 +7,20 @@ from html.parser import HTMLParser
 
 import httpx
 
+from turnstile.gateway.app import Gateway
+
 
 @asynccontextmanager
-async def visiting(url: str, token: str | None = None, **headers: str) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client that sends forms as a browser would, signed in with this token; it follows no redirect by itself."""
+async def visiting(
+    url: str, token: str | None = None, gateway: Gateway | None = None, **headers: str
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client that sends forms as a browser would, signed in with this token; it follows no redirect by itself.
+
+    With `gateway` it asks that one, which needs no server.
+    """
     own = {"origin": url, "sec-fetch-site": "same-origin", **headers}
-    async with httpx.AsyncClient(base_url=url, headers=own, timeout=30) as made:
+    transport = None if gateway is None else httpx.ASGITransport(app=gateway.app)
+    async with httpx.AsyncClient(base_url=url, headers=own, timeout=30, transport=transport) as made:
         if token is not None:
             answer = await made.post("/console/enter", data={"token": token, "next": "/console"})
             assert answer.status_code == 303, answer.text

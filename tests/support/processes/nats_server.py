@@ -20,6 +20,13 @@ from turnstile.transport.streams import declare_streams
 CHANNEL = ChannelId("c1")
 
 
+def unused_port() -> int:
+    """A port that nothing uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class NatsServer:
     """nats-server with JetStream, its data kept between a kill and the next start."""
 
@@ -28,9 +35,7 @@ class NatsServer:
         self._options = options
         self._store = tempfile.mkdtemp(prefix="turnstile-nats-")
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = unused_port()
         self.url = f"nats://127.0.0.1:{self.port}"
 
     def write_config(self, text: str) -> str:
@@ -66,6 +71,11 @@ class NatsServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def wipe(self) -> None:
+        """Remove its data, while it is down."""
+        assert self._process is None
+        shutil.rmtree(self._store)
+
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self._store, ignore_errors=True)
@@ -76,6 +86,34 @@ class NatsServer:
         except OSError:
             return False
         return True
+
+
+class NatsCluster:
+    """Three of them that replicate streams to each other."""
+
+    def __init__(self) -> None:
+        routes = [unused_port() for _ in range(3)]
+        others = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
+        self.servers = [
+            NatsServer(
+                *("--name", f"n{number}", "--cluster_name", "test", "--cluster", f"nats://127.0.0.1:{port}"),
+                *("--routes", others),
+            )
+            for number, port in enumerate(routes)
+        ]
+
+    @property
+    def url(self) -> str:
+        """The addresses of all."""
+        return ",".join(server.url for server in self.servers)
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+
+    def remove(self) -> None:
+        for server in self.servers:
+            server.remove()
 
 
 async def eventually(condition: Callable[[], object], timeout: float = 8.0) -> None:

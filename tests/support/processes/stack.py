@@ -72,7 +72,7 @@ def write_config(
     values: dict[str, dict[str, Value]] = {name: dict(section) for name, section in config.items()}
     own: dict[str, dict[str, Value]] = {
         "database": {"url": endpoints.database_url},
-        "nats": {"servers": [endpoints.nats_url]},
+        "nats": {"servers": [endpoints.nats_url], "monitoring_url": endpoints.nats_monitoring_url or ""},
         "temporal": {"address": endpoints.temporal_address, "namespace": endpoints.temporal_namespace},
         "worker": {"worker_targets": [target]},
         "model": {"scripts": [str(path) for path in scripts]},

@@ -5,12 +5,14 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
 import pytest
 import yaml
 
+from tests.support.console.visiting import send, visiting, words_of
 from tests.support.paths import ROOT
 from tests.support.tools import definition
 from tests.turnstile.support import launch, read_until, turnstile, until_gone
@@ -25,7 +27,7 @@ async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
     """A directory in which `turnstile up` runs, with the two agents of the examples."""
     home = tmp_path_factory.mktemp("up")
     process = await launch("up", cwd=home, TURNSTILE__BRIDGE__PENDING_WAKEUP_SECONDS="0.5")
-    told = await read_until(process.stdout, "serves")
+    told = await read_until(process.stdout, "/console/enter?once=")
     assert "Web UI" in told
     assert "postgresql://turnstile@127.0.0.1" in told  # the password is left out
     assert (await turnstile("profile", "put", *PROFILES, cwd=home)).code == 0
@@ -54,6 +56,19 @@ async def test_http_is_served_with_a_token_that_only_its_owner_reads(home: Path)
         assert (await web.get("/v1/turns")).status_code == 401
         web.headers["authorization"] = f"Bearer {file.read_text().strip()}"
         assert (await web.get("/v1/agents")).status_code == 200
+
+
+async def test_the_consoles_link_signs_in_once(home: Path) -> None:
+    link = urlsplit((await turnstile("console", cwd=home)).out.strip())
+    url, page = f"{link.scheme}://{link.netloc}", f"{link.path}?{link.query}"
+    async with visiting(url) as web, visiting(url) as late:
+        assert (await late.get(page)).status_code == 200  # looking at it does not use it up
+        entered = await send(web, page, "/console/enter")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/console")
+        assert "operator" in words_of((await web.get("/console/session")).text)
+        refused = await send(late, page, "/console/enter")
+        assert (refused.status_code, "set-cookie" in refused.headers) == (410, False)
+        assert "`turnstile console` prints a new one" in words_of(refused.text)
 
 
 async def test_enqueue_streams_and_delivers(home: Path) -> None:

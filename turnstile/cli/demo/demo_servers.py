@@ -38,7 +38,7 @@ async def run_with_own_servers(
         try:
             await _first(unless(session.stop, _play_when_up(inner, up, play)), servers)
             if keep:
-                session.out.remark("staying up; Ctrl-C stops it")
+                session.out.remark("staying up; Ctrl-C stops it. `turnstile console` prints a link to what ran here")
                 await _first(session.stop.wait(), servers)
         except Stopped:
             session.exit_code = INTERRUPTED

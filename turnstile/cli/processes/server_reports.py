@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from turnstile.cli.output import Output
+from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.processes.addresses import without_password
 from turnstile.processes.migration import MigrationReport
 from turnstile.processes.up import Running
@@ -21,6 +22,7 @@ def print_addresses(out: Output, settings: Settings, data: Path, running: Runnin
         "temporal": f"{endpoints.temporal_address}, namespace {endpoints.temporal_namespace}",
         "web_ui": settings.temporal.web_ui_url or endpoints.web_ui_url,
         "gateway": endpoints.gateway_url,
+        "console": None if endpoints.gateway_url is None else OneTimeLinks(data).link(endpoints.gateway_url),
         "data": str(data.absolute()),
     }
     if out.as_json:
@@ -36,11 +38,14 @@ def print_addresses(out: Output, settings: Settings, data: Path, running: Runnin
         "gateway": "HTTP",
         "data": "data",
     }
-    facts = {names[name]: address for name, address in addresses.items()}
+    facts = {names[name]: address for name, address in addresses.items() if name in names}
     facts["passwords"] = str(data.absolute() / "endpoints.json")
     facts["token"] = f"{data.absolute() / 'token'}, for HTTP"
     facts["serves"] = ", ".join(settings.worker.worker_targets)
     out.facts("turnstile is up", facts)
+    if (link := addresses["console"]) is not None:
+        out.line(f"console: {link}")  # whole, however narrow the terminal is
+        out.remark("The link signs in one browser, once, within 10 minutes; `turnstile console` prints another.")
     out.remark("Ctrl-C stops it. In another terminal, in this directory:")
     out.remark("  turnstile profile put FILE; turnstile agent add ID --profile NAME; turnstile enqueue ID TEXT --wait")
 

@@ -106,7 +106,7 @@ async def gateway(session: "Session") -> None:
     """Serve HTTP for applications and people: turns, conversations and streams of events under /v1."""
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
-    from turnstile.processes.gateway import run_gateway
+    from turnstile.processes.gateway import links_of, run_gateway
     from turnstile.telemetry.health_file import serving_health
 
     def ready(url: str) -> None:
@@ -122,6 +122,7 @@ async def gateway(session: "Session") -> None:
             session.stop,
             ready=ready,
             health=health,
+            links=links_of(session.settings, addresses.announced(data)),
         )
 
 

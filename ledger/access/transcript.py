@@ -88,13 +88,18 @@ def transcript_of(
     output: Sequence[Card],
     sent: Sequence[SentCall],
     steers: Sequence[SteerEntry] = (),
+    *,
+    first: int = 1,
 ) -> Transcript:
-    """The transcript of a turn, from its steps, the cards of its two boxes, the calls that it sent, and its steers."""
+    """The transcript of a turn, from its steps, the cards of its two boxes, the calls that it sent, and its steers.
+
+    `first` is the number of the first of these steps, where they are not all.
+    """
     results = {card.tool_call_id: card for card in output if card.type == CardType.TOOL_RESULT}
     waits = {call.tool_call_id: call for call in sent}
     entries = [
         _step(number, step, [card for card in output if card.metadata.step_id == step.step_id], results, waits)
-        for number, step in enumerate(steps, 1)
+        for number, step in enumerate(steps, first)
     ]
     costs = [entry.response_cost for entry in entries if entry.response_cost is not None]
     return Transcript(

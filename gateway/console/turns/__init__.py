@@ -1,0 +1,1 @@
+"""Pages of turns: what goes on now, a turn, and its tree."""

@@ -1,0 +1,281 @@
+"""`/console/turns/{id}`: a turn with its timeline, its cards, its attempts, and what may be done with it.
+
+At most ten statements on one connection, whatever the turn has made. Of its steps a window is shown with their cards:
+the last `WINDOW`, or those up to a number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
+
+from turnstile.gateway.console.formats import as_json
+from turnstile.gateway.console.page import Links, Visit
+from turnstile.gateway.console.rendering import HEADERS, render
+from turnstile.gateway.console.turns.now import LiveLine, line_of
+from turnstile.gateway.console.turns.timeline import drawn, timeline_of
+from turnstile.ledger.access.now import (
+    TurnCall,
+    TurnPlace,
+    describe_place,
+    list_cards_of_steps,
+    list_turn_calls,
+    list_turn_inputs,
+    look_at_live_turns,
+)
+from turnstile.ledger.access.transcript import CallEntry, SteerEntry, StepEntry, transcript_of
+from turnstile.ledger.budgets.budget_views import list_budgets_of_turn
+from turnstile.ledger.people.interrupt_views import list_interrupts
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.cards import get_card
+from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
+from turnstile.schema.access import Principal
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.budgets.views import BudgetView
+from turnstile.schema.cards import Card, value_of
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentTurnId, CardId, uuid7, workflow_id
+from turnstile.schema.people.interrupts import Interrupt
+from turnstile.schema.wire.descriptions import TurnView
+
+WINDOW: Final = 20
+"""Steps whose cards are shown on one page."""
+LONGEST: Final = 20_000
+"""Characters of a text, and of arguments and results as JSON, that are on the page; the rest is behind a link."""
+_INPUTS: Final = 20
+_QUESTIONS: Final = 200
+
+
+class TurnQuery(Strict):
+    """Which part of the turn."""
+
+    to: int | None = Field(default=None, ge=1, le=1_000_000)
+    """The last step that is shown with its cards."""
+    again: int | None = Field(default=None, ge=1, le=100_000)
+    """The step that the form to run it again names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the ledger has of a turn."""
+
+    view: TurnView
+    place: TurnPlace
+    steps: Sequence[StepView]
+    calls: Sequence[TurnCall]
+    questions: Sequence[Interrupt]
+    budgets: Sequence[BudgetView]
+    inputs: Sequence[Card]
+    cards: Sequence[Card]
+    first: int
+    """The number of the first step whose cards these are."""
+    window: Sequence[StepView]
+    live: LiveLine | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a step's model."""
+
+    number: int
+    model: str
+    seconds: float | None
+    first_token_seconds: float | None
+    tokens: int | None
+    estimated: bool
+    cost: float | None
+    error_code: str | None
+    summary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A call with what became of it."""
+
+    entry: CallEntry
+    sent: TurnCall | None
+    question: Interrupt | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStep:
+    """A step with its attempts, its calls, and what was said to the turn before it."""
+
+    entry: StepEntry
+    attempts: Sequence[Attempt]
+    calls: Sequence[ShownCall]
+    steers: Sequence[SteerEntry]
+    finish_reason: str | None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None while it runs."""
+        ended = self.entry.ended_at
+        return None if ended is None else (ended - self.entry.started_at).total_seconds()
+
+
+async def turn_page(visit: Visit[TurnQuery, Any]) -> Response:
+    """A turn."""
+    principal, wanted = visit.principal, visit.query
+    turn = AgentTurnId(visit.path["turn_id"])
+    found = await visit.console.pool.run(lambda conn: read_turn(conn, principal, turn, wanted.to))
+    view, now = found.view, datetime.now(UTC)
+    timeline = timeline_of(view, found.steps, found.calls, found.questions, now)
+    texts = {card.card_id: str(value_of(card)) for card in found.cards if card.type == "task.steer"}
+    steers = [SteerEntry(**dict(each), text=texts.get(CardId(each.steer_id))) for each in view.steers or ()]
+    shown = _steps(found, steers)
+    last = found.first + len(found.window) - 1
+    deliverable = next((card for card in found.cards if card.card_id == view.deliverable_card_id), None)
+    return render(
+        visit,
+        "turns/turn.html",
+        turn=view,
+        place=found.place,
+        live=found.live,
+        steps=shown,
+        step_count=len(found.steps),
+        first=found.first,
+        last=last,
+        earlier=found.first - 1 if found.first > 1 else None,
+        later=min(last + WINDOW, len(found.steps)) if last < len(found.steps) else None,
+        inputs=found.inputs,
+        deliverable=deliverable,
+        steers=[each for each in steers if each.step_id is None],
+        questions=found.questions,
+        budgets=[budget for budget in found.budgets if principal.sees(budget.channel_id)],
+        tokens=sum(_total(step.metadata.get("llm_usage")) for step in found.steps),
+        cost=_sum(step.metadata.get("llm_response_cost") for step in found.steps),
+        seconds=((view.ended_at or now) - view.created_at).total_seconds(),
+        timeline=timeline,
+        drawing=drawn(timeline),
+        links=_links(visit.console.links, view),
+        again=wanted.again,
+        key=uuid7(),
+        longest=LONGEST,
+    )
+
+
+async def card_page(visit: Visit[Any, Any]) -> Response:
+    """All of a card that the turn's page shows in part, as plain text; raises `Refused` (unknown_card)."""
+    principal, turn = visit.principal, AgentTurnId(visit.path["turn_id"])
+
+    async def read(conn: Connection) -> Card | None:
+        view = await described(conn, principal, turn)
+        card = await get_card(conn, principal.project_id, CardId(visit.path["card_id"]))
+        if card is None or card.metadata.agent_turn_id == turn:
+            return card
+        box = view.context_box_id
+        inputs = [] if box is None else await list_turn_inputs(conn, principal.project_id, box, row_limit=_INPUTS)
+        said = {steer.steer_id for steer in view.steers or ()}
+        return card if card.card_id in {*said, *(each.card_id for each in inputs)} else None
+
+    card = await visit.console.pool.run(read)
+    if card is None:
+        raise Refused("unknown_card", "the turn has no such card, or retention has removed it")
+    value = value_of(card)
+    return PlainTextResponse(value if isinstance(value, str) else as_json(value), headers=HEADERS)
+
+
+async def described(conn: Connection, principal: Principal, turn: AgentTurnId) -> TurnView:
+    """The turn; raises `Refused` (unknown_turn) for one that the token may not see."""
+    view = await describe_turn(conn, principal.project_id, turn)
+    if view is None or not principal.sees(view.channel_id):
+        raise Refused("unknown_turn", "the project has no such turn")
+    return view
+
+
+async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, upto: int | None) -> Reading:
+    """What the ledger has of a turn; raises `Refused` (unknown_turn) for one that the token may not see."""
+    project = principal.project_id
+    view = await described(conn, principal, turn)
+    place = await describe_place(conn, project, turn)
+    steps = await list_steps(conn, project, turn)
+    calls = await list_turn_calls(conn, project, turn)
+    questions = await list_interrupts(conn, project, turn=turn, row_limit=_QUESTIONS)
+    budgets = await list_budgets_of_turn(conn, project, turn) if view.budget is not None else []
+    box = view.context_box_id
+    inputs = [] if box is None else await list_turn_inputs(conn, project, box, row_limit=_INPUTS)
+    last = min(upto or len(steps), len(steps))
+    first = max(last - WINDOW, 0) + 1
+    window = steps[first - 1 : last]
+    others = [] if view.deliverable_card_id is None else [view.deliverable_card_id]
+    cards = await list_cards_of_steps(conn, project, turn, [step.step_id for step in window], others)
+    line = None
+    if view.ended_at is None:
+        live = await look_at_live_turns(conn, project, channel=None, turn=turn, row_limit=1)
+        line = next((line_of(each, live.seen_at, live.usual_seconds) for each in live.turns), None)
+    return Reading(view, place, steps, calls, questions, budgets, inputs, cards, first, window, line)
+
+
+def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
+    """The window's steps."""
+    told = transcript_of(found.window, found.inputs, found.cards, found.calls, first=found.first)
+    sent = {call.tool_call_id: call for call in found.calls}
+    asked = {question.tool_call_id: question for question in found.questions}
+    return [
+        ShownStep(
+            entry=entry,
+            attempts=attempts_of(step),
+            calls=[ShownCall(call, sent.get(call.tool_call_id), asked.get(call.tool_call_id)) for call in entry.calls],
+            steers=[steer for steer in steers if steer.step_id == step.step_id],
+            finish_reason=_text(step.metadata.get("finish_reason")),
+        )
+        for step, entry in zip(found.window, told.steps, strict=True)
+    ]
+
+
+def attempts_of(step: StepView) -> list[Attempt]:
+    """The attempts at a step's model, in order; what another version wrote otherwise is left out."""
+    given = step.metadata.get("attempts")
+    records: list[JsonObject] = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    return [
+        Attempt(
+            number=number,
+            model=_text(record.get("model")) or "unknown",
+            seconds=_thousandth(record.get("duration_ms")),
+            first_token_seconds=_thousandth(record.get("first_token_ms")),
+            tokens=_total(record.get("usage")) or None,
+            estimated=record.get("usage_kind") == "estimated",
+            cost=_number(record.get("response_cost")),
+            error_code=_text(record.get("error_code")),
+            summary=record.get("summary") is True,
+        )
+        for number, record in enumerate(records, 1)
+    ]
+
+
+def _links(links: Links, view: TurnView) -> list[tuple[str, str]]:
+    """Where other programs show the same turn."""
+    found: list[tuple[str, str]] = []
+    if links.workflow is not None:
+        found.append(("Temporal", links.workflow(workflow_id(view.agent_turn_id))))
+    if links.trace is not None and view.trace_id:
+        found.append(("Trace", links.trace(view.trace_id)))
+    return found
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _thousandth(value: object) -> float | None:
+    found = _number(value)
+    return None if found is None else found / 1000
+
+
+def _total(usage: object) -> int:
+    """`total_tokens` of counts as providers name them."""
+    found = cast("JsonObject", usage).get("total_tokens") if isinstance(usage, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def _sum(costs: Any) -> float | None:
+    known = [cost for cost in map(_number, costs) if cost is not None]
+    return sum(known) if known else None

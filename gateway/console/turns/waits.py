@@ -1,0 +1,101 @@
+"""What a live turn waits for, and why it stands still, in words. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import assert_never
+from urllib.parse import quote
+
+from turnstile.gateway.console.formats import duration
+from turnstile.ledger.access.now import OpenCall, TurnNow
+from turnstile.schema.states import HeadStatus, WaitStatus
+
+_QUEUED = {
+    "agent_paused": "its agent, which is paused",
+    "agent_busy": "its agent, which has another turn",
+    "output_box_busy": "its output box, which a turn of another agent writes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something that a turn waits for; `href` leads there."""
+
+    text: str
+    href: str | None = None
+    of_people: bool = False
+
+
+def waits_of(turn: TurnNow) -> list[Wait]:
+    """What the turn waits for now, at most six things."""
+    match turn.status:
+        case HeadStatus.DISPATCHED:
+            return [Wait("a worker to begin it")]
+        case HeadStatus.RUNNING:
+            return [_of_model(turn)]
+        case HeadStatus.SUSPENDED:
+            return list(_of_calls(turn))
+        case _:
+            agent = f"/console/agents/{quote(turn.agent_id, safe='')}"
+            because = turn.queued_because
+            return [Wait(_QUEUED.get(because or "", "to be leased: it is next"), agent if because else None)]
+
+
+def _of_model(turn: TurnNow) -> Wait:
+    words = f"model {turn.model or 'unknown'}, step {turn.steps + 1}"
+    if turn.step_attempt > 1:
+        words += f", attempt {turn.step_attempt}"
+    if turn.model_failures:
+        words += f", {counted(turn.model_failures, 'failure')}"
+    return Wait(words)
+
+
+def _of_calls(turn: TurnNow) -> Iterator[Wait]:
+    calls = turn.calls or []
+    for call in calls:
+        yield _of_call(turn, call)
+    if turn.open_calls > len(calls):
+        yield Wait(f"{turn.open_calls - len(calls)} more calls")
+    if not calls:
+        yield Wait("its next step: all calls are answered")
+
+
+def _of_call(turn: TurnNow, call: OpenCall) -> Wait:
+    if call.question_id is not None:
+        href = f"/console/approvals/{quote(call.question_id, safe='')}"
+        return Wait(f"a person, about {call.tool_name}", href, of_people=True)
+    if call.wait_status == WaitStatus.RECEIVED:
+        return Wait(f"its next step: {call.tool_name} has answered")
+    if call.only_turn_id is not None:
+        return Wait(f"a turn that {call.tool_name} asked", f"/console/turns/{quote(call.only_turn_id, safe='')}")
+    if call.tasks:
+        done = f"{call.tasks_done or 0} of {call.tasks} turns that {call.tool_name} asked are over"
+        return Wait(done, f"/console/turns/{quote(turn.agent_turn_id, safe='')}/tree")
+    return Wait(f"tool {call.tool_name}", "/console/calls")
+
+
+def stall_of(turn: TurnNow, now: datetime, usual_seconds: float | None) -> str | None:
+    """Why the turn stands still, and for how long; None if it does not."""
+    still = duration(max((now - turn.since).total_seconds(), 0.0))
+    nobody = ": no worker serves its agent's target" if turn.unserved else ""
+    match turn.stalled:
+        case None:
+            return None
+        case "not_leased":
+            return f"nothing has leased it for {still}"
+        case "not_begun":
+            return f"no worker has begun it for {still}{nobody}"
+        case "slow_step":
+            usual = f" (usual is {duration(usual_seconds)})" if usual_seconds is not None and not nobody else ""
+            return f"no step for {still}{usual}{nobody}"
+        case "overdue":
+            if turn.resume_deadline is None:
+                return "its deadline has passed"
+            return f"its deadline passed {duration(max((now - turn.resume_deadline).total_seconds(), 0.0))} ago"
+        case _:
+            assert_never(turn.stalled)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 turn`, `2 turns`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

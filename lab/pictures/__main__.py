@@ -1,0 +1,102 @@
+"""`python -m lab.pictures`: take the pictures of docs/console.md anew, from a demo project on the real system.
+
+It starts `turnstile up` in a temporary directory, lets the demo project live through two weeks and an afternoon, and
+takes a picture of each page in Chromium. `--keep` stays up instead, for looking at it by hand.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.pictures.camera import chromium, take
+from lab.pictures.scripts import PRICES
+from lab.pictures.shots import SHOTS
+from lab.pictures.story import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
+from turnstile.ledger.pool import Pool
+from turnstile.processes.up import Running, run_up
+from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.sdk.client import BridgeClient
+from turnstile.settings import GatewaySettings, ModelSettings, ProtocolSettings, Settings
+from turnstile.transport.connection import connect
+
+PROJECT = ProjectId("bookshop")
+TURNS = 240
+OUT = Path("docs/images")
+
+
+def settings() -> Settings:
+    """Those of the demo project: its models with their prices, and no limit of requests."""
+    scripts = Path(__file__).with_name("scripts.py")
+    return Settings(
+        protocol=ProtocolSettings(default_project=PROJECT),
+        model=ModelSettings(scripts=[scripts], prices=dict(PRICES)),
+        gateway=GatewaySettings(requests_per_second=0.0),
+    )
+
+
+async def _play(running: Running, chosen: Settings, names: Sequence[str], out: Path, turns: int, *, keep: bool) -> None:
+    endpoints = running.endpoints
+    url = endpoints.gateway_url or ""
+    pool, conn = (
+        Pool(endpoints.database_url, size=4, name="pictures"),
+        await connect(endpoints.nats_url, name="pictures"),
+    )
+    client = BridgeClient(conn, PROJECT, ChannelId(chosen.protocol.default_channel))
+    [target] = chosen.worker.worker_targets
+    try:
+        async with open_shop(pool, client, url, endpoints.nats_url, PROJECT, target) as shop:
+            await two_weeks(shop, turns)
+            await this_morning(shop)
+            await this_afternoon(shop)
+            if keep:
+                await _stay(shop)
+            else:
+                await _photograph(shop, names, out)
+            await close_shop(shop)
+    finally:
+        await conn.close()
+        await pool.close()
+
+
+async def _photograph(shop: Shop, names: Sequence[str], out: Path) -> None:
+    async with chromium() as browser:
+        for shot in SHOTS:
+            if not names or shot.name in names:
+                print(await take(browser, shop, shot, out))  # noqa: T201 -- what this program is for
+
+
+async def _stay(shop: Shop) -> None:
+    print(f"{shop.url}/console")  # noqa: T201
+    for name, token in shop.tokens.items():
+        print(f"{name}: {token}")  # noqa: T201
+    for name, turn in shop.turns.items():
+        print(f"{name}: {turn}", flush=True)  # noqa: T201
+    await asyncio.Event().wait()
+
+
+async def main() -> None:
+    """Start everything, play, and take the pictures."""
+    parser = argparse.ArgumentParser(prog="python -m lab.pictures", description=__doc__)
+    parser.add_argument("names", nargs="*", help="pictures to take, such as `turn`; by default all")
+    parser.add_argument("--out", type=Path, default=OUT, help="the directory of the pictures")
+    parser.add_argument("--turns", type=int, default=TURNS, help="how many turns the last two weeks had")
+    parser.add_argument("--keep", action="store_true", help="take none, and stay up until Ctrl-C")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="turnstile-pictures-") as name:
+        stop, chosen = asyncio.Event(), settings()
+        up: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
+        servers = asyncio.create_task(run_up(chosen, Path(name), stop, say=print, ready=up.set_result))
+        await asyncio.wait({servers, up}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if up.done():
+                await _play(up.result(), chosen, given.names, given.out, given.turns, keep=given.keep)
+        finally:
+            stop.set()
+            await servers
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,90 @@
+"""Pages of the console as pictures, in Chromium without a window: light, dark, and as wide as a phone."""
+
+import shutil
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from lab.pictures.story import Shop
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# Quiet: a browser that reports home hangs where there is no way out.
+ARGS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
+COOKIE = "turnstile_console"
+ZONE = "Europe/Berlin"
+WIDE, PHONE = (1280, 800), (390, 844)
+
+
+async def _nothing(page: Page) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A picture of a page; `path` has `{name}` for the turns of the story."""
+
+    name: str
+    path: str
+    scheme: Literal["light", "dark"] = "light"
+    size: tuple[int, int] = WIDE
+    height: int | None = None
+    """Of the picture; by default the window's."""
+    do: Callable[[Page], Awaitable[None]] = _nothing
+    """What is done on the page before."""
+    who: str | None = "nadia"
+    """Whose session it is; None: nobody is signed in."""
+
+
+@asynccontextmanager
+async def chromium() -> AsyncGenerator[Browser]:
+    """A browser; raises `RuntimeError` if the machine has none."""
+    if CHROMIUM is None:
+        raise RuntimeError("no chromium here: apt-get install chromium")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield browser
+        await browser.close()
+
+
+async def signed_in(
+    browser: Browser,
+    url: str,
+    token: str | None,
+    *,
+    scheme: Literal["light", "dark"] = "light",
+    size: tuple[int, int] = WIDE,
+) -> BrowserContext:
+    """A context with the session of a token."""
+    context = await browser.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme=scheme,
+        reduced_motion="reduce",
+        timezone_id=ZONE,
+        locale="en-GB",
+        device_scale_factor=1.5,
+    )
+    if token is not None:
+        await context.add_cookies([{"name": COOKIE, "value": token, "url": f"{url}/console"}])
+    return context
+
+
+async def take(browser: Browser, shop: Shop, shot: Shot, out: Path) -> Path:
+    """Take one picture; returns its file. Raises `RuntimeError` if the page is not there."""
+    size = (shot.size[0], shot.height or shot.size[1])
+    token = None if shot.who is None else shop.tokens[shot.who]
+    context = await signed_in(browser, shop.url, token, scheme=shot.scheme, size=size)
+    page = await context.new_page()
+    path = shop.address(shot.path)
+    answer = await page.goto(f"{shop.url}{path}")
+    if answer is None or not answer.ok:
+        raise RuntimeError(f"{shot.name}: {path} is {'away' if answer is None else answer.status}")
+    await shot.do(page)
+    await page.mouse.move(0, 0)
+    file = out / f"console-{shot.name}.png"
+    await page.screenshot(path=file)
+    await context.close()
+    return file

@@ -1,0 +1,85 @@
+"""Every page of the console as a reader finds it: whole, readable by everybody, on a phone and in the dark."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lab.pictures.story import CUSTOMER, DESK, Shop
+from tests.e2e.console.conftest import Windows
+from tests.support.console.windows import PHONE, WIDE, Window
+
+PAGES = {
+    "now": "/console",
+    "search": "/console?q=mira",
+    "filtered": "/console?state=suspended",
+    "turn": "/console/turns/{refund}",
+    "streaming": "/console/turns/{report}",
+    "waiting": "/console/turns/{labels}",
+    "queued": "/console/turns/{queued}",
+    "tree": "/console/turns/{printers}/tree",
+    "live-tree": "/console/turns/{paper}/tree",
+    "approvals": "/console/approvals",
+    "approval": "/console/approvals/{invoice_question}",
+    "question": "/console/approvals/{shortlist_question}",
+    "decided": "/console/approvals/{refund_question}",
+    "conversations": "/console/conversations",
+    "conversation": f"/console/conversations/{DESK}/{CUSTOMER}",
+    "calls": "/console/calls",
+    "call": "/console/calls/{labels_call}",
+    "letters": "/console/letters",
+    "agents": "/console/agents",
+    "agent": "/console/agents/mira",
+    "paused-agent": "/console/agents/otto",
+    "profile": "/console/profiles/support",
+    "tools": "/console/tools",
+    "costs": "/console/costs",
+    "budgets": "/console/budgets",
+    "health": "/console/health",
+    "audit": "/console/health/audit",
+    "session": "/console/session",
+}
+"""The pages, with the names of the demo project's turns, calls and questions."""
+_SHAPE = """
+() => {
+  const main = document.querySelector('main');
+  const own = (query) => [...main.querySelectorAll(query)].filter((each) => !each.closest('.prose'));
+  const ids = [...document.querySelectorAll('[id]')].map((each) => each.id);
+  return {
+    'one h1': document.querySelectorAll('h1').length === 1,
+    'one main': document.querySelectorAll('main').length === 1,
+    'a title of its own': !document.title.startsWith('Console'),
+    'navs have names': [...document.querySelectorAll('nav')].every((each) => each.ariaLabel),
+    'tables have captions': own('table').every((each) => each.caption || each.ariaLabel),
+    'headers have scopes': own('th').every((each) => each.scope),
+    'nothing inline': !document.querySelector('[style], script:not([src]), style'),
+    'each id once': new Set(ids).size === ids.length,
+    'no bare template': !/\\{[{%]|\\bNone\\b|undefined|\\[object /.test(main.innerText),
+  };
+}
+"""
+
+
+@pytest.fixture(scope="module")
+async def reader(windows: Windows, shop: Shop) -> AsyncIterator[Window]:
+    """A window of an operator of the demo project."""
+    async with windows(shop.tokens["nadia"]) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_a_page_is_whole_readable_and_fits(reader: Window, shop: Shop, name: str) -> None:
+    """Landmarks and labels, axe-core in the light, contrast in the dark, no sideways scrolling on a phone."""
+    page = await reader.open(shop.address(PAGES[name]))
+    shape: dict[str, bool] = await page.evaluate(_SHAPE)
+    assert [what for what, holds in shape.items() if not holds] == []
+    assert await reader.faults() == []
+    await page.emulate_media(color_scheme="dark")
+    assert await reader.faults("color-contrast") == []
+    await page.emulate_media(color_scheme="light")
+    await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    try:
+        assert await reader.wider() == []
+        assert await reader.small_targets() == []
+    finally:
+        await page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
+    await reader.check()

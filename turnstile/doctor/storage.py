@@ -1,0 +1,108 @@
+"""The checks of `turnstile doctor` on how NATS stores the streams: when it writes to its disk, and on how many servers.
+
+When it writes is told by its monitoring address (`[nats].monitoring_url`) alone: clients cannot ask for it.
+"""
+
+import asyncio
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from pydantic import Field, ValidationError
+
+from turnstile.doctor.checks import SECONDS, Check
+from turnstile.embedded import Endpoints
+from turnstile.schema.base import Tolerant
+from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.schema.wire import subjects
+from turnstile.settings import Settings
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.streams import JetStreamError, call_api
+
+_NAME = "NATS storage"
+_STREAMS = (subjects.CMD_STREAM, subjects.EVT_STREAM)
+_LOST = "commands to tools and bridges, and events, that it had acknowledged in this time"
+
+
+class _JetStream(Tolerant):
+    sync_interval: int = 0
+    """In nanoseconds."""
+    sync_always: bool = False
+
+
+class _Jsz(Tolerant):
+    config: _JetStream = _JetStream()
+
+
+class _Peer(Tolerant):
+    name: str = ""
+    current: bool = True
+    offline: bool = False
+
+
+class _Cluster(Tolerant):
+    replicas: list[_Peer] = Field(default_factory=list[_Peer])
+
+
+class _StreamConfig(Tolerant):
+    num_replicas: int = 1
+    storage: str = "file"
+
+
+class _Stream(Tolerant):
+    config: _StreamConfig
+    cluster: _Cluster = _Cluster()
+
+
+async def check_storage(settings: Settings, endpoints: Endpoints, conn: NatsConnection) -> list[Check]:
+    """Lines about the servers' disks and the streams' replicas."""
+    embedded = None if settings.nats.servers else endpoints.nats_monitoring_url
+    url = settings.nats.monitoring_url or embedded or ""
+    return [await _written(url), *[await _replicas(settings, conn, each) for each in _STREAMS]]
+
+
+async def _written(url: str) -> Check:
+    if not url:
+        hint = "set [nats].monitoring_url to its monitoring address, such as http://nats:8222"
+        says = "when it writes to its disk is not known, nor what a power failure may lose"
+        return Check(name=_NAME, status="warn", says=says, hint=hint)
+    try:
+        found = await asyncio.to_thread(_ask, url)
+    except (OSError, URLError, ValueError) as error:
+        says = f"{url}/jsz does not answer ({type(error).__name__}), so what a power failure may lose is not known"
+        return Check(name=_NAME, status="warn", says=says, hint="see [nats].monitoring_url and `http:` of the server")
+    if found.config.sync_always:
+        return Check(
+            name=_NAME, status="ok", says="what it acknowledges is on its disk: a power failure loses none of it"
+        )
+    seconds = found.config.sync_interval / 1e9
+    says = f"it writes to its disk every {seconds:g} s: a power failure may lose {_LOST}"
+    hint = "set `jetstream { sync_interval: always }` in its configuration (docs/operations.md)"
+    return Check(name=_NAME, status="warn", says=says, hint=hint)
+
+
+def _ask(url: str) -> _Jsz:
+    with urlopen(f"{url.rstrip('/')}/jsz", timeout=SECONDS / 2) as answer:  # noqa: S310 -- the operator's own address
+        return _Jsz.model_validate_json(answer.read(1 << 20))
+
+
+async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Check:
+    """Whether a stream is stored as the settings say, and all servers that have it are up to date."""
+    name, wanted = f"storage of {stream}", settings.nats
+    try:
+        found = _Stream.model_validate(await call_api(conn, f"STREAM.INFO.{stream}", {}))
+    except (JetStreamError, ServerUnavailable, ConfigError, ValidationError):
+        return Check(name=name, status="ok", says="this user may not ask, or the stream's own line says why")
+    has, behind = found.config, [each.name for each in found.cluster.replicas if each.offline or not each.current]
+    says = f"{has.storage}, {has.num_replicas} {'replica' if has.num_replicas == 1 else 'replicas'}"
+    if behind:
+        hint = "one more server lost may stop the stream: see that they run and reach each other"
+        return Check(name=name, status="warn", says=f"{says}; not up to date: {', '.join(behind)}", hint=hint)
+    if has.num_replicas < wanted.replicas:
+        says = f"{says}, and [nats].replicas is {wanted.replicas}"
+        return Check(name=name, status="warn", says=says, hint="run `turnstile migrate`, which raises it")
+    if has.storage != wanted.storage:
+        says = f"{says}, and [nats].storage is {wanted.storage}"
+        hint = "NATS cannot change it: stop all processes, delete the stream, and run `turnstile migrate`"
+        return Check(name=name, status="warn", says=says, hint=hint)
+    more = f" ([nats].replicas is {wanted.replicas}; it is never lowered by itself)"
+    return Check(name=name, status="ok", says=says + (more if has.num_replicas > wanted.replicas else ""))
