@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
+from turnstile.gateway.console.people.conversations import OF_MEMORY
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.stream import EventStream
@@ -81,7 +83,8 @@ async def _turn_events(visit: Visit[NoQuery, NoForm]) -> Response:
 
 
 async def _conversation_events(visit: Visit[ConversationEventsQuery, NoForm]) -> Response:
-    wanted = visit.query.model_copy(update={"agent_id": visit.path["agent_id"]})
+    wanted, named = visit.query.model_copy(update={"agent_id": visit.path["agent_id"]}), visit.path["conversation_id"]
+    visit = replace(visit, path={**visit.path, "conversation_id": "" if named == OF_MEMORY else named})
     return _streamed(await visit.console.events.conversation(_call(visit, wanted)))
 
 

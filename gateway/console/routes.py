@@ -22,7 +22,10 @@ from turnstile.gateway.console.fleet.profile_pages import pages as profile_pages
 from turnstile.gateway.console.fleet.tool_pages import pages as tool_pages
 from turnstile.gateway.console.live import pages as live_pages
 from turnstile.gateway.console.page import Console, Page
-from turnstile.gateway.console.questions import OpenQuestions
+from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
+from turnstile.gateway.console.people.approvals import pages as approval_pages
+from turnstile.gateway.console.people.chat_page import pages as chat_pages
+from turnstile.gateway.console.people.conversations import pages as conversation_pages
 from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
@@ -42,6 +45,9 @@ _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     budget_pages,
     health_pages,
     turn_pages,
+    approval_pages,
+    conversation_pages,
+    chat_pages,
 )
 _STATIC: Final = f"{CONSOLE}/static"
 
@@ -53,9 +59,14 @@ def console_pages(console: Console) -> tuple[Page, ...]:
 
 def console_routes(console: Console, pages: Iterable[Page]) -> list[BaseRoute]:
     """Every address of the console."""
-    questions = OpenQuestions(console.pool)
+    questions, labels = OpenQuestions(console.pool), TokenLabels(console.pool)
     routes: list[BaseRoute] = [
-        Route(page.path, PageDispatch(page, console, questions), methods=[page.method], name=f"console_{page.name}")
+        Route(
+            page.path,
+            PageDispatch(page, console, questions, labels),
+            methods=[page.method],
+            name=f"console_{page.name}",
+        )
         for page in pages
     ]
     static = _static(console)

@@ -1,4 +1,4 @@
-"""What turns cost, by day, agent, model, channel and profile at once, for charts. Reads only, a bounded number of turns."""
+"""What turns cost, by day, agent, model, channel and profile at once, for charts. Reads so many turns at most."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

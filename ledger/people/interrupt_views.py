@@ -4,11 +4,44 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import Json
+
 from turnstile.ledger.queries import Connection, Row, query
+from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import ToolCallContent, read_content
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, InterruptId, ProjectId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+
+_TEXT_LIMIT = 20_000
+"""Characters of an instruction, and of what a model said, that are read."""
+_SHORT_BYTES = 8_000
+"""Of a call's card, as JSON, that is read for a list."""
+
+
+class InterruptContext(Tolerant):
+    """What a person should know of a question beside its call."""
+
+    conversation_id: ConversationId | None
+    """The conversation of the turn; empty for the one that a profile's memory keeps, null for none."""
+    asked: str | None
+    """What the turn was asked; null if its card is gone."""
+    thought: str | None
+    """What its model said with the call."""
+    tool: Json[JsonObject] | None
+    """The tool's row as it is now; null if there is none."""
+    tool_changed: bool
+    """Whether the call failed as `tool_changed` when it was decided."""
+    will_change: bool
+    """Whether it would fail so now: the tool is not the one that was asked about."""
+    before_edit: Json[JsonObject] | None
+    """The content of the call's card before a person edited it; null if nobody has."""
+
+    @property
+    def arguments_before(self) -> JsonObject | None:
+        """The arguments before a person edited them."""
+        found = None if self.before_edit is None else read_content(self.before_edit)
+        return found.arguments if isinstance(found, ToolCallContent) else None
 
 
 async def list_interrupts(
@@ -59,6 +92,34 @@ async def get_interrupt(
     if isinstance(found, ToolCallContent):
         columns |= {"arguments": found.arguments, "target_subject": found.target_subject}
     return InterruptView.model_validate(columns)
+
+
+async def get_interrupt_context(
+    conn: Connection, project: ProjectId, interrupt: InterruptId, *, channel: ChannelId | None = None
+) -> InterruptContext | None:
+    """What is to be known of a question beside its call; None if the project, or the channel, has no such question."""
+    return await query("get_interrupt_context").opt_as(
+        conn,
+        InterruptContext,
+        project_id=project,
+        channel_id=channel,
+        interrupt_id=interrupt,
+        text_limit=_TEXT_LIMIT,
+    )
+
+
+async def list_call_arguments(
+    conn: Connection, project: ProjectId, interrupts: Sequence[Interrupt]
+) -> dict[InterruptId, JsonObject]:
+    """The arguments of the calls that these questions are about, without large ones and those whose card is gone."""
+    cards = [each.tool_call_card_id for each in interrupts]
+    rows = await query("list_call_contents").many(conn, project_id=project, card_ids=cards, content_limit=_SHORT_BYTES)
+    contents = {row["card_id"]: read_content(json.loads(row["content"])) for row in rows}
+    found: dict[InterruptId, JsonObject] = {}
+    for each in interrupts:
+        if isinstance(content := contents.get(each.tool_call_card_id), ToolCallContent):
+            found[each.interrupt_id] = content.arguments
+    return found
 
 
 def _columns(row: Row) -> dict[str, Any]:

@@ -39,3 +39,35 @@ LEFT JOIN LATERAL (
     WHERE k.card_id = coalesce(w.call_card_id, t.tool_call_id || '-call') AND k.tenant_id = t.project_id
       AND state.is_alive(k.expires_at, k.deleted_at)) c ON true
 WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
+
+-- name: get_interrupt_context :opt
+-- What a person should know of a question beside its call: what the turn was asked, what its model said with the call, the tool as it is
+-- now, whether that is another than the one that was asked about, and the card that was asked about if a person edited it.
+SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(i)}, :text_limit::int) AS asked, (
+           SELECT left(k.content ->> 'text', :text_limit::int)
+           FROM state.agent_steps s CROSS JOIN LATERAL jsonb_array_elements_text(
+               CASE jsonb_typeof(s.metadata -> 'new_card_ids') WHEN 'array' THEN s.metadata -> 'new_card_ids' ELSE '[]' END) n (card_id)
+           JOIN public.cards k ON k.card_id = n.card_id AND k.tenant_id = t.project_id AND k.metadata ->> 'type' = 'agent.thought'
+               AND state.is_alive(k.expires_at, k.deleted_at)
+           WHERE s.step_id = t.step_id AND s.project_id = t.project_id LIMIT 1) AS thought,
+       (SELECT to_jsonb(r) - 'project_id' FROM resource.tools r WHERE r.tool_name = t.tool_name AND r.project_id = t.project_id) AS tool,
+       t.tool_changed, t.tool_pin IS NOT NULL AND t.status = 'open' AND t.tool_pin ->> 'target_subject' NOT LIKE '%.cmd.sys.pmo.internal.%'
+           AND NOT EXISTS (
+               SELECT FROM resource.tools r WHERE r.tool_name = t.tool_name AND r.project_id = t.project_id
+                 AND r.target_subject IS NOT DISTINCT FROM t.tool_pin ->> 'target_subject'
+                 AND coalesce(nullif(r.parameters, 'null'), '{}') = t.tool_pin -> 'parameters') AS will_change,
+       CASE WHEN t.decision = 'edit' THEN (
+           SELECT k.content FROM public.cards k WHERE k.card_id = t.tool_call_id || '-call' AND k.tenant_id = t.project_id
+             AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit
+FROM state.interrupts t
+JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id AND i.message_type IN {turn_types}
+WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
+
+-- name: list_call_contents :many
+-- The contents of these cards of calls, without those that are large.
+SELECT c.card_id, c.content FROM unnest(:card_ids::text[]) n (card_id)
+CROSS JOIN LATERAL (
+    SELECT k.card_id, k.content FROM public.cards k
+    WHERE k.card_id = n.card_id AND k.tenant_id = :project_id AND k.metadata ->> 'type' = 'tool.call'
+      AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c
+WHERE octet_length(c.content::text) <= :content_limit::int;

@@ -14,6 +14,7 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import (
     addressees,
     calls_out,
+    chats,
     costs,
     dead_letters,
     fleet,
@@ -26,7 +27,7 @@ from turnstile.ledger.access import (
 from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import decisions, multitask, reruns, steers, unknown_calls
+from turnstile.ledger.people import decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -184,6 +185,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_turns": views.TurnLine,
     "list_addressees": addressees.Addressee,
     "sum_turn_usage": usage.TurnUsage,
+    "list_token_labels": tokens.TokenLabel,
     "list_tokens": tokens.TokenLine,
     "look_at_live_turns": now.LiveTurns,
     "page_turns_told": now.TurnTold,
@@ -194,6 +196,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "describe_place": now.TurnPlace,
     "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
     "is_box_of_channel": {"found"},
+    "list_chats": chats.ChatLine,
+    "list_chat_turns": chats.ChatTurn,
+    "list_chat_cards": CARD | {"agent_turn_id", "step_id", "part", "place", "steer_status", "size"},
+    "list_recent_boxes": {"output_box_id"},
     "get_turn_request": past.TurnRequest,
     "list_turn_past": {"card_id"},
     "list_calls_out": calls_out.ListedCall,
@@ -284,6 +290,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "count_open_interrupts": {"open"},
     **{name: set(Interrupt.model_fields) for name in ("list_interrupts", "list_open_interrupts")},
     "list_interrupts_of_turn": set(Interrupt.model_fields),
+    "list_call_contents": {"card_id", "content"},
+    "get_interrupt_context": interrupt_views.InterruptContext,
     "get_interrupt": set(Interrupt.model_fields) | {"content"},
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},

@@ -153,7 +153,7 @@ async def test_a_change_needs_what_the_sessions_own_forms_carry(here: Stack, ten
             [theirs, *_] = forms_of((await web.get(SESSION)).text)
         async with visiting("https://here", await token_of(here, tenant.project), gateway) as web:
             for path in _changes(gateway.pages):
-                for given in ({}, {"csrf": ""}, {"csrf": "é"}, {"csrf": ["a", "b"]}, theirs.hidden):
+                for given in ({"x": "1"}, {"csrf": ""}, {"csrf": "é"}, {"csrf": ["a", "b"]}, theirs.hidden):
                     answer = await web.post(path, data=given)
                     assert (answer.status_code, "form expired" in words_of(answer.text)) == (403, True), (path, given)
 

@@ -15,7 +15,7 @@ from tests.ledger.plans.test_plans import BUFFERS, Explained, Explaining, nodes
 from tests.ledger.plans.test_plans import FILL as TURNS
 from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, add_agents, begin, finish, lease
-from turnstile.ledger.access import now, pages
+from turnstile.ledger.access import chats, now, pages
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
@@ -105,6 +105,13 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "list_cards_of_steps": lambda conn: now.list_cards_of_steps(
             conn, PROJECT, turn, [StepId(f"{turn}-s1")], [CardId(f"{turn}-deliverable")]
         ),
+        "list_recent_boxes": lambda conn: chats.list_recent_boxes(conn, PROJECT, looked_through=ROWS, row_limit=PAGE),
+        "list_chats": lambda conn: chats.list_chats(conn, PROJECT, [TALK]),
+        "list_chat_turns": lambda conn: chats.list_chat_turns(conn, PROJECT, TALK, row_limit=PAGE),
+        "list_chat_turns before a place": lambda conn: chats.list_chat_turns(
+            conn, PROJECT, TALK, before=place, row_limit=PAGE
+        ),
+        "list_chat_cards": lambda conn: chats.list_chat_cards(conn, PROJECT, [turn], row_limit=PAGE),
         "is_box_of_channel": lambda conn: pages.is_box_of_channel(conn, PROJECT, CHANNEL, TALK),
     }
 

@@ -1,0 +1,280 @@
+"""Approvals: what turns ask people, one question with all that is to be known of it, and its decision (protocol §13).
+
+A decision names the digest of the call as it was on the page. What has changed since (somebody has decided, the time is
+over, the tool is another) is told, with what was typed, and nothing is overwritten: one statement of the ledger says
+which decision counts. After a decision the next open question follows.
+"""
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Literal
+from urllib.parse import quote, urlencode
+
+from pydantic import ConfigDict, Field
+from starlette.responses import Response
+
+from turnstile.gateway.console.page import Console, Page, Visit
+from turnstile.gateway.console.people.deciding import CHANGED, Offer, Typed, offer_of, what_was_decided
+from turnstile.gateway.console.people.schema_form import ALL
+from turnstile.gateway.console.people.schema_slots import shown_json
+from turnstile.gateway.console.rendering import render, see_other
+from turnstile.gateway.v1.turn_handlers import seen_channel
+from turnstile.ledger.people.interrupt_views import (
+    get_interrupt,
+    get_interrupt_context,
+    list_call_arguments,
+    list_interrupts,
+)
+from turnstile.schema.access import Right
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
+
+LIST = "/console/approvals"
+_PAGE = 50
+_PREVIEW = 160
+_NEIGHBOURS = 100
+_TOLD = {
+    Decision.APPROVE: "approved",
+    Decision.EDIT: "edited",
+    Decision.REJECT: "rejected",
+    Decision.RESPOND: "answered",
+}
+
+
+class ApprovalsQuery(Strict):
+    """Which questions."""
+
+    status: Literal["open", "resolved", "expired", "withdrawn", "all"] = "open"
+    agent_id: str | None = Field(default=None, max_length=128)
+    channel_id: str | None = Field(default=None, max_length=128)
+    agent_turn_id: str | None = Field(default=None, max_length=128)
+    cursor: str | None = Field(default=None, min_length=1, max_length=160)
+
+
+class ApprovalQuery(Strict):
+    """Where to go after the decision."""
+
+    then: Literal["next", "chat"] = "next"
+
+
+class DecisionForm(Strict):
+    """A decision, and what was typed in the fields that the question's schema has made."""
+
+    model_config = ConfigDict(extra="allow")
+
+    decision: Decision
+    digest: str = Field(default="", max_length=128)
+    """Of the call as it was on the page; empty if it had none."""
+    made_of: str = Field(default="", max_length=128)
+    """Of the schema that the fields were made of."""
+    note: str = Field(default="", max_length=4096)
+    then: Literal["next", "chat"] = "next"
+
+    @property
+    def typed(self) -> Typed:
+        """What was typed, by field."""
+        given = {name: value for name, value in (self.model_extra or {}).items() if isinstance(value, str)}
+        return Typed(self.decision, self.digest or None, self.made_of, self.note, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A question in the list."""
+
+    interrupt: Interrupt
+    preview: str
+    """The beginning of its arguments as JSON in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Where a question is among the open ones."""
+
+    place: int | None
+    count: int
+    before: InterruptId | None
+    after: InterruptId | None
+
+    @property
+    def more(self) -> bool:
+        """Whether there may be more than were counted."""
+        return self.count >= _NEIGHBOURS
+
+
+@dataclass(frozen=True, slots=True)
+class Approvals:
+    """The handlers."""
+
+    console: Console
+
+    async def list(self, visit: Visit[ApprovalsQuery, object]) -> Response:
+        """A page of questions."""
+        wanted, principal = visit.query, visit.principal
+        found = await self.console.pool.run(
+            lambda conn: list_interrupts(
+                conn,
+                principal.project_id,
+                channel=seen_channel(principal, wanted.channel_id),
+                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
+                turn=None if wanted.agent_turn_id is None else AgentTurnId(wanted.agent_turn_id),
+                status=None if wanted.status == "all" else InterruptStatus(wanted.status),
+                after=None if wanted.cursor is None else InterruptId(wanted.cursor),
+                row_limit=_PAGE + 1,
+            )
+        )
+        shown = found[:_PAGE]
+        arguments = await self.console.pool.run(lambda conn: list_call_arguments(conn, principal.project_id, shown))
+        older = None
+        if len(found) > len(shown):
+            given = wanted.model_dump(exclude_none=True) | {"cursor": shown[-1].interrupt_id}
+            older = f"{LIST}?{urlencode(given)}"
+        lines = [Line(each, _preview(arguments.get(each.interrupt_id))) for each in shown]
+        filters = {name: value for name, value in wanted.model_dump().items() if value and name.endswith("_id")}
+        return render(
+            visit,
+            "people/approvals.html",
+            lines=lines,
+            older=older,
+            status_shown=wanted.status,
+            kept_filters=urlencode(filters),
+            filters=filters,
+            first_page=wanted.cursor is None,
+        )
+
+    async def one(self, visit: Visit[ApprovalQuery, object]) -> Response:
+        """A question with its call, and the forms that decide it."""
+        return await self._page(visit, await self._offer(visit), then=visit.query.then)
+
+    async def decide(self, visit: Visit[object, DecisionForm]) -> Response:
+        """Decide, once; what stands against it is told with what was typed."""
+        offer, form, typed = await self._offer(visit), visit.form, visit.form.typed
+        if not offer.is_open:
+            return await self._page(visit, offer, typed, code="already_decided", then=form.then)
+        made = offer.read(typed)
+        if isinstance(made, dict):
+            payload: JsonObject = {**made, "interrupt_id": offer.view.interrupt_id}
+            try:
+                reply = await self.console.asking.ask(
+                    visit.principal, offer.view.channel_id, "decide", payload, DecideReply, visit.headers
+                )
+            except Refused as error:
+                again = await self._offer(visit)
+                return await self._page(visit, again, typed, code=error.code, faults={ALL: str(error)}, then=form.then)
+            told = "tool_changed" if reply.tool_changed else _TOLD[form.decision]
+            return see_other(await self._next(visit, offer, form.then), told)
+        return await self._page(visit, offer, typed, code=made.code, faults=made.faults, then=form.then)
+
+    async def _offer(self, visit: Visit[Any, Any]) -> Offer:
+        """The question as the session sees it; raises `Refused` (unknown_interrupt)."""
+        principal, named = visit.principal, InterruptId(visit.path["interrupt_id"])
+        project, channel, pool = principal.project_id, principal.channel_id, self.console.pool
+        view = await pool.run(lambda conn: get_interrupt(conn, project, named, channel=channel))
+        context = await pool.run(lambda conn: get_interrupt_context(conn, project, named, channel=channel))
+        if view is None or context is None:
+            raise Refused("unknown_interrupt", "the project has no such question")
+        return offer_of(view, context, principal)
+
+    async def _page(
+        self,
+        visit: Visit[Any, Any],
+        offer: Offer,
+        typed: Typed | None = None,
+        *,
+        code: str = "",
+        faults: dict[str, str] | None = None,
+        then: str = "next",
+    ) -> Response:
+        status = HTTPStatus.OK
+        if typed is not None:
+            changed = code in CHANGED or not offer.is_open
+            status = HTTPStatus.CONFLICT if changed else HTTPStatus.UNPROCESSABLE_ENTITY
+        return render(
+            visit,
+            "people/approval.html",
+            status,
+            offer=offer,
+            view=offer.view,
+            context=offer.context,
+            around=await self._neighbours(visit, offer.view.interrupt_id),
+            typed=typed,
+            code=code,
+            faults=faults or {},
+            decided=what_was_decided(offer.view),
+            conversation=conversation_address(offer),
+            then=then,
+        )
+
+    async def _neighbours(self, visit: Visit[Any, Any], named: InterruptId) -> Neighbours:
+        principal = visit.principal
+        found = await self.console.pool.run(
+            lambda conn: list_interrupts(
+                conn,
+                principal.project_id,
+                channel=principal.channel_id,
+                status=InterruptStatus.OPEN,
+                row_limit=_NEIGHBOURS,
+            )
+        )
+        ids = [each.interrupt_id for each in found]
+        if named not in ids:
+            return Neighbours(None, len(ids), None, ids[0] if ids else None)
+        place = ids.index(named)
+        before = ids[place - 1] if place else None
+        return Neighbours(place + 1, len(ids), before, ids[place + 1] if place + 1 < len(ids) else None)
+
+    async def _next(self, visit: Visit[Any, Any], offer: Offer, then: str) -> str:
+        """Where to go after a decision: the chat that it came from, the next older open question, or the list."""
+        if then == "chat" and (address := conversation_address(offer)) is not None:
+            return f"{address}#end"
+        principal = visit.principal
+        for after in (offer.view.interrupt_id, None):
+            found = await self.console.pool.run(
+                lambda conn, after=after: list_interrupts(
+                    conn,
+                    principal.project_id,
+                    channel=principal.channel_id,
+                    status=InterruptStatus.OPEN,
+                    after=after,
+                    row_limit=1,
+                )
+            )
+            if found:
+                return f"{LIST}/{quote(found[0].interrupt_id, safe='')}"
+        return LIST
+
+
+def conversation_address(offer: Offer) -> str | None:
+    """The page of the conversation that the turn is in; None for a turn in none."""
+    name = offer.context.conversation_id
+    if name is None:
+        return None
+    where = f"/console/conversations/{quote(offer.view.agent_id, safe='')}/{quote(name or '~', safe='~')}"
+    return f"{where}?{urlencode({'channel_id': offer.view.channel_id})}"
+
+
+def _preview(arguments: JsonObject | None) -> str:
+    if arguments is None:
+        return ""
+    text = " ".join(shown_json(arguments).split())
+    return text if len(text) <= _PREVIEW else f"{text[: _PREVIEW - 2]} …"
+
+
+def pages(console: Console) -> tuple[Page, ...]:
+    """The pages of this area."""
+    handlers = Approvals(console)
+    one = f"{LIST}/{{interrupt_id}}"
+    return (
+        Page(name="approvals", path=LIST, handler=handlers.list, query=ApprovalsQuery),
+        Page(name="approval", path=one, handler=handlers.one, query=ApprovalQuery),
+        Page(
+            name="decide",
+            path=one,
+            method="POST",
+            right=Right.DECIDE,
+            handler=handlers.decide,
+            form=DecisionForm,
+        ),
+    )

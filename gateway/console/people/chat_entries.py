@@ -1,0 +1,239 @@
+"""A conversation as a chat: what people said, what the model said, and its calls, each folded with its result. Pure.
+
+It is made of the turns' rows and cards. What is too large to be read here, or does not parse, is said to be so; the
+turn's own page has all of it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from pydantic import JsonValue, ValidationError
+
+from turnstile.gateway.console.people.schema_slots import shown_json
+from turnstile.ledger.access.chats import ChatCard, ChatTurn
+from turnstile.schema.cards import (
+    CardType,
+    FallbackDeliverable,
+    JsonContent,
+    TextContent,
+    ThoughtCall,
+    ToolResultContent,
+    readable_content,
+)
+from turnstile.schema.ids import AgentTurnId, StepId, ToolCallId
+from turnstile.schema.people.interrupts import Interrupt
+from turnstile.schema.states import SteerStatus
+
+LIVE = frozenset({"queued", "dispatched", "running", "suspended"})
+"""Statuses of a turn that is not over."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call, with its result if it has one."""
+
+    call_id: ToolCallId
+    name: str
+    arguments: str
+    """As JSON, or as the model wrote them if they are none."""
+    status: str = "waiting"
+    result: str = ""
+    """As JSON; empty if there is none."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Something that was said, or calls that were made, in the order in which it happened."""
+
+    kind: Literal["person", "model", "calls"]
+    text: str = ""
+    by: str = ""
+    """Of a person who said it while the turn ran."""
+    steer: SteerStatus | None = None
+    calls: tuple[Call, ...] = ()
+    left_out: int = 0
+    """Bytes that are too many to be shown here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a turn delivered: a text, fields, or any JSON."""
+
+    text: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    data: str = ""
+    """As JSON."""
+    left_out: int = 0
+    fallback: str = ""
+    """Why the kernel made it instead of the model."""
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A turn in a chat."""
+
+    turn: ChatTurn
+    said: tuple[Said, ...]
+    delivered: Delivered | None
+    asks: tuple[Interrupt, ...]
+    """What it asks people now."""
+    steps: int
+    """The last step of which something is shown."""
+    is_cut: bool = False
+    """Whether earlier steps are left out."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is not over."""
+        return self.turn.ended_at is None and self.turn.status in LIVE
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it has not begun."""
+        return self.is_live and self.turn.status == "queued"
+
+
+@dataclass(slots=True)
+class _Turn:
+    cards: list[ChatCard] = field(default_factory=list[ChatCard])
+    asks: list[Interrupt] = field(default_factory=list[Interrupt])
+
+
+def entries_of(
+    turns: Sequence[ChatTurn], cards: Iterable[ChatCard], asked: Iterable[Interrupt], most_cards: int
+) -> list[Entry]:
+    """The turns as entries, in their order; a turn of `most_cards` cards has more."""
+    known = {turn.agent_turn_id: _Turn() for turn in turns}
+    for card in cards:
+        known[card.agent_turn_id].cards.append(card)
+    for question in asked:
+        if question.agent_turn_id in known:
+            known[question.agent_turn_id].asks.append(question)
+    return [_entry(turn, known[turn.agent_turn_id], most_cards) for turn in turns]
+
+
+def running(entries: Sequence[Entry]) -> Entry | None:
+    """The turn that can be told something, if there is one: the first that is not over."""
+    return next((each for each in entries if each.is_live), None)
+
+
+def _entry(turn: ChatTurn, found: _Turn, most_cards: int) -> Entry:
+    delivered = _delivered(turn, found.cards)
+    said: list[Said] = []
+    calls: dict[ToolCallId | None, Call] = {}
+    for each in found.cards:
+        match each.card.type:
+            case CardType.STEER:
+                said.append(_steer(each))
+            case CardType.THOUGHT:
+                said += _thought(each, calls, delivered)
+            case CardType.TOOL_RESULT:
+                _answer(each, calls.get(each.card.tool_call_id))
+            case _:
+                pass
+    for question in found.asks:
+        if (call := calls.get(question.tool_call_id)) is not None:
+            call.status = "asks"
+    if not turn.action_tool and turn.ended_at is not None:
+        for call in calls.values():
+            call.status = "not sent" if call.status == "waiting" else call.status
+    steps = max((_number(each.step_id) for each in found.cards), default=0)
+    return Entry(turn, tuple(said), delivered, tuple(found.asks), steps, len(found.cards) >= most_cards)
+
+
+def _steer(each: ChatCard) -> Said:
+    content = readable_content(each.card)
+    text = content.text if isinstance(content, TextContent) else ""
+    return Said("person", text, each.card.metadata.author_id or "", each.steer_status, left_out=_left_out(each))
+
+
+def _thought(each: ChatCard, calls: dict[ToolCallId | None, Call], delivered: Delivered | None) -> list[Said]:
+    said: list[Said] = []
+    content = readable_content(each.card)
+    text = content.text if isinstance(content, TextContent) else ""
+    made = tuple(_call(call) for call in each.card.tool_calls or ())
+    is_answer = delivered is not None and not made and text == delivered.text
+    left_out = _left_out(each)
+    if left_out or (text.strip() and not is_answer):
+        said.append(Said("model", text, left_out=left_out))
+    if made:
+        calls.update((call.call_id, call) for call in made)
+        said.append(Said("calls", calls=made))
+    return said
+
+
+def _call(call: ThoughtCall) -> Call:
+    try:
+        shown = shown_json(cast("JsonValue", json.loads(call.arguments)))
+    except (ValueError, RecursionError):
+        shown = call.arguments
+    return Call(call.tool_call_id, call.tool_name, shown)
+
+
+def _answer(each: ChatCard, call: Call | None) -> None:
+    """Put a result beside its call."""
+    if call is None:
+        return
+    content = readable_content(each.card)
+    if not isinstance(content, ToolResultContent):
+        call.status, call.error = "answered", f"the result has {each.size} bytes" if _left_out(each) else ""
+        return
+    call.status = str(content.status)
+    call.result = "" if content.result is None else shown_json(content.result)
+    call.error = "" if content.error is None else f"{content.error.code}: {content.error.message}"
+
+
+def _delivered(turn: ChatTurn, cards: Sequence[ChatCard]) -> Delivered | None:
+    found = next((each for each in cards if each.card.card_id == turn.deliverable_card_id), None)
+    if found is None:
+        return None
+    partial, content = bool(found.card.metadata.partial), readable_content(found.card)
+    match content:
+        case TextContent(text=text):
+            return Delivered(text=text, partial=partial)
+        case JsonContent(data=dict() as data) if _is_fields(data):
+            fields = cast("list[dict[str, JsonValue]]", data["fields"])
+            shown = ((str(each.get("name", "")), _value(each.get("value"))) for each in fields)
+            return Delivered(fields=tuple(shown), partial=partial)
+        case JsonContent(data=dict() as data) if (fallback := _fallback(data)) is not None:
+            return Delivered(text=fallback.last_thought or "", fallback=fallback.reason)
+        case JsonContent(data=data):
+            return Delivered(data=shown_json(data), partial=partial)
+        case None if _left_out(found):
+            return Delivered(left_out=found.size)
+        case _:
+            return Delivered(data=shown_json(found.card.content), partial=partial)
+
+
+def _is_fields(data: dict[str, JsonValue]) -> bool:
+    fields = data.get("fields")
+    return isinstance(fields, list) and bool(fields) and all(isinstance(each, dict) for each in fields)
+
+
+def _fallback(data: dict[str, JsonValue]) -> FallbackDeliverable | None:
+    try:
+        return FallbackDeliverable.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _value(value: JsonValue) -> str:
+    return value if isinstance(value, str) else shown_json(value)
+
+
+def _left_out(each: ChatCard) -> int:
+    return each.size if each.card.content is None else 0
+
+
+def _number(step: StepId | None) -> int:
+    text = "" if step is None else step.rpartition("-s")[2]
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def turn_ids(turns: Sequence[ChatTurn]) -> list[AgentTurnId]:
+    """The ids of turns."""
+    return [each.agent_turn_id for each in turns]

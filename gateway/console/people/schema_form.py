@@ -1,0 +1,256 @@
+"""The form made of a JSON schema: a field for each property, and what was typed as a JSON object again. Pure.
+
+Strings, numbers, booleans, choices and lists of scalars have fields; all else is raw JSON. What was typed is checked
+against the schema, within bounds, and told by field; the bridge checks it again. What an operator has forced is shown,
+and cannot be typed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, cast
+
+from jsonschema.exceptions import ValidationError
+from pydantic import JsonValue
+
+from turnstile.gateway.console.people.schema_slots import (
+    MISSING,
+    Fault,
+    Kind,
+    Slot,
+    choice_text,
+    choices,
+    hints,
+    slot,
+)
+from turnstile.schema.base import JsonObject
+from turnstile.schema.parameters import bounded
+from turnstile.schema.people.digests import parameters_digest
+
+_MOST_FIELDS = 60
+_MOST_FAULTS = 20
+_REST = "rest"
+_WHOLE = "whole"
+ALL = ""
+"""The key of faults that are of no one field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An option of a field."""
+
+    value: str
+    label: str
+    selected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field as a page shows it."""
+
+    name: str
+    label: str
+    kind: str
+    text: str
+    required: bool
+    about: str
+    """What the schema says of it."""
+    hint: str
+    choices: tuple[Choice, ...]
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was typed: the value, or why it is none."""
+
+    value: JsonValue | None
+    faults: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By the name of a field, or `ALL`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaForm:
+    """A form of an object."""
+
+    schema: JsonObject
+    slots: tuple[Slot, ...]
+    fixed: JsonObject
+    """What cannot be typed, by name."""
+    envs: frozenset[str]
+    """What the tool fills in itself; the schema is not held against it."""
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of what was asked for: another one means another form."""
+        names: list[JsonValue] = [*sorted(self.fixed), *sorted(self.envs)]
+        return parameters_digest({"schema": self.schema, "fixed": names})
+
+    def fields(self, typed: Mapping[str, str] | None = None, faults: Mapping[str, str] | None = None) -> list[Field]:
+        """Its fields, with what was typed in them, if anything was."""
+        return [_field(each, (typed or {}).get(each.name), (faults or {}).get(each.name, "")) for each in self.slots]
+
+    def read(self, typed: Mapping[str, str]) -> Reading:
+        """What was typed as an object without what is fixed."""
+        faults, made = dict[str, str](), dict[str, JsonValue]()
+        for each in self.slots:
+            try:
+                value = each.read(typed.get(each.name, ""))
+                if value is MISSING:
+                    continue
+                if each.name in (_REST, _WHOLE):
+                    made |= self._others(value, made)
+                else:
+                    made[each.label] = value
+            except Fault as fault:
+                faults[each.name] = str(fault)
+        faults = faults or self._violations(made)
+        return Reading(None, faults) if faults else Reading(made)
+
+    def _others(self, value: JsonValue, made: Mapping[str, JsonValue]) -> JsonObject:
+        if not isinstance(value, dict):
+            raise Fault("Type a JSON object: {}.")
+        if taken := sorted(value.keys() & (made.keys() | self.fixed.keys() | self.envs)):
+            raise Fault(f"{', '.join(taken)[:200]}: not here.")
+        return value
+
+    def _violations(self, made: JsonObject) -> dict[str, str]:
+        """Why an object does not match the schema, by field; nothing if it cannot be told here."""
+        named = _properties(self.schema).keys() | set(_required(self.schema))
+        whole = made | {name: value for name, value in self.fixed.items() if name in named}
+        schema: JsonObject = dict(self.schema)
+        if isinstance(schema.get("required"), list):
+            schema["required"] = [name for name in _required(self.schema) if name not in self.envs]
+        try:
+            errors: list[ValidationError] = list(islice(bounded(schema).iter_errors(whole), _MOST_FAULTS))  # pyright: ignore[reportUnknownMemberType, reportArgumentType] -- the stubs leave it open
+        except Exception:  # noqa: BLE001 -- strangers wrote the schema; the bridge says what is wrong with it
+            return {}
+        faults: dict[str, str] = {}
+        for error in errors:
+            for name, sentence in self._told(error, whole):
+                faults.setdefault(name, sentence)
+        return faults
+
+    def _told(self, error: ValidationError, whole: JsonObject) -> list[tuple[str, str]]:
+        """Where an error belongs, and what it says there."""
+        by_label = {each.label: each.name for each in self.slots if each.name not in (_REST, _WHOLE)}
+        path = [str(part) for part in error.absolute_path]
+        if not path and error.validator == "required":
+            wanted = [name for name in _required(self.schema) if name not in whole and name not in self.envs]
+            return [(by_label.get(name, ALL), "This is needed.") for name in wanted] or [(ALL, error.message[:300])]
+        other = next((each.name for each in self.slots if each.name in (_REST, _WHOLE)), ALL)
+        deeper = f" at {'/'.join(path[1:])[:100]}" if len(path) > 1 else ""
+        return [(by_label.get(path[0], other) if path else ALL, f"{error.message[:300]}{deeper}")]
+
+
+def arguments_form(
+    schema: JsonObject,
+    arguments: JsonObject,
+    *,
+    fixed: frozenset[str] = frozenset(),
+    envs: frozenset[str] = frozenset(),
+) -> SchemaForm:
+    """The form of a call's arguments, as they are; `fixed` and `envs` are shown and cannot be typed."""
+    hidden = fixed | envs
+    visible = {name: value for name, value in arguments.items() if name not in hidden}
+    properties = {name: each for name, each in _properties(schema).items() if name not in hidden}
+    required = set(_required(schema))
+    shown = {name: value for name, value in arguments.items() if name in fixed - envs}
+    if len(properties) > _MOST_FIELDS:
+        return SchemaForm(schema, (slot(_WHOLE, "Arguments", {}, visible, required=True),), shown, envs)
+    slots = [
+        slot(f"arg-{n}", name, each, visible.get(name, MISSING), required=name in required)
+        for n, (name, each) in enumerate(properties.items())
+    ]
+    others: JsonObject = {name: value for name, value in visible.items() if name not in properties}
+    if others or (not properties and schema.get("additionalProperties") is not False):
+        slots.append(slot(_REST, "Other arguments" if slots else "Arguments", {}, others or MISSING, required=False))
+    return SchemaForm(schema, tuple(slots), shown, envs)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The form of an answer: of an object a field for each property, else one field."""
+
+    schema: JsonObject | None
+    of_object: SchemaForm | None
+    one: Slot | None
+
+    def fields(self, typed: Mapping[str, str] | None = None, faults: Mapping[str, str] | None = None) -> list[Field]:
+        """Its fields, with what was typed in them, if anything was."""
+        if self.of_object is not None:
+            return self.of_object.fields(typed, faults)
+        one = cast("Slot", self.one)
+        return [_field(one, (typed or {}).get(one.name), (faults or {}).get(one.name, ""))]
+
+    def read(self, typed: Mapping[str, str]) -> Reading:
+        """What was typed."""
+        if self.of_object is not None:
+            return self.of_object.read(typed)
+        one = cast("Slot", self.one)
+        try:
+            value = one.read(typed.get(one.name, ""))
+        except Fault as fault:
+            return Reading(None, {one.name: str(fault)})
+        if value is MISSING:
+            return Reading(None, {one.name: "This is needed."})
+        if (sentence := _unfit(self.schema, value)) is not None:
+            return Reading(None, {one.name: sentence})
+        return Reading(value)
+
+
+def answer_form(schema: JsonObject | None) -> AnswerForm:
+    """The form of an answer that must match a schema; without one the answer is a text."""
+    if schema is not None and schema.get("type") == "object" and 0 < len(_properties(schema)) <= _MOST_FIELDS:
+        slots = [
+            slot(f"ans-{n}", name, each, MISSING, required=name in _required(schema))
+            for n, (name, each) in enumerate(_properties(schema).items())
+        ]
+        return AnswerForm(schema, SchemaForm(schema, tuple(slots), {}, frozenset()), None)
+    wanted: JsonObject = {"type": "string"} if schema is None else schema
+    return AnswerForm(schema, None, slot("answer", "Answer", wanted, MISSING, required=True))
+
+
+def _unfit(schema: JsonObject | None, value: JsonValue) -> str | None:
+    if schema is None:
+        return None
+    try:
+        error: ValidationError | None = next(iter(bounded(schema).iter_errors(cast("Any", value))), None)  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
+    except Exception:  # noqa: BLE001 -- a model wrote the schema; the bridge says what is wrong with it
+        return None
+    return None if error is None else error.message[:300]
+
+
+def _field(each: Slot, typed: str | None, fault: str) -> Field:
+    text = each.shown if typed is None else typed
+    options = [Choice(str(n), choice_text(value), text == str(n)) for n, value in enumerate(choices(each.schema))]
+    if each.kind is not Kind.CHOICE:
+        options = []
+    elif not each.required or each.given is MISSING:
+        options.insert(0, Choice("", "Choose…" if each.required else "left out", text == ""))
+    about = each.schema.get("description")
+    return Field(
+        name=each.name,
+        label=each.label,
+        kind=str(each.kind),
+        text=text,
+        required=each.required,
+        about=about[:500] if isinstance(about, str) else "",
+        hint=hints(each),
+        choices=tuple(options),
+        fault=fault,
+    )
+
+
+def _properties(schema: JsonObject) -> dict[str, JsonValue]:
+    """The properties, those that are required first, in the order of `required`: the ledger keeps no other."""
+    found = schema.get("properties")
+    if not isinstance(found, dict):
+        return {}
+    first = [name for name in dict.fromkeys(_required(schema)) if name in found]
+    return {name: found[name] for name in (*first, *(each for each in found if each not in first))}
+
+
+def _required(schema: JsonObject) -> list[str]:
+    found = schema.get("required")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []

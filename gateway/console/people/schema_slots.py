@@ -1,0 +1,285 @@
+"""One value of a JSON schema as one field of a form, and what a person typed there as JSON again. Pure.
+
+A field that nobody has touched reads as exactly the value that it was made of, whatever a text field would make of it.
+What has no field of its own, or would not be seen in one (control characters, writing from right to left), is JSON.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import Final, NoReturn, cast
+
+from pydantic import JsonValue
+
+from turnstile.schema.base import JsonObject
+
+_MOST_CHOICES = 50
+_LONG_TEXT = 80
+_LONGEST_LIST = 200
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,30})")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
+_UNSEEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+
+class Missing(StrEnum):
+    """The one value of its type: an argument that is left out."""
+
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+Given = JsonValue | Missing
+
+
+class Kind(StrEnum):
+    """How a value is typed."""
+
+    TEXT = "text"
+    LONG_TEXT = "long_text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    CHOICE = "choice"
+    LIST = "list"
+    """Of texts or numbers, one a line."""
+    JSON = "json"
+
+
+class Fault(ValueError):
+    """What was typed is no such value; the message says what to type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A value of a form: its place in the schema, and what it was when the form was made."""
+
+    name: str
+    """Of its field in the form."""
+    label: str
+    schema: JsonObject
+    required: bool
+    given: Given
+    kind: Kind
+
+    @property
+    def shown(self) -> str:
+        """The text of its field before anybody types."""
+        if self.given is MISSING:
+            return ""
+        match self.kind:
+            case Kind.TEXT | Kind.LONG_TEXT:
+                return str(self.given)
+            case Kind.INTEGER | Kind.NUMBER:
+                return json.dumps(self.given)
+            case Kind.CHOICE:
+                return str(next(n for n, each in enumerate(choices(self.schema)) if _same(each, self.given)))
+            case Kind.LIST:
+                items = cast("list[JsonValue]", self.given)
+                return "\n".join(each if isinstance(each, str) else json.dumps(each) for each in items)
+            case Kind.JSON:
+                return shown_json(self.given)
+
+    def read(self, typed: str) -> Given:
+        """The value of what was typed; raises `Fault`."""
+        text = typed.replace("\r\n", "\n")
+        if text == self.shown.replace("\r\n", "\n") and (self.given is not MISSING or not self.required):
+            return self.given
+        if not text.strip():
+            return self._emptied()
+        match self.kind:
+            case Kind.TEXT | Kind.LONG_TEXT:
+                return text
+            case Kind.INTEGER:
+                return _integer(text.strip())
+            case Kind.NUMBER:
+                return _number(text.strip())
+            case Kind.CHOICE:
+                known = choices(self.schema)
+                if not (text.isascii() and text.isdigit()) or int(text[:4]) >= len(known):
+                    raise Fault("Choose one of the list.")
+                return known[int(text)]
+            case Kind.LIST:
+                return [_item(self.schema, each.strip()) for each in text.split("\n") if each.strip()]
+            case Kind.JSON:
+                return read_json(text)
+
+    def _emptied(self) -> Given:
+        is_text = self.kind in (Kind.TEXT, Kind.LONG_TEXT)
+        if self.given is not MISSING and (self.kind is Kind.LIST or (is_text and self.required)):
+            return [] if self.kind is Kind.LIST else ""
+        if self.required:
+            raise Fault("This is needed.")
+        return MISSING
+
+
+def slot(name: str, label: str, schema: JsonValue, given: Given, *, required: bool) -> Slot:
+    """The slot of a value whose schema is this."""
+    found: JsonObject = schema if isinstance(schema, dict) else {}
+    return Slot(name, label, found, required, given, _kind(found, given))
+
+
+def choices(schema: JsonObject) -> list[JsonValue]:
+    """The scalars that a schema allows; none if it does not name them."""
+    if schema.get("type") == "boolean" and "enum" not in schema and "const" not in schema:
+        return [True, False]
+    named = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not isinstance(named, list) or not 0 < len(named) <= _MOST_CHOICES:
+        return []
+    return named if all(isinstance(each, str | int | float | bool | None) for each in named) else []
+
+
+def choice_text(value: JsonValue) -> str:
+    """How a choice is called: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) and is_plain(value) and value.strip() else shown_json(value)
+
+
+def hints(slot: Slot) -> str:
+    """What may be typed, in words."""
+    schema, said = slot.schema, list[str]()
+    words = (
+        ("minimum", "at least {}"),
+        ("exclusiveMinimum", "more than {}"),
+        ("maximum", "at most {}"),
+        ("exclusiveMaximum", "less than {}"),
+        ("multipleOf", "in steps of {}"),
+        ("minLength", "at least {} characters"),
+        ("maxLength", "at most {} characters"),
+        ("minItems", "at least {} lines"),
+        ("maxItems", "at most {} lines"),
+        ("pattern", "of the form {}"),
+        ("format", "{}"),
+        ("default", "default {}"),
+    )
+    for name, sentence in words:
+        value = schema.get(name)
+        if name in schema and isinstance(value, str | int | float):
+            said.append(sentence.format(choice_text(value)[:100]))
+    match slot.kind:
+        case Kind.INTEGER:
+            said.insert(0, "a whole number")
+        case Kind.NUMBER:
+            said.insert(0, "a number")
+        case Kind.LIST:
+            said.insert(0, "one a line")
+        case Kind.JSON:
+            said.insert(0, "JSON")
+        case Kind.TEXT | Kind.LONG_TEXT | Kind.CHOICE:
+            pass
+    return ", ".join(said)
+
+
+def is_plain(text: str) -> bool:
+    """Whether all of a text is seen where it is shown; line breaks and tabs are."""
+    return all(
+        each in "\n\t" or (unicodedata.category(each) not in _UNSEEN and each not in _BLANK and not _selects(each))
+        for each in text
+    )
+
+
+def shown_json(value: JsonValue) -> str:
+    """A value as JSON in lines, with what would not be seen in it written as escapes."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return text if is_plain(text) else json.dumps(value, indent=2, ensure_ascii=True)
+
+
+def read_json(text: str) -> JsonValue:
+    """The JSON that was typed; raises `Fault`, which says where it is none."""
+    try:
+        return cast("JsonValue", json.loads(text, parse_constant=_no_number, object_pairs_hook=_once))
+    except json.JSONDecodeError as error:
+        raise Fault(f"No JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
+    except RecursionError:
+        raise Fault("It is nested too deeply.") from None
+    except ValueError as error:
+        raise Fault(str(error) if isinstance(error, Fault) else "A number has too many digits.") from None
+
+
+def _kind(schema: JsonObject, given: Given) -> Kind:
+    if known := choices(schema):
+        return Kind.CHOICE if given is MISSING or any(_same(each, given) for each in known) else Kind.JSON
+    match schema.get("type"):
+        case "string" if given is MISSING or (isinstance(given, str) and is_plain(given)):
+            text = "" if given is MISSING else str(given)
+            most = schema.get("maxLength")
+            is_short = isinstance(most, int) and most <= _LONG_TEXT
+            is_long = "\n" in text or len(text) > _LONG_TEXT
+            return Kind.TEXT if not is_long and (is_short or given is not MISSING) else Kind.LONG_TEXT
+        case "integer" if given is MISSING or (isinstance(given, int) and not isinstance(given, bool)):
+            return Kind.INTEGER
+        case "number" if given is MISSING or (isinstance(given, int | float) and not isinstance(given, bool)):
+            return Kind.NUMBER
+        case "array" if _is_list(schema, given):
+            return Kind.LIST
+        case _:
+            return Kind.JSON
+
+
+def _is_list(schema: JsonObject, given: Given) -> bool:
+    items = schema.get("items")
+    if not isinstance(items, dict) or "prefixItems" in schema:
+        return False
+    if items.get("type") not in ("string", "integer", "number"):
+        return False
+    if given is MISSING:
+        return True
+    if not isinstance(given, list) or len(given) > _LONGEST_LIST:
+        return False
+    try:
+        return all(_same(_item(schema, each if isinstance(each, str) else json.dumps(each)), each) for each in given)
+    except Fault:
+        return False
+
+
+def _item(schema: JsonObject, text: str) -> JsonValue:
+    """One line of a list."""
+    items = cast("JsonObject", schema["items"])
+    match items.get("type"):
+        case "integer":
+            return _integer(text)
+        case "number":
+            return _number(text)
+        case _ if text != text.strip() or not text or "\n" in text or not is_plain(text):
+            raise Fault("A line is one text.")
+        case _:
+            return text
+
+
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise Fault("Type a whole number, such as 12.")
+    return int(text)
+
+
+def _number(text: str) -> JsonValue:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if not _NUMBER.fullmatch(text):
+        raise Fault("Type a number, such as 12.5.")
+    found = float(text)
+    if Decimal(repr(found)) != Decimal(text):
+        raise Fault("A number cannot hold that many digits.")
+    return found
+
+
+def _same(one: JsonValue, other: Given) -> bool:
+    """Whether two values are the same JSON: 1 and true are not."""
+    return type(one) is type(other) and one == other
+
+
+def _selects(character: str) -> bool:
+    return "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef" or character == "\u180f"
+
+
+def _no_number(text: str) -> NoReturn:
+    raise Fault(f"{text} is no JSON.")
+
+
+def _once(pairs: list[tuple[str, JsonValue]]) -> Mapping[str, JsonValue]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Fault("A name is there twice.")
+    return found

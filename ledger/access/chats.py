@@ -1,0 +1,144 @@
+"""Conversations as people read them: lists with what was asked last, and the turns of one with all that was said.
+
+Reads only. What is read is bounded in turns, in cards of a turn and in bytes of a card.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from turnstile.ledger.access.pages import Place
+from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.turns.views import ConversationLine
+from turnstile.schema.base import Tolerant
+from turnstile.schema.cards import Card, CardMetadata, ThoughtCall
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId
+from turnstile.schema.states import SteerStatus
+
+LOOKED_THROUGH: Final = 2_000
+"""The newest turns of a project among which conversations that were used lately are looked for."""
+TEXT_LIMIT: Final = 200_000
+"""Characters of an instruction that are read."""
+CONTENT_LIMIT: Final = 200_000
+"""Bytes of a card's content, as JSON, that are read."""
+
+
+class ChatLine(ConversationLine):
+    """A conversation in a list."""
+
+    asked: str | None
+    """The beginning of what was asked last."""
+    status: str | None
+    """Where the last turn stands; null if it is gone."""
+
+
+class ChatTurn(Tolerant):
+    """A turn of a conversation: what was asked, and where it stands."""
+
+    agent_turn_id: AgentTurnId
+    created_at: datetime
+    status: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    error_code: str | None
+    error: str | None
+    deliverable_card_id: CardId | None
+    asked: str | None
+    action_tool: str | None
+    """Of a UI action the tool that was called."""
+    requester: str | None
+    """The principal that asked for it, if it said who it is."""
+    waiting_tool_count: int | None
+    rolled_back: bool
+    """Whether another turn has taken its place, so that no later one reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCard:
+    """A card of a turn at its place: what people said to it (part 0), its steps' cards (1) or applied results (3)."""
+
+    agent_turn_id: AgentTurnId
+    step_id: StepId | None
+    """None for what no step has read yet."""
+    part: int
+    card: Card
+    """Its content is null if it is too large to be read here."""
+    size: int
+    """Bytes of its content as JSON."""
+    steer_status: SteerStatus | None
+
+
+async def list_recent_boxes(
+    conn: Connection,
+    project: ProjectId,
+    *,
+    channel: ChannelId | None = None,
+    agent: AgentId | None = None,
+    looked_through: int = LOOKED_THROUGH,
+    row_limit: int,
+) -> list[BoxId]:
+    """The boxes of the conversations that the newest turns are in, the last used first."""
+    rows = await query("list_recent_boxes").many(
+        conn,
+        project_id=project,
+        channel_id=channel,
+        agent_id=agent,
+        looked_through=looked_through,
+        row_limit=row_limit,
+    )
+    return [BoxId(row["output_box_id"]) for row in rows]
+
+
+async def list_chats(conn: Connection, project: ProjectId, boxes: Sequence[BoxId]) -> list[ChatLine]:
+    """The conversations of these boxes, in their order, without those that are gone."""
+    found = await query("list_chats").all_as(conn, ChatLine, project_id=project, boxes=list(boxes))
+    by_box = {line.output_box_id: line for line in found}
+    return [by_box[box] for box in boxes if box in by_box]
+
+
+async def list_chat_turns(
+    conn: Connection, project: ProjectId, box: BoxId, *, before: Place | None = None, row_limit: int
+) -> list[ChatTurn]:
+    """The last turns of a conversation, those before a place if it is given, oldest first."""
+    return await query("list_chat_turns").all_as(
+        conn,
+        ChatTurn,
+        project_id=project,
+        output_box_id=box,
+        before_at=None if before is None else before.at,
+        before_id=None if before is None else before.id,
+        text_limit=TEXT_LIMIT,
+        row_limit=row_limit,
+    )
+
+
+async def list_chat_cards(
+    conn: Connection, project: ProjectId, turns: Sequence[AgentTurnId], *, row_limit: int
+) -> list[ChatCard]:
+    """What was said and done in turns, in order; of each turn the last `row_limit` cards."""
+    rows = await query("list_chat_cards").many(
+        conn, project_id=project, turns=list(turns), content_limit=CONTENT_LIMIT, row_limit=row_limit
+    )
+    return [_card(row) for row in rows]
+
+
+def _card(row: Row) -> ChatCard:
+    calls = row["tool_calls"]
+    card = Card(
+        card_id=row["card_id"],
+        content=None if row["content"] is None else json.loads(row["content"]),
+        tool_calls=None if calls is None else [ThoughtCall.model_validate(each) for each in json.loads(calls)],
+        tool_call_id=row["tool_call_id"],
+        metadata=CardMetadata.model_validate_json(row["metadata"]),
+    )
+    steer = row["steer_status"]
+    return ChatCard(
+        agent_turn_id=row["agent_turn_id"],
+        step_id=row["step_id"],
+        part=row["part"],
+        card=card,
+        size=row["size"],
+        steer_status=None if steer is None else SteerStatus(steer),
+    )

@@ -1,0 +1,73 @@
+-- Conversations as people read them: a list with what was said last, and the turns of one with all that was said (protocol §14).
+
+-- name: list_recent_boxes :many
+-- The boxes of the conversations that a project's newest turns are in, of one channel or agent if that is given, the last used first. How
+-- many turns are looked through is given: an index of when a conversation was last used would make each enqueue write it.
+SELECT t.output_box_id FROM (
+    SELECT i.created_at, lower(i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id
+    FROM state.agent_inbox i
+    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+      AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+    ORDER BY i.created_at DESC LIMIT :looked_through::int) t
+WHERE t.conversation_id IS NOT NULL GROUP BY t.output_box_id ORDER BY max(t.created_at) DESC LIMIT :row_limit::int;
+
+-- name: list_chats :many
+-- The conversations of these boxes, each with the beginning of what was asked last, and where that turn stands.
+SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
+       c.updated_at, left({instruction_of(i)}, 300) AS asked, {turn_status} AS status
+FROM unnest(:boxes::text[]) n (box)
+CROSS JOIN LATERAL (SELECT x.* FROM state.conversations x WHERE x.output_box_id = n.box::uuid AND x.project_id = :project_id LIMIT 1) c
+LEFT JOIN LATERAL (
+    SELECT x.* FROM state.agent_inbox x WHERE x.agent_turn_id = c.last_turn_id AND x.project_id = :project_id AND x.message_type IN {turn_types}
+    LIMIT 1) i ON true
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+    AND h.active_agent_turn_id = i.agent_turn_id;
+
+-- name: list_chat_turns :many
+-- The last turns of a conversation, those before a place if it is given, oldest first, each with what was asked and where it stands.
+SELECT * FROM (
+    SELECT i.agent_turn_id, i.created_at, {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at,
+           o.error_code, left(o.error, 2000) AS error, o.deliverable_card_id, left({instruction_of(i)}, :text_limit::int) AS asked,
+           i.payload -> 'ui_action' ->> 'tool_name' AS action_tool, i.context_headers ->> 'CG-Sender' AS requester,
+           CASE WHEN o.agent_turn_id IS NULL THEN h.waiting_tool_count END AS waiting_tool_count,
+           EXISTS (SELECT FROM state.rollbacks r WHERE r.agent_turn_id = i.agent_turn_id AND r.project_id = i.project_id) AS rolled_back
+    FROM state.agent_inbox i
+    LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+        AND h.active_agent_turn_id = i.agent_turn_id
+    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
+      AND i.project_id = :project_id
+      AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
+    ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) t
+ORDER BY t.created_at, t.agent_turn_id;
+
+-- name: list_chat_cards :many
+-- What was said and done in turns: of each the last cards of its steps (part 1), applied results (part 3) and what people said to it
+-- while it ran (part 0), in order. The content of a large card is left out.
+SELECT t.agent_turn_id, x.step_id, x.part, x.place, x.steer_status, x.card_id, x.tool_calls, x.tool_call_id, x.metadata,
+       CASE WHEN x.size <= :content_limit::int THEN x.content END AS content, x.size
+FROM unnest(:turns::text[]) t (agent_turn_id)
+CROSS JOIN LATERAL (
+    SELECT y.step_id, y.part, y.place, y.steer_status, c.card_id, c.content, octet_length(c.content::text) AS size, c.tool_calls, c.tool_call_id,
+           c.metadata
+    FROM (
+        SELECT s.step_id, 1 AS part, n.place, n.card_id, null AS steer_status
+        FROM state.agent_steps s CROSS JOIN LATERAL jsonb_array_elements_text(
+            CASE jsonb_typeof(s.metadata -> 'new_card_ids') WHEN 'array' THEN s.metadata -> 'new_card_ids' ELSE '[]' END)
+            WITH ORDINALITY n (card_id, place)
+        WHERE s.agent_turn_id = t.agent_turn_id AND s.project_id = :project_id
+        UNION ALL
+        SELECT w.step_id, 3, row_number() OVER (PARTITION BY w.step_id ORDER BY w.applied_at, w.tool_call_id), w.tool_result_card_id, null
+        FROM state.turn_waiting_tools w
+        WHERE w.agent_turn_id = t.agent_turn_id AND w.project_id = :project_id AND w.applied_at IS NOT NULL
+        UNION ALL
+        SELECT s.step_id, 0, s.seq, s.steer_id, s.status
+        FROM state.steers s WHERE s.agent_turn_id = t.agent_turn_id AND s.project_id = :project_id) y
+    CROSS JOIN LATERAL (
+        SELECT k.card_id, k.content, k.tool_calls, k.tool_call_id, k.metadata FROM public.cards k
+        WHERE k.card_id = y.card_id AND k.tenant_id = :project_id AND state.is_alive(k.expires_at, k.deleted_at)
+          AND k.metadata ->> 'type' IN ('agent.thought', 'tool.result', 'task.deliverable', 'task.steer')
+          AND (y.part = 0) = (k.metadata ->> 'type' = 'task.steer') LIMIT 1) c
+    ORDER BY state.as_count(substring(y.step_id FROM '[0-9]+$')) DESC NULLS FIRST, y.part DESC, y.place DESC LIMIT :row_limit::int) x
+ORDER BY t.agent_turn_id, state.as_count(substring(x.step_id FROM '[0-9]+$')) NULLS LAST, x.part, x.place;
