@@ -11,6 +11,7 @@
 #   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"; ARGS=stream MODEL=local
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
+#   make pictures  the pictures of docs/console.md, in Chromium, of a demo project on the real system   ARGS="turn costs"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore clean
+.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -83,6 +84,9 @@ chaos: $(DEV_STAMP)
 explore: $(DEV_STAMP)
 	$(BIN)/python -m lab.explore all --states 100000 --pairs 400 $(ARGS)
 	$(BIN)/python -m lab.explore --mutations
+
+pictures: $(DEV_STAMP)
+	$(BIN)/python -m lab.pictures $(ARGS)
 
 # The lock of a data directory is free (flock) when no servers run on it.
 clean:

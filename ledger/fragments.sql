@@ -63,18 +63,6 @@ AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
     SELECT b.created_at, b.interrupt_id FROM state.interrupts b WHERE b.interrupt_id = :after_id AND b.project_id = :project_id
       AND (:channel_id::text IS NULL OR b.channel_id = :channel_id)))
 
--- fragment: instruction_of(turn)
--- The last instruction that a turn, an inbox row, was asked with; null if its card is gone.
-(SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
- WHERE p.box_id = state.as_uuid({turn}.payload ->> 'context_box_id') AND c.tenant_id = {turn}.project_id
-   AND c.metadata ->> 'type' = 'task.instruction' AND state.is_alive(c.expires_at, c.deleted_at)
- ORDER BY p.position DESC LIMIT 1)
-
--- fragment: status_of_turn
--- The status of the turn of an inbox row `i`, with its outcome `o` and the head `h` that holds it.
-CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-     WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status
-
 -- fragment: use_of_turn(turn)
 -- What the attempts of a turn's committed steps used, and the model of the last one.
 (SELECT count(DISTINCT s.step_id) AS steps, coalesce(sum(state.as_count(a.attempt -> 'usage' ->> 'total_tokens')), 0)::bigint AS tokens,
@@ -101,3 +89,19 @@ NOT EXISTS (
 (SELECT sum(t.task_count)::int AS tasks, sum(t.task_count - t.open_count)::int AS tasks_done, CASE WHEN sum(t.task_count) = 1 THEN min((
         SELECT e.current_agent_turn_id FROM state.pmo_batch_tasks e WHERE e.batch_id = t.batch_id LIMIT 1)) END AS only_turn_id
  FROM state.pmo_batches t WHERE t.parent_agent_turn_id = {turn} AND t.parent_tool_call_id = {call})
+
+-- fragment: instruction_of(turn)
+-- The last instruction that a turn, an inbox row, was asked with; null if its card is gone.
+(SELECT coalesce(c.content ->> 'text', c.content ->> 'data') FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
+ WHERE p.box_id = state.as_uuid({turn}.payload ->> 'context_box_id') AND c.tenant_id = {turn}.project_id
+   AND c.metadata ->> 'type' = 'task.instruction' AND state.is_alive(c.expires_at, c.deleted_at)
+ ORDER BY p.position DESC LIMIT 1)
+
+-- fragment: turn_status
+-- Where the turn of an inbox row `i` stands, by its outcome `o` and its agent's head `h`.
+CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+     WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END
+
+-- fragment: asked_of(turn)
+-- The begin of what a turn, an inbox row, was asked; of a UI action the tool.
+left(coalesce({turn}.payload -> 'ui_action' ->> 'tool_name', {instruction_of({turn})}), 300)

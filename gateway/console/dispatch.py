@@ -4,6 +4,7 @@ Whoever has no session is led to the page where they sign in, and back. What is 
 session. Costs a look at the token, which is remembered for a moment, and the count of open questions.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel, JsonValue
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from turnstile.gateway.console.enter import to_enter
 from turnstile.gateway.console.forms import read_form
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
-from turnstile.gateway.console.questions import OpenQuestions
+from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
 from turnstile.gateway.console.rendering import refused
 from turnstile.gateway.console.sessions import CSRF, check_csrf, check_origin, csrf_of, session_of
 from turnstile.gateway.http.endpoints import NoQuery, parsed, read_query
@@ -30,10 +31,11 @@ _TOLD: Final = "told"
 class PageDispatch:
     """The ASGI application of one page."""
 
-    def __init__(self, page: Page, console: Console, questions: OpenQuestions) -> None:
+    def __init__(self, page: Page, console: Console, questions: OpenQuestions, labels: TokenLabels) -> None:
         self.page = page
         self._console = console
         self._questions = questions
+        self._labels = labels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = f"console_{self.page.name}"
@@ -51,21 +53,27 @@ class PageDispatch:
             return to_enter(self._console, request)
         request.scope[TOKEN] = principal.token_id
         access.admit(principal, Right.READ)
-        count = await self._questions.count(principal) if self._shows(request) else 0
-        plain = self._visit(request, principal, secret, NoQuery(), NoForm(), count)
+        known = await self._known(request, principal)
+        plain = self._visit(request, principal, secret, NoQuery(), NoForm(), known)
         try:
             access.check(principal, self.page.right)
             query, form = read_query(self.page.query, _without_told(request.query_params)), NoForm()
             if self.page.method == "POST":
                 given = await self._posted(request, secret)
                 form = parsed(self.page.form, given, "form")
-            return await self.page.handler(self._visit(request, principal, secret, query, form, count))
+            return await self.page.handler(self._visit(request, principal, secret, query, form, known))
         except TurnstileError as error:
             return refused(plain, error)
+        finally:
+            if self.page.method == "POST":
+                self._console.feeds.ends.nudge(principal.project_id)
 
-    def _shows(self, request: Request) -> bool:
-        """Whether the answer is likely a page with the navigation."""
-        return self.page.method == "GET" and "text/event-stream" not in request.headers.get("accept", "")
+    async def _known(self, request: Request, principal: Principal) -> tuple[int, Mapping[str, str]]:
+        """What every page shows: the count of open questions, and the labels of tokens. A stream shows nothing."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return 0, {}
+        count = await self._questions.count(principal) if self.page.method == "GET" else 0
+        return count, await self._labels.of(principal)
 
     async def _posted(self, request: Request, secret: Secret) -> dict[str, JsonValue]:
         check_origin(request.headers)
@@ -75,8 +83,15 @@ class PageDispatch:
         return given
 
     def _visit(
-        self, request: Request, principal: Principal, secret: Secret, query: BaseModel, form: BaseModel, count: int
+        self,
+        request: Request,
+        principal: Principal,
+        secret: Secret,
+        query: BaseModel,
+        form: BaseModel,
+        known: tuple[int, Mapping[str, str]],
     ) -> Visit[Any, Any]:
+        count, labels = known
         return Visit(
             console=self._console,
             page=self.page,
@@ -89,6 +104,7 @@ class PageDispatch:
             request=request,
             csrf=csrf_of(secret),
             open_approvals=count,
+            labels=labels,
             told=request.query_params.get(_TOLD, ""),
             fragment="x-console-fragment" in request.headers,
         )

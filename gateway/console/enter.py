@@ -1,4 +1,4 @@
-"""Signing in and out: by a token, or by the link that `turnstile up` prints, which works once (protocol §14.7)."""
+"""Signing in and out: by a token, or by the link that `turnstile up` prints, which works once (protocol §14.5)."""
 
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit

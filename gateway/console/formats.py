@@ -6,6 +6,7 @@ their code point.
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -18,6 +19,8 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
     "\u202a-\u202e\u2028\u2029\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
+_SENDER: Final = "token."
+_SHOWN_ID: Final = 6
 _JOINERS: Final = "\u200c\u200d"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _THOUSAND, _MILLION = 1000, 1_000_000
@@ -55,6 +58,15 @@ def finalized(value: object) -> object:
 def kept(value: object) -> Kept:
     """`value` as it is, for the value of a field and the content of a text area."""
     return Kept("" if value is None else value)
+
+
+def called(labels: Mapping[str, str], sender: str | None) -> Markup | str:
+    """Who asked: a token by its label with the begin of its id, which no label can stand for; anybody else as named."""
+    if sender is None or (label := labels.get(sender)) is None:
+        return sender or ""
+    return Markup('<span class="person" title="{}">{} <span class="id">{}</span></span>').format(
+        visible(sender), visible(label), sender.removeprefix(_SENDER)[:_SHOWN_ID]
+    )
 
 
 def moment(value: datetime) -> Markup:

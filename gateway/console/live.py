@@ -1,4 +1,4 @@
-"""`/console/changes`: hints that what a page shows may have changed, as server-sent events (protocol §14.7).
+"""`/console/changes`: hints that what a page shows may have changed, as server-sent events (protocol §14.5).
 
 A hint has no content: the script fetches the page again, and replaces what differs. At most one a second is sent to a
 page, and one at each heartbeat though nothing was heard: an event may be lost. Pages that hear the same share one

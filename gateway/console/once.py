@@ -1,4 +1,4 @@
-"""Links that sign a browser in once, for whoever may read the data directory of `turnstile up` (protocol §14.7).
+"""Links that sign a browser in once, for whoever may read the data directory of `turnstile up` (protocol §14.5).
 
 A link is an empty file, named by the digest of its code, that only its owner may see. Whoever removes the file has used
 the link; a second one finds nothing, at any gateway and after any crash. The session is the one of the file `token`.

@@ -7,7 +7,7 @@ before a handler is called: session, role, CSRF, query and form.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -96,6 +96,8 @@ class Visit(Generic[Query, Form]):
     """What a form must carry."""
     open_approvals: int = 0
     """How many questions wait for a person, at most `MOST_COUNTED`."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What people call tokens, by what the ledger calls them."""
     told: str = ""
     """The code of the sentence that this page shows once."""
     fragment: bool = False

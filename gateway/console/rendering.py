@@ -1,11 +1,13 @@
 """What handlers answer: a page, the way to another one after a change, or why it was not done."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from starlette.responses import HTMLResponse, Response
 
+from turnstile.gateway.console.formats import called
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.sentences import SENTENCES
 from turnstile.gateway.console.templating import CONSOLE, Templates
@@ -36,16 +38,18 @@ NAV: Final = (
 )
 
 
-def render(visit: Visit[Any, Any], template: str, status: int = 200, **context: object) -> Response:
+def render(visit: Visit[Any, Any], template: str, /, status: int = 200, **context: object) -> Response:
     """A template as a page of this session.
 
-    Beside `context` templates have `visit`, `principal`, `csrf`, `may("ask")`, `nav`, `current`, `told` and `fragment`.
+    Beside `context` templates have `visit`, `principal`, `csrf`, `may("ask")`, `who(sender)`, `nav`, `current`, `told`
+    and `fragment`.
     """
     shared = {
         "visit": visit,
         "principal": visit.principal,
         "csrf": visit.csrf,
         "may": visit.may,
+        "who": partial(called, visit.labels),
         "nav": NAV,
         "current": _current(visit.request.url.path),
         "approvals": _counted(visit.open_approvals),
@@ -90,8 +94,14 @@ def _also(answer: Response, problem: Problem) -> Response:
     return answer
 
 
+_ELSEWHERE: Final = {"profiles": "agents", "tools": "agents", "letters": "calls", "budgets": "costs"}
+"""Pages that the navigation has under another one's entry."""
+
+
 def _current(path: str) -> str:
     """The entry of the navigation that a page is under."""
+    area = path.removeprefix(f"{CONSOLE}/").partition("/")[0]
+    path = f"{CONSOLE}/{_ELSEWHERE[area]}" if area in _ELSEWHERE else path
     under = [address for _, address, _ in NAV[1:] if path == address or path.startswith(f"{address}/")]
     return under[0] if under else CONSOLE
 

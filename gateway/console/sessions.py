@@ -1,15 +1,15 @@
-"""Who a browser is: a cookie that holds a token, and what its forms must carry (protocol §14.7).
+"""Who a browser is: a cookie that holds a token, and what its forms must carry (protocol §14.5).
 
 Nothing is kept here. Every gateway knows the session, and a token that is revoked ends it with its next request. The
 cookie is for `/console` alone: `/v1` and `/openai` never read it. No script reads it, and no other site's page sends
-it. Outside of this machine it travels over HTTPS only.
+it. Outside of this machine it travels over HTTPS only. Two gateways of one host each have a cookie of their own.
 """
 
 import hmac
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -26,9 +26,18 @@ CSRF: Final = "csrf"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+def cookie_name(headers: Headers) -> str:
+    """The cookie of the gateway that is called: browsers tell cookies apart by host, and not by port."""
+    try:
+        port = _called(headers).port
+    except ValueError:  # no port has this number
+        port = None
+    return COOKIE if port is None else f"{COOKIE}_{port}"
+
+
 def session_of(request: Request) -> Secret | None:
     """The token in the cookie; None without one, or if it has not the form of one."""
-    held = request.cookies.get(COOKIE)
+    held = request.cookies.get(cookie_name(request.headers))
     return None if held is None else read_secret(held)
 
 
@@ -43,8 +52,9 @@ def end(response: Response, headers: Headers) -> None:
 
 
 def _set(response: Response, value: str, seconds: int, headers: Headers) -> None:
-    cookie: SimpleCookie = SimpleCookie({COOKIE: value})
-    own = cookie[COOKIE]
+    name = cookie_name(headers)
+    cookie = SimpleCookie({name: value})
+    own = cookie[name]
     own["path"], own["max-age"], own["httponly"], own["samesite"] = CONSOLE, seconds, True, "Strict"
     if not is_loopback(headers):
         own["secure"] = True
@@ -76,4 +86,9 @@ def check_origin(headers: Headers) -> None:
 
 def is_loopback(headers: Headers) -> bool:
     """Whether the browser is on this machine, by the name that it calls."""
-    return urlsplit(f"//{headers.get('host', '')}").hostname in _LOOPBACK
+    return _called(headers).hostname in _LOOPBACK
+
+
+def _called(headers: Headers) -> SplitResult:
+    """The name that the browser calls, which the guard has checked."""
+    return urlsplit(f"//{headers.get('host', '')}")

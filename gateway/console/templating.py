@@ -36,7 +36,7 @@ class Templates:
 
     def __init__(self) -> None:
         self.assets: Mapping[str, Asset] = {path.name: _asset(path) for path in (HERE / "static").iterdir()}
-        self._jinja = Environment(
+        self.jinja = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
@@ -45,7 +45,7 @@ class Templates:
             auto_reload=False,
             finalize=formats.finalized,
         )
-        filters, shared = cast("dict[str, Any]", self._jinja.filters), cast("dict[str, Any]", self._jinja.globals)
+        filters, shared = cast("dict[str, Any]", self.jinja.filters), cast("dict[str, Any]", self.jinja.globals)
         filters |= {
             "ago": formats.ago,
             "content": readable_content,
@@ -64,9 +64,9 @@ class Templates:
     def _address_of(self, name: str) -> str:
         return self.assets[name].address
 
-    def render(self, name: str, **context: object) -> str:
+    def render(self, name: str, /, **context: object) -> str:
         """A template's text."""
-        return self._jinja.get_template(name).render(context)
+        return self.jinja.get_template(name).render(context)
 
 
 def _asset(path: Path) -> Asset:

@@ -14,7 +14,7 @@ WHERE t.conversation_id IS NOT NULL GROUP BY t.output_box_id ORDER BY max(t.crea
 -- name: list_chats :many
 -- The conversations of these boxes, each with the beginning of what was asked last, and where that turn stands.
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
-       c.updated_at, left({instruction_of(i)}, 300) AS asked, {status_of_turn}
+       c.updated_at, left({instruction_of(i)}, 300) AS asked, {turn_status} AS status
 FROM unnest(:boxes::text[]) n (box)
 CROSS JOIN LATERAL (SELECT x.* FROM state.conversations x WHERE x.output_box_id = n.box::uuid AND x.project_id = :project_id LIMIT 1) c
 LEFT JOIN LATERAL (
@@ -27,7 +27,7 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id =
 -- name: list_chat_turns :many
 -- The last turns of a conversation, those before a place if it is given, oldest first, each with what was asked and where it stands.
 SELECT * FROM (
-    SELECT i.agent_turn_id, i.created_at, {status_of_turn}, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at,
+    SELECT i.agent_turn_id, i.created_at, {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at,
            o.error_code, left(o.error, 2000) AS error, o.deliverable_card_id, left({instruction_of(i)}, :text_limit::int) AS asked,
            i.payload -> 'ui_action' ->> 'tool_name' AS action_tool, i.context_headers ->> 'CG-Sender' AS requester,
            CASE WHEN o.agent_turn_id IS NULL THEN h.waiting_tool_count END AS waiting_tool_count,

@@ -82,6 +82,8 @@ class TurnNow(Tolerant):
     restart_count: int
     resume_deadline: datetime | None
     queued_because: str | None
+    asked: str | None
+    """The begin of the instruction; for a UI action the tool."""
     asks_people: bool
     """Whether a question of it to people is open."""
     stalled: Stall | None
@@ -125,11 +127,15 @@ class FoundTurn(Tolerant):
     agent_id: AgentId
     correlation_id: str | None
     created_at: datetime
+    asked: str | None
+    """The begin of the instruction; for a UI action the tool."""
 
 
 class TurnTold(TurnSummary):
     """A turn in a page, with what its committed steps used."""
 
+    asked: str | None
+    """The begin of the instruction; for a UI action the tool."""
     steps: int
     tokens: int
     cost: float | None

@@ -5,7 +5,7 @@
 -- Of 10,000 in hand and 10,000 queued ones at most; of one channel, agent, profile, state or turn if that is given.
 WITH
 live AS MATERIALIZED (
-    SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status AS inbox_status, h.status,
+    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status AS inbox_status, h.status,
            h.started_at, h.updated_at AS since, h.step_count, h.step_attempt, h.model_failures, h.restart_count, h.waiting_tool_count,
            h.resume_deadline, h.profile_box_id, NULL AS queued_because
     FROM (SELECT x.* FROM state.agent_state_head x
@@ -13,7 +13,7 @@ live AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT y.* FROM state.agent_inbox y WHERE y.inbox_id = h.active_inbox_id AND y.project_id = :project_id OFFSET 0) i
     UNION ALL
-    SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status, 'queued', NULL, i.created_at,
+    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status, 'queued', NULL, i.created_at,
            0, 0, 0, 0, 0, NULL, state.as_uuid(i.payload ->> 'profile_box_id'),
            CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
                 WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
@@ -63,31 +63,32 @@ page AS (
 )
 SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, (
     SELECT coalesce(jsonb_agg(to_jsonb(x) ORDER BY x.place), '[]') FROM (
-        SELECT p.place, p.agent_turn_id, p.agent_id, p.channel_id, p.correlation_id, p.payload ->> 'conversation_id' AS conversation_id, p.status,
-               p.inbox_status, p.created_at, p.started_at, p.since, p.step_count AS steps, p.step_attempt, p.model_failures, p.restart_count,
-               p.resume_deadline, p.queued_because, p.asks_people, p.stalled, f.name AS profile_name,
-               coalesce(u.model, p.payload #>> '{runtime_config,model}', f.model) AS model, u.tokens, u.cost, n.parent_turn_id,
+        SELECT g.place, g.agent_turn_id, g.agent_id, g.channel_id, g.correlation_id, g.payload ->> 'conversation_id' AS conversation_id, g.status,
+               g.inbox_status, g.created_at, g.started_at, g.since, g.step_count AS steps, g.step_attempt, g.model_failures, g.restart_count,
+               g.resume_deadline, g.queued_because, {asked_of(g)} AS asked, g.asks_people, g.stalled, f.name AS profile_name,
+               coalesce(u.model, g.payload #>> '{runtime_config,model}', f.model) AS model, u.tokens, u.cost, n.parent_turn_id,
                coalesce(n.stopping_at IS NOT NULL AND NOT n.ended, false) AS stopping,
-               CASE p.stalled WHEN 'slow_step' THEN {is_unserved(p.agent_id)} WHEN 'not_begun' THEN {is_unserved(p.agent_id)} ELSE false END AS unserved,
-               CASE p.status WHEN 'suspended' THEN (
+               CASE g.stalled WHEN 'slow_step' THEN {is_unserved(g.agent_id)} WHEN 'not_begun' THEN {is_unserved(g.agent_id)} ELSE false END AS unserved,
+               CASE g.status WHEN 'suspended' THEN (
                    SELECT jsonb_agg(to_jsonb(k) ORDER BY k.created_at, k.tool_call_id) FROM (
-                       SELECT w.tool_call_id, w.tool_name, w.created_at, coalesce(w.deadline, p.resume_deadline) AS deadline, w.wait_status, b.tasks, b.tasks_done,
+                       SELECT w.tool_call_id, w.tool_name, w.created_at, coalesce(w.deadline, g.resume_deadline) AS deadline, w.wait_status, b.tasks, b.tasks_done,
                               b.only_turn_id, (SELECT q.interrupt_id FROM state.interrupts q WHERE q.interrupt_id = w.held_by AND q.status = 'open') AS question_id
                        FROM state.turn_waiting_tools w
-                       CROSS JOIN LATERAL {batches_of_call(p.agent_turn_id, w.tool_call_id)} b
-                       WHERE w.agent_turn_id = p.agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
-                       ORDER BY w.created_at, w.tool_call_id LIMIT 5) k) END AS calls, p.waiting_tool_count AS open_calls
-        FROM page p
-        LEFT JOIN LATERAL {profile_in_box(p.profile_box_id)} f ON true
-        LEFT JOIN state.turn_nodes n ON n.agent_turn_id = p.agent_turn_id AND n.project_id = :project_id
-        CROSS JOIN LATERAL {use_of_turn(p.agent_turn_id)} u) x) AS turns
+                       CROSS JOIN LATERAL {batches_of_call(g.agent_turn_id, w.tool_call_id)} b
+                       WHERE w.agent_turn_id = g.agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
+                       ORDER BY w.created_at, w.tool_call_id LIMIT 5) k) END AS calls, g.waiting_tool_count AS open_calls
+        FROM page g
+        LEFT JOIN LATERAL {profile_in_box(g.profile_box_id)} f ON true
+        LEFT JOIN state.turn_nodes n ON n.agent_turn_id = g.agent_turn_id AND n.project_id = :project_id
+        CROSS JOIN LATERAL {use_of_turn(g.agent_turn_id)} u) x) AS turns
 FROM counted c;
 
 -- name: page_turns_told :many
 -- As page_turns, in a state or `ended` if that is given, with what each turn used.
-SELECT p.*, u.steps, u.tokens, u.cost, u.model FROM (
-    SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,
-           {status_of_turn}, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
+SELECT g.agent_turn_id, g.agent_id, g.channel_id, g.created_at, g.correlation_id, g.payload ->> 'conversation_id' AS conversation_id, g.status,
+       g.started_at, g.ended_at, g.error_code, {asked_of(g)} AS asked, u.steps, u.tokens, u.cost, u.model FROM (
+    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload, {turn_status} AS status,
+           coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
     FROM state.agent_inbox i
     LEFT JOIN LATERAL (SELECT x.* FROM state.turn_outcomes x WHERE x.agent_turn_id = i.agent_turn_id AND x.project_id = i.project_id OFFSET 0) o ON true
     LEFT JOIN LATERAL (
@@ -98,19 +99,19 @@ SELECT p.*, u.steps, u.tokens, u.cost, u.model FROM (
       AND (:status::text IS NULL OR CASE :status WHEN 'ended' THEN o.agent_turn_id IS NOT NULL ELSE o.status = :status END)
       AND i.created_at <= coalesce(:before_at::timestamptz, 'infinity')
       AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
-    ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) p
-CROSS JOIN LATERAL {use_of_turn(p.agent_turn_id)} u
-ORDER BY p.created_at DESC, p.agent_turn_id DESC;
+    ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) g
+CROSS JOIN LATERAL {use_of_turn(g.agent_turn_id)} u
+ORDER BY g.created_at DESC, g.agent_turn_id DESC;
 
 -- name: search_turns :many
 -- Turns whose id begins with a text, among the last 10,000, and those that a caller has named so; of one channel if that is given.
-SELECT x.agent_turn_id, x.agent_id, x.correlation_id, x.created_at FROM (
-    SELECT i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at FROM state.agent_inbox i
+SELECT x.agent_turn_id, x.agent_id, x.correlation_id, x.created_at, {asked_of(x)} AS asked FROM (
+    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at, i.payload FROM state.agent_inbox i
     WHERE i.correlation_id = ANY (:correlations::text[]) AND i.project_id = :project_id AND i.message_type IN {turn_types}
       AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
     UNION
-    SELECT r.agent_turn_id, r.agent_id, r.correlation_id, r.created_at FROM (
-        SELECT i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at, i.channel_id FROM state.agent_inbox i
+    SELECT r.project_id, r.agent_turn_id, r.agent_id, r.correlation_id, r.created_at, r.payload FROM (
+        SELECT i.project_id, i.agent_turn_id, i.agent_id, i.correlation_id, i.created_at, i.channel_id, i.payload FROM state.agent_inbox i
         WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} ORDER BY i.created_at DESC LIMIT 10000) r
     WHERE starts_with(r.agent_turn_id, :beginning) AND (:channel_id::text IS NULL OR r.channel_id = :channel_id)) x
 ORDER BY x.created_at DESC LIMIT :row_limit::int;

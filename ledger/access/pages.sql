@@ -3,7 +3,7 @@
 -- name: page_turns :many
 -- Turns of a project, of one channel, agent or conversation if that is given, the newest first, after a place in that order.
 SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,
-       {status_of_turn},
+       {turn_status} AS status,
        coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
 FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id

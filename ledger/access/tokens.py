@@ -27,6 +27,13 @@ class TokenLine(Tolerant):
     revoked_at: datetime | None
 
 
+class TokenLabel(Tolerant):
+    """What people call a token, under the name by which the ledger knows who asked."""
+
+    sender: str
+    label: str
+
+
 class _FoundToken(TokenLine):
     secret_hash: bytes
 
@@ -60,6 +67,11 @@ async def add_token(
 async def list_tokens(conn: Connection, project: ProjectId) -> list[TokenLine]:
     """The tokens of a project, the newest first, revoked ones too."""
     return await query("list_tokens").all_as(conn, TokenLine, project_id=project)
+
+
+async def list_token_labels(conn: Connection, project: ProjectId) -> list[TokenLabel]:
+    """The labels of the newest 1,000 tokens that have one; revoked tokens keep theirs."""
+    return await query("list_token_labels").all_as(conn, TokenLabel, project_id=project)
 
 
 async def revoke_token(conn: Connection, project: ProjectId, token: TokenId) -> TokenLine:

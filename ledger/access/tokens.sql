@@ -17,6 +17,11 @@ WHERE t.token_id = :token_id AND t.revoked_at IS NULL AND (t.expires_at IS NULL 
 SELECT t.token_id, t.project_id, t.channel_id, t.role, t.label, t.created_at, t.expires_at, t.revoked_at
 FROM state.gateway_tokens t WHERE t.project_id COLLATE "C" = :project_id ORDER BY t.created_at DESC, t.token_id;
 
+-- name: list_token_labels :many
+-- The labels of a project's newest tokens that have one, each under the name by which the ledger knows who asked.
+SELECT 'token.' || t.token_id AS sender, t.label FROM state.gateway_tokens t
+WHERE t.project_id COLLATE "C" = :project_id AND t.label <> '' ORDER BY t.created_at DESC LIMIT 1000;
+
 -- name: revoke_token :opt
 -- Revoke a token of a project; a second time changes nothing.
 UPDATE state.gateway_tokens t SET revoked_at = coalesce(t.revoked_at, clock_timestamp())

@@ -109,7 +109,7 @@ page AS (
     ORDER BY w.path LIMIT :row_limit::int
 )
 SELECT w.agent_turn_id, w.parent_turn_id, w.depth, i.agent_id, coalesce(n.waited, false) AS waited, n.stopping_at IS NOT NULL AND NOT n.ended AS stopping,
-       n.stop_reason, {status_of_turn},
+       n.stop_reason, {turn_status} AS status,
        o.error_code, i.created_at, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, t.batch_id, t.task_index, t.label,
        b.parent_tool_call_id AS tool_call_id, b.status AS batch_status, u.tokens, u.cost, u.steps,
        (SELECT to_jsonb(g) FROM state.budgets g WHERE g.budget_id = w.agent_turn_id AND i.payload ? 'budget') AS budget

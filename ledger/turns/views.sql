@@ -6,7 +6,7 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
        coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
-       {status_of_turn},
+       {turn_status} AS status,
        CASE WHEN o.agent_turn_id IS NULL AND i.status = 'queued' THEN (
            SELECT CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
                        WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
@@ -33,7 +33,7 @@ WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.mess
 -- The newest turns of a project, or of one of its agents, with the beginning of the instruction.
 WITH page AS MATERIALIZED (
     SELECT i.agent_turn_id, i.project_id, i.agent_id, i.created_at, i.correlation_id, i.turn_epoch, i.payload,
-           {status_of_turn},
+           {turn_status} AS status,
            o.started_at, o.ended_at, o.error_code, o.stats ->> 'truncated' AS truncated
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
@@ -45,12 +45,7 @@ WITH page AS MATERIALIZED (
 SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch, g.status, g.started_at, g.ended_at, g.error_code, g.truncated,
        (SELECT count(*) FROM state.turn_waiting_tools w
         WHERE w.agent_turn_id = g.agent_turn_id AND w.project_id = g.project_id AND w.wait_status = 'expired') AS calls_timed_out,
-       coalesce(g.payload -> 'ui_action' ->> 'tool_name',
-                (SELECT left(coalesce(c.content ->> 'text', c.content ->> 'data'), 300)
-                 FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
-                 WHERE p.box_id = state.as_uuid(g.payload ->> 'context_box_id') AND c.tenant_id = g.project_id
-                   AND c.metadata ->> 'type' = 'task.instruction'
-                 ORDER BY p.position DESC LIMIT 1)) AS asked
+       {asked_of(g)} AS asked
 FROM page g ORDER BY g.created_at DESC;
 
 -- name: list_conversations :many
@@ -74,7 +69,7 @@ ORDER BY c.updated_at DESC LIMIT :row_limit::int;
 -- name: list_conversation_turns :many
 -- The last turns that write into a box, oldest first: a conversation's.
 SELECT * FROM (
-    SELECT i.agent_turn_id, i.created_at, {status_of_turn}, o.ended_at, o.error_code,
+    SELECT i.agent_turn_id, i.created_at, {turn_status} AS status, o.ended_at, o.error_code,
            (SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
             WHERE p.box_id = state.as_uuid(i.payload ->> 'context_box_id') AND c.tenant_id = i.project_id
               AND c.metadata ->> 'type' = 'task.instruction'

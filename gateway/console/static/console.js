@@ -63,6 +63,7 @@
     if (gone || page.hidden || !regions.length) return;
     if (composing || regions.some(selecting)) { last = Date.now(); changed(); return; }
     busy = true;
+    const began = Date.now();
     try {
       const answer = await fetch(location.href, {
         headers: { Accept: "text/html", "X-Console-Fragment": regions.map((each) => each.id).join(",") },
@@ -78,7 +79,7 @@
       }
       for (const step of settled) forget(step);
       settled.clear();
-      wait = WAIT;
+      wait = Math.max(WAIT, 4 * (Date.now() - began));  // a page that costs much is asked for less often
     } catch {
       wait = Math.min(wait * 2, SLOWEST);
       again = true;

@@ -169,8 +169,6 @@ def _chosen(children: Sequence[Branch], room: int) -> tuple[Sequence[Branch], Se
 def _words(branch: Branch) -> Iterator[str]:
     """What people should know of a turn beside its state."""
     node = branch.node
-    if node.error_code:
-        yield node.error_code
     below = branch.whole.failed - (node.status in _FAILED)
     if below:
         yield f"{below:,} failed below"

@@ -31,7 +31,7 @@ from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId
 
 MOST_TURNS: Final = 5000
-_BAR: Final = 240
+_BAR: Final = 200
 _TOKEN: Final = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
 
 

@@ -143,6 +143,7 @@ async def turn_page(visit: Visit[TurnQuery, Any]) -> Response:
         later=min(last + WINDOW, len(found.steps)) if last < len(found.steps) else None,
         inputs=found.inputs,
         deliverable=deliverable,
+        delivered=None if deliverable is None else value_of(deliverable),
         steers=[each for each in steers if each.step_id is None],
         questions=found.questions,
         budgets=[budget for budget in found.budgets if principal.sees(budget.channel_id)],

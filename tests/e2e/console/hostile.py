@@ -10,10 +10,10 @@ RAN = "window.__ran.push"
 TEXTS = (
     f"<script data-evil>{RAN}('script')</script>",
     f"<img data-evil src=x onerror=\"{RAN}('img')\">",
-    f"\"><svg data-evil onload=\"{RAN}('svg')\">",
+    f'"><svg data-evil onload="{RAN}(\'svg\')">',
     f"' data-evil onmouseover='{RAN}(1)' onfocus='{RAN}(2)' autofocus tabindex='1",
     f'" data-evil onmouseover="{RAN}(3)" onfocus="{RAN}(4)" autofocus tabindex="1',
-    f"</textarea></pre></title></script><iframe data-evil srcdoc=\"<script>parent.{RAN[7:]}('frame')</script>\"></iframe>",
+    '</textarea></pre></title></script><iframe data-evil srcdoc="<script>parent.__ran.push(7)</script>"></iframe>',
     "<style data-evil>main { display: none }</style><base data-evil href='https://evil.example/'>",
     "<meta data-evil http-equiv='refresh' content='0; url=https://evil.example/'>",
     "<form data-evil action='https://evil.example/'><input data-evil name=csrf></form>",
@@ -24,9 +24,9 @@ TEXTS = (
 )
 """Texts for names, labels and values."""
 MARKDOWN = (
-    *(f"[a link]({scheme}:{RAN}('{scheme}'))" for scheme in ("javascript", "JaVaScRiPt", "vbscript", "java&#10;script")),
+    *(f"[a link]({name}:{RAN}(8))" for name in ("javascript", "JaVaScRiPt", "vbscript", "java&#10;script")),
     f"[data](data:text/html;base64,PHNjcmlwdD5hbGVydCgxKTwvc2NyaXB0Pg==) <javascript:{RAN}('auto')>",
-    f"![an image](https://evil.example/pixel.png \"x\" onerror=\"{RAN}('image')\")",
+    f'![an image](https://evil.example/pixel.png "x" onerror="{RAN}(\'image\')")',
     "![tracking](//evil.example/pixel.png) [//](//evil.example) [home](/console/leave)",
     f"[reference]: javascript:{RAN}('reference)')\n\n[reference]",
     f"| a | b |\n|---|---|\n| <img data-evil src=x onerror={RAN}('cell')> | [x](javascript:{RAN}('cell')) |",

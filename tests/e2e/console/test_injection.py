@@ -1,7 +1,7 @@
 """What strangers write is shown and nothing else: no script of theirs runs, no request leaves, no page breaks."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -12,58 +12,196 @@ from tests.e2e.console import hostile
 from tests.e2e.console.conftest import Seats
 from tests.support.console.windows import Window
 from tests.support.people import Person
-from tests.support.tenants import Tenant
-from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent, put_tool
+from tests.support.tenants import ALICE, Tenant
+from tests.support.tools import Hand, call_of, calling, definition, hand_of
+from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentId
+from turnstile.schema.ids import AgentId, AgentTurnId
+from turnstile.schema.people.approvals import ApprovalRule, Decision
 
-_POKE = """
+MALLORY = AgentId("mallory")
+_POKE = r"""
 () => {
   for (const each of document.querySelectorAll('details')) each.open = true;
   for (const each of document.querySelectorAll('body *')) {
     for (const name of ['mouseover', 'mouseenter', 'focus', 'pointerenter', 'load', 'error'])
       each.dispatchEvent(new Event(name));
   }
+  const addresses = ['href', 'src', 'action', 'formaction', 'data'];
   return {
     elements: document.querySelectorAll('[data-evil]').length,
-    frames: document.querySelectorAll('iframe, object, embed, base').length,
+    frames: document.querySelectorAll('iframe, object, embed, base, meta[http-equiv]').length,
     handlers: [...document.querySelectorAll('body *')].flatMap((each) => each.getAttributeNames())
       .filter((name) => name.startsWith('on')),
-    schemes: [...document.querySelectorAll('[href], [src], [action], [formaction]')]
-      .flatMap((each) => ['href', 'src', 'action', 'formaction'].map((name) => each.getAttribute(name)))
-      .filter((value) => value && /^[a-z][a-z0-9+.-]*:/i.test(value.trim()) && !/^(https?|mailto):/i.test(value.trim())),
-    images: [...document.querySelectorAll('main img')].length,
-    template: document.body.innerText.includes('1337'),
+    schemes: [...document.querySelectorAll('*')].flatMap((each) => addresses.map((name) => each.getAttribute(name)))
+      .filter((value) => value && /^\s*[a-z][a-z0-9+.-]*:/i.test(value) && !/^(https?|mailto):/i.test(value)),
+    images: document.querySelectorAll('main img').length,
+    templates: document.body.innerText.split('1337').length - 1,
     hidden: getComputedStyle(document.querySelector('main')).display === 'none',
+    unseen: /[\u202a-\u202e\u2066-\u2069\u200b\ufeff]/.test(document.body.innerText),
   };
 }
 """
-_HARMLESS = {
+_HARMLESS: dict[str, Any] = {
     "elements": 0,
     "frames": 0,
     "handlers": [],
     "schemes": [],
     "images": 0,
-    "template": False,
+    "templates": 0,
     "hidden": False,
+    "unseen": False,
 }
 
 
-async def poked(window: Window) -> None:
-    """Touch everything on the page; nothing of a stranger's may be an element or run."""
-    found: dict[str, Any] = await window.page.evaluate(_POKE)
-    assert found == _HARMLESS, f"{window.page.url}: {found}"
-    await window.check()
+@dataclass
+class Looked:
+    """A window on pages that strangers have filled."""
+
+    window: Window
+    left: list[str] = field(default_factory=list[str])
+    """Requests to other places than the gateway."""
+
+    def watch(self, page: Page) -> None:
+        """Note where requests go."""
+        own = urlsplit(self.window.url).netloc
+
+        def on_request(request: Request) -> None:
+            if urlsplit(request.url).netloc != own and not request.url.startswith("data:"):
+                self.left.append(request.url)
+
+        page.on("request", on_request)
+
+    async def harmless(self, path: str, *words: str) -> None:
+        """Open a page, wait until it shows these words, and touch all that is on it."""
+        await self.window.open(path)
+        await self.window.shows(*words)
+        found: dict[str, Any] = await self.window.page.evaluate(_POKE)
+        assert found == _HARMLESS, f"{path}: {found}"
+        assert self.left == [], path
+        assert urlsplit(self.window.page.url).path == path.partition("?")[0]
+        await self.window.check()
 
 
-def strangers(page: Page, url: str) -> list[str]:
-    """The addresses elsewhere that the page asks for."""
-    own, found = urlsplit(url).netloc, list[str]()
+@pytest.fixture
+async def looked(people: Seats) -> Looked:
+    """A window of an operator."""
+    made = Looked(await people.seat())
+    made.watch(made.window.page)
+    return made
 
-    def on_request(request: Request) -> None:
-        if urlsplit(request.url).netloc != own and not request.url.startswith("data:"):
-            found.append(request.url)
 
-    page.on("request", on_request)
-    return found
+@pytest.fixture
+async def hand(tenant: Tenant) -> AsyncIterator[Hand]:
+    """An agent whose profile, model, tools and answers are a stranger's."""
+    tool = definition(
+        "search",
+        description=hostile.EVERYTHING,
+        parameters={"type": "object", "properties": {text: {"description": text} for text in hostile.TEXTS}},
+    )
+    rules = {"search": ApprovalRule(description=hostile.EVERYTHING[:4000], requester_may_decide=True)}
+    fields: dict[str, Any] = {
+        "system_prompt_template": hostile.EVERYTHING.replace("{", "("),
+        "tags": list(hostile.TEXTS),
+        "allowed_tools": ["search", "ask_human"],
+        "interrupt_on": rules,
+    }
+    async with hand_of(tenant, tool, **fields) as made:
+        await tenant.profile(hostile.NAME, "player", **fields)
+        await add_agent(tenant.pool, tenant.project, MALLORY, hostile.NAME, display_name=hostile.EVERYTHING[:200])
+        yield made
+
+
+async def test_a_turn_with_its_call_and_its_answer(looked: Looked, hand: Hand) -> None:
+    """A turn, its tree, its approval open and decided, and its call, from instruction to deliverable."""
+    tenant = hand.tenant
+    turn = await hand.start(
+        calling(("search", hostile.everywhere()), text=hostile.EVERYTHING),
+        {"text": hostile.EVERYTHING},
+        correlation_id=hostile.TEXTS[1],
+        metadata={"note": hostile.EVERYTHING},
+    )
+    person = Person(tenant)
+    [asked] = await person.asked()
+    await looked.harmless("/console", "search")
+    await looked.harmless("/console/approvals", "search")
+    await looked.harmless(f"/console/approvals/{asked.interrupt_id}", "search", "Approve")
+    await person.decide(asked, comment=hostile.EVERYTHING[:4000])
+    call = call_of(turn)
+    await hand.called(call)
+    await looked.harmless("/console/calls", "search")
+    await looked.harmless(f"/console/calls/{call}", "search")
+    await hand.report(call, {"found": hostile.everywhere()})
+    await hand.ended(turn)
+    for path in (f"/console/turns/{turn}", f"/console/turns/{turn}/tree", f"/console/approvals/{asked.interrupt_id}"):
+        await looked.harmless(path, "alice")
+
+
+async def test_a_turn_that_fails_in_a_strangers_words(looked: Looked, hand: Hand) -> None:
+    said: JsonObject = {"text": "x", "error": {"code": "refused", "message": hostile.EVERYTHING, "retryable": False}}
+    turn = await hand.start(calling("search"), said)
+    person = Person(hand.tenant)
+    [asked] = await person.asked()
+    await person.decide(asked, Decision.REJECT, comment=hostile.EVERYTHING[:4000])
+    await hand.ended(turn)
+    await looked.harmless(f"/console/turns/{turn}", "failed")
+    await looked.harmless(f"/console/approvals/{asked.interrupt_id}", "rejected")
+
+
+async def test_a_question_and_its_choices(looked: Looked, hand: Hand) -> None:
+    asks: JsonObject = {"question": hostile.EVERYTHING[:4000], "choices": list(hostile.TEXTS[:8])}
+    await hand.start(calling(("ask_human", asks)), {"text": "so be it"})
+    [asked] = await Person(hand.tenant).asked()
+    await looked.harmless("/console/approvals")
+    await looked.harmless(f"/console/approvals/{asked.interrupt_id}")
+
+
+async def test_a_conversation(looked: Looked, hand: Hand) -> None:
+    told = await hand.start({"text": hostile.EVERYTHING}, conversation_id="chat")
+    await hand.ended(told)
+    await looked.harmless("/console/conversations", "chat")
+    await looked.harmless(f"/console/conversations/{ALICE}/chat")
+
+
+async def test_text_that_streams(looked: Looked, hand: Hand) -> None:
+    """Pieces are appended as they come: not even a whole element in one piece is one."""
+    turn = await hand.start({"text": hostile.EVERYTHING, "chunks": 4, "delay_seconds": 0.4})
+    await looked.window.open(f"/console/turns/{turn}")
+    await looked.window.shows("data-evil")
+    await looked.harmless(f"/console/turns/{turn}")
+    await hand.ended(turn)
+
+
+async def test_the_roster(looked: Looked, hand: Hand) -> None:
+    name = quote(hostile.NAME, safe="")
+    assert hand.agent == ALICE
+    for path in ("/console/agents", f"/console/agents/{MALLORY}", f"/console/profiles/{name}", "/console/tools"):
+        await looked.harmless(path)
+
+
+async def test_a_model_that_nobody_has(looked: Looked, hand: Hand) -> None:
+    """Its name stands in costs, in attempts and in errors."""
+    turn: AgentTurnId = await hand.start({"text": "never"}, runtime_config={"model": f"scripted/{hostile.TEXTS[1]}"})
+    await hand.ended(turn)
+    await looked.harmless(f"/console/turns/{turn}", "failed")
+    await looked.harmless("/console/costs")
+    await looked.harmless("/console")
+
+
+@pytest.mark.parametrize("text", [hostile.TEXTS[1], hostile.TEXTS[2], "{{ 191 * 7 }}", "javascript:alert(1)"])
+async def test_what_stands_in_an_address(looked: Looked, text: str) -> None:
+    """A link that somebody sends: unknown names, searches and codes are shown as text, or not at all."""
+    found = quote(text, safe="")
+    page = looked.window.page
+    for path in (
+        f"/console/turns/{found}",
+        f"/console/agents/{found}",
+        f"/console/profiles/{found}",
+        f"/console/session?told={found}",
+        f"/console/turns?q={found}",
+        f"/console/enter?next={found}",
+        f"/console/approvals?status={found}",
+    ):
+        await page.goto(f"{looked.window.url}{path}")
+        assert (await page.evaluate(_POKE)) == _HARMLESS, path
+    assert looked.left == []

@@ -228,7 +228,7 @@ async def test_a_tree_is_rolled_up_and_its_failed_branch_is_marked(operator: htt
     turn = ended.view.agent_turn_id
     words = await shown(operator, f"{of(turn)}/tree")
     assert "1 failed below" in words
-    assert "1 turn failed; the branches say so." in words
+    assert "1 of 3 turns failed." in words
     assert "Turns 3" in words.replace("  ", " ")
     page = (await operator.get(of(turn))).text
     assert f'href="{of(turn)}/tree"' in page

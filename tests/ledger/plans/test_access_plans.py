@@ -91,13 +91,6 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "list_turns_in_box_from a turn": lambda conn: pages.list_turns_in_box_from(
             conn, PROJECT, TALK, AgentTurnId("t145"), row_limit=PAGE
         ),
-        "list_recent_boxes": lambda conn: chats.list_recent_boxes(conn, PROJECT, looked_through=ROWS, row_limit=PAGE),
-        "list_chats": lambda conn: chats.list_chats(conn, PROJECT, [TALK]),
-        "list_chat_turns": lambda conn: chats.list_chat_turns(conn, PROJECT, TALK, row_limit=PAGE),
-        "list_chat_turns before a place": lambda conn: chats.list_chat_turns(
-            conn, PROJECT, TALK, before=place, row_limit=PAGE
-        ),
-        "list_chat_cards": lambda conn: chats.list_chat_cards(conn, PROJECT, [turn], row_limit=PAGE),
         "look_at_live_turns": lambda conn: now.look_at_live_turns(conn, PROJECT, channel=None, row_limit=PAGE),
         "look_at_live_turns of one": lambda conn: now.look_at_live_turns(
             conn, PROJECT, channel=CHANNEL, turn=turn, row_limit=1
@@ -112,6 +105,13 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "list_cards_of_steps": lambda conn: now.list_cards_of_steps(
             conn, PROJECT, turn, [StepId(f"{turn}-s1")], [CardId(f"{turn}-deliverable")]
         ),
+        "list_recent_boxes": lambda conn: chats.list_recent_boxes(conn, PROJECT, looked_through=ROWS, row_limit=PAGE),
+        "list_chats": lambda conn: chats.list_chats(conn, PROJECT, [TALK]),
+        "list_chat_turns": lambda conn: chats.list_chat_turns(conn, PROJECT, TALK, row_limit=PAGE),
+        "list_chat_turns before a place": lambda conn: chats.list_chat_turns(
+            conn, PROJECT, TALK, before=place, row_limit=PAGE
+        ),
+        "list_chat_cards": lambda conn: chats.list_chat_cards(conn, PROJECT, [turn], row_limit=PAGE),
         "is_box_of_channel": lambda conn: pages.is_box_of_channel(conn, PROJECT, CHANNEL, TALK),
     }
 
