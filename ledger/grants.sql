@@ -86,7 +86,10 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations'),
+    ('state.rejections'), ('state.repairs'), ('state.workers'),
+    -- what the audit reads besides
+    ('public.boxes'), ('state.agent_state_pointers'), ('state.budget_reservations'), ('state.identity_edges'), ('state.memory_cuts')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

@@ -8,20 +8,26 @@ per stream.
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import nats.errors
 from nats.js.errors import NoStreamResponseError
 from pydantic import Field, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
+from turnstile.schema.ids import ChannelId, ProjectId, token
+from turnstile.schema.tools import expand_subject
 from turnstile.schema.wire import subjects
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, words_of
 from turnstile.transport.streams import JetStreamError, call_api, covers
 
 _PAGES = 20
 _NOT_FOUND = 404
+_TRIES = 4
+_TRY_SECONDS = 0.15
+"""Between two pulls a consumer looks idle for a moment, so idle consumers are queried again."""
+_ANY = "*"
 
 
 class NoStream(ServerUnavailable):
@@ -146,6 +152,45 @@ async def named_consumers(
             if error.status != _NOT_FOUND:
                 raise
     return found
+
+
+def tool_pattern(target_subject: str | None, project: ProjectId) -> str | None:
+    """The subject of a tool's calls with a wildcard for the channel; None for a `target_subject` that is invalid."""
+    target = target_subject or ""
+    try:
+        expand_subject(target, project, ChannelId("any"))
+    except BadRequest:
+        return None
+    return target.replace("{project_id}", project).replace("{channel_id}", _ANY)
+
+
+def tool_consumers(pattern: str, project: ProjectId) -> list[str]:
+    """The consumer names that `ToolService` gives a tool of this pattern."""
+    parts = pattern.split(".")[6:]
+    if len(parts) < 2:
+        return []
+    shared = f"turnstile_tool_{'_'.join(token(each, 'target') for each in parts)}"
+    return [shared, f"{shared}@{project}"]
+
+
+async def find_listeners(
+    ask: Callable[[], Awaitable[list[Consumer] | None]], names: Iterable[str], patterns: Sequence[str]
+) -> list[Consumer] | None:
+    """What `ask` finds, asked again for a moment until those named, and one for each pattern, have an open pull.
+
+    None if `ask` says so.
+    """
+    seen: dict[str, Consumer] = {}
+    for _ in range(_TRIES):
+        found = await ask()
+        if found is None:
+            return None
+        seen |= {each.name: each for each in found if each.listens or each.name not in seen}
+        waits = all(seen[name].listens for name in names if name in seen)
+        if waits and all(any(each.listens and each.takes(one) for each in seen.values()) for one in patterns):
+            break
+        await asyncio.sleep(_TRY_SECONDS)
+    return list(seen.values())
 
 
 async def _page(conn: NatsConnection, stream: str, offset: int) -> _ConsumerPage:

@@ -64,6 +64,9 @@ class PageDispatch:
             return await self.page.handler(self._visit(request, principal, secret, query, form, known))
         except TurnstileError as error:
             return refused(plain, error)
+        finally:
+            if self.page.method == "POST":
+                self._console.feeds.ends.nudge(principal.project_id)
 
     async def _known(self, request: Request, principal: Principal) -> tuple[int, Mapping[str, str]]:
         """What every page shows: the count of open questions, and the labels of tokens. A stream shows nothing."""

@@ -38,7 +38,7 @@ NAV: Final = (
 )
 
 
-def render(visit: Visit[Any, Any], template: str, status: int = 200, **context: object) -> Response:
+def render(visit: Visit[Any, Any], template: str, /, status: int = 200, **context: object) -> Response:
     """A template as a page of this session.
 
     Beside `context` templates have `visit`, `principal`, `csrf`, `may("ask")`, `who(sender)`, `nav`, `current`, `told`
@@ -94,8 +94,14 @@ def _also(answer: Response, problem: Problem) -> Response:
     return answer
 
 
+_ELSEWHERE: Final = {"profiles": "agents", "tools": "agents", "letters": "calls", "budgets": "costs"}
+"""Pages that the navigation has under another one's entry."""
+
+
 def _current(path: str) -> str:
     """The entry of the navigation that a page is under."""
+    area = path.removeprefix(f"{CONSOLE}/").partition("/")[0]
+    path = f"{CONSOLE}/{_ELSEWHERE[area]}" if area in _ELSEWHERE else path
     under = [address for _, address, _ in NAV[1:] if path == address or path.startswith(f"{address}/")]
     return under[0] if under else CONSOLE
 

@@ -12,6 +12,14 @@ from starlette.routing import BaseRoute, Route
 
 from turnstile.gateway.console.dispatch import PageDispatch
 from turnstile.gateway.console.enter import enter_routes
+from turnstile.gateway.console.figures.budget_pages import pages as budget_pages
+from turnstile.gateway.console.figures.cost_pages import pages as cost_pages
+from turnstile.gateway.console.figures.health_page import pages as health_pages
+from turnstile.gateway.console.fleet.agent_pages import pages as agent_pages
+from turnstile.gateway.console.fleet.call_pages import pages as call_pages
+from turnstile.gateway.console.fleet.letter_pages import pages as letter_pages
+from turnstile.gateway.console.fleet.profile_pages import pages as profile_pages
+from turnstile.gateway.console.fleet.tool_pages import pages as tool_pages
 from turnstile.gateway.console.live import pages as live_pages
 from turnstile.gateway.console.page import Console, Page
 from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
@@ -28,6 +36,14 @@ from turnstile.schema.errors import Refused
 _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     live_pages,
     session_pages,
+    agent_pages,
+    profile_pages,
+    tool_pages,
+    call_pages,
+    letter_pages,
+    cost_pages,
+    budget_pages,
+    health_pages,
     turn_pages,
     approval_pages,
     conversation_pages,

@@ -14,4 +14,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     "rejected": "Rejected: the model is told.",
     "answered": "Answered: the model is told.",
     "tool_changed": "The tool was changed since it was asked about, so the call was not sent; the model is told.",
+    "paused": "The agent takes no further turn; what waits stays queued.",
+    "resumed": "The agent is active again.",
+    "retired": "The agent takes no further request; what waits still runs.",
+    "reported": "The call is answered; its turn goes on with that.",
+    "raised": "The budget is changed.",
+    "limited": "The limit holds from now on.",
+    "unlimited": "Nothing limits the project there any more.",
 }

@@ -64,7 +64,7 @@ class Templates:
     def _address_of(self, name: str) -> str:
         return self.assets[name].address
 
-    def render(self, name: str, **context: object) -> str:
+    def render(self, name: str, /, **context: object) -> str:
         """A template's text."""
         return self.jinja.get_template(name).render(context)
 

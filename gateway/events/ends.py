@@ -70,6 +70,14 @@ class Ends:
             if not held.waiting and held.task is not None:
                 held.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, held.task.cancel)
 
+    def nudge(self, project: ProjectId) -> None:
+        """Hint at all of a project: it was changed here, and of some changes no event tells."""
+        own = subjects.events_filter(project, None).removesuffix(">").partition("*")[0]
+        for subject, held in self._subjects.items():
+            if subject.startswith(own):
+                for hint in set[asyncio.Event]().union(*held.waiting.values()):
+                    hint.set()
+
     async def close(self) -> None:
         """End all subscriptions."""
         tasks = [held.task for held in self._subjects.values() if held.task is not None]

@@ -6,15 +6,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from starlette.datastructures import Headers
 
 from lab.pictures.story import Shop
+from turnstile.gateway.console.sessions import cookie_name
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Quiet: a browser that reports home hangs where there is no way out.
 ARGS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
-COOKIE = "turnstile_console"
 ZONE = "Europe/Berlin"
 WIDE, PHONE = (1280, 800), (390, 844)
 
@@ -68,7 +70,8 @@ async def signed_in(
         device_scale_factor=1.5,
     )
     if token is not None:
-        await context.add_cookies([{"name": COOKIE, "value": token, "url": f"{url}/console"}])
+        name = cookie_name(Headers({"host": urlsplit(url).netloc}))
+        await context.add_cookies([{"name": name, "value": token, "url": f"{url}/console"}])
     return context
 
 

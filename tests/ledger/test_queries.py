@@ -11,7 +11,19 @@ from pydantic import BaseModel
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
-from turnstile.ledger.access import addressees, chats, now, pages, past, tokens
+from turnstile.ledger.access import (
+    addressees,
+    calls_out,
+    chats,
+    costs,
+    dead_letters,
+    fleet,
+    now,
+    pages,
+    past,
+    profile_versions,
+    tokens,
+)
 from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
@@ -190,6 +202,18 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_recent_boxes": {"output_box_id"},
     "get_turn_request": past.TurnRequest,
     "list_turn_past": {"card_id"},
+    "list_calls_out": calls_out.ListedCall,
+    "get_call_out": calls_out.CallFile,
+    "list_dead_letters": dead_letters.DeadLetter,
+    "list_rejections": dead_letters.Rejection,
+    "page_agents": fleet.AgentFile,
+    "list_queue": fleet.QueuedTurn,
+    "list_processes": fleet.Process,
+    "list_target_needs": fleet.TargetNeed,
+    "list_profile_versions": profile_versions.ProfileVersion,
+    "get_profile_version": profile_versions.ProfileText,
+    "list_tool_users": profile_versions.ToolUser,
+    "sum_costs": costs._Row,
     "list_turns_in_box": {"agent_turn_id", "created_at"},
     "list_turns_in_box_from": {"agent_turn_id", "created_at"},
     "page_conversations": views.ConversationLine,

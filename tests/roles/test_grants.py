@@ -82,7 +82,7 @@ FORBIDDEN_TO_GATEWAYS = (
     "UPDATE state.gateway_tokens SET role = 'operator'",
     "DELETE FROM state.gateway_tokens",
     "SELECT FROM state.agent_inbox FOR UPDATE",
-    "SELECT FROM state.identity_edges",
+    "SELECT FROM state.duties",
 )
 """It reads, and nothing else."""
 REFUSED = (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError)

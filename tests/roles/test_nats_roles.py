@@ -51,7 +51,8 @@ MAY: dict[str, tuple[str, ...]] = {
     "gateway": (
         *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}.token.ab" for verb in CALLED_BY),
         "pub cg.v1r4.p.c.req.sys.bridge.steer.operator.token.ab",
-        "pub cg.v1r4.p.c.req.sys.bridge.box_make",
+        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("box_make", "report", "agent.pause", "agent.resume")),
+        f"pub $JS.API.CONSUMER.INFO.{CMD}.{TOOL}",
         *(f"pub $JS.API.{call}.{STR}" for call in ("STREAM.INFO", "STREAM.CREATE", "DIRECT.GET")),
         *GATEWAY_HEARS,
     ),
@@ -137,7 +138,8 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     ),
     "gateway": (
         *(f"pub cg.v1r4.demo.c.cmd.sys.bridge.{verb}" for verb in VERBS),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("report", "agent.put", "thread.describe", "stop")),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("agent.put", "tool.put", "thread.describe", "stop")),
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         f"pub $JS.API.STREAM.CREATE.{CMD}",
         f"pub $JS.API.STREAM.UPDATE.{STR}",

@@ -25,9 +25,8 @@ from turnstile.ledger.operations.monitor import (
     list_tool_targets,
 )
 from turnstile.ledger.pool import Pool
-from turnstile.schema.errors import BadRequest, ConfigError
-from turnstile.schema.ids import ChannelId, ProjectId, token
-from turnstile.schema.tools import expand_subject
+from turnstile.schema.errors import ConfigError
+from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection, connect
@@ -35,20 +34,19 @@ from turnstile.transport.stream_probe import (
     Consumer,
     NoStream,
     answers,
+    find_listeners,
     list_consumers,
     named_consumers,
     probe_streams,
+    tool_consumers,
+    tool_pattern,
 )
 from turnstile.transport.streams import wakeup_consumer
 
 _SIGNS_ON = "one that runs signs on every 10 s while the database and Temporal answer it"
 _LATE_SECONDS = 15.0
 """A worker whose row is older than this is late; it writes the row every ten seconds."""
-_TRIES = 4
-_TRY_SECONDS = 0.15
-"""Between two pulls a consumer looks idle for a moment, so idle consumers are queried again."""
 _LINES = 20
-_ANY = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +141,15 @@ async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
 
 
 async def _listening(conn: NatsConnection, roster: _Roster) -> list[Consumer] | None:
-    """The consumers; queries up to `_TRIES` times, until each needed one has an open pull. None if not permitted."""
+    """The consumers, queried until each needed one has an open pull, for a moment. None if not permitted."""
     wakeups = [wakeup_consumer(each.worker_target) for each in roster.targets]
     patterns = [each for tool in roster.tools if (each := _pattern(tool)) is not None]
-    seen: dict[str, Consumer] = {}
 
     async def ask() -> list[Consumer] | None:
         listed = await list_consumers(conn)
         return listed if listed is not None else await named_consumers(conn, [*wakeups, *_tool_consumers(roster)])
 
-    for _ in range(_TRIES):
-        found = await _ask_or_none(ask)
-        if found is None:
-            return None
-        seen |= {each.name: each for each in found if each.listens or each.name not in seen}
-        waits = all(seen[name].listens for name in wakeups if name in seen)
-        if waits and all(any(each.listens and each.takes(one) for each in seen.values()) for one in patterns):
-            break
-        await asyncio.sleep(_TRY_SECONDS)
-    return list(seen.values())
+    return await find_listeners(lambda: _ask_or_none(ask), wakeups, patterns)
 
 
 async def _ask_or_none(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> list[Consumer] | None:
@@ -267,23 +255,12 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
 
 
 def _pattern(tool: ToolTarget) -> str | None:
-    """The subject of the tool's calls with a wildcard for the channel; None if its `target_subject` is invalid."""
-    target = tool.target_subject or ""
-    try:
-        expand_subject(target, tool.project_id, ChannelId("any"))
-    except BadRequest:
-        return None
-    return target.replace("{project_id}", tool.project_id).replace("{channel_id}", _ANY)
+    return tool_pattern(tool.target_subject, tool.project_id)
 
 
 def _tool_consumers(roster: _Roster) -> list[str]:
     """The consumer names that `ToolService` gives these tools."""
-    names: list[str] = []
-    for tool in roster.tools:
-        parts = (_pattern(tool) or "").split(".")[6:]
-        if len(parts) >= 2:
-            shared = f"turnstile_tool_{'_'.join(token(each, 'target') for each in parts)}"
-            names += [shared, f"{shared}@{tool.project_id}"]
+    names = [name for tool in roster.tools for name in tool_consumers(_pattern(tool) or "", tool.project_id)]
     return list(dict.fromkeys(names))
 
 

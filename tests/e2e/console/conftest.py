@@ -102,14 +102,17 @@ class Seats:
     """Opens windows of people, each with a token of its own; they are closed with the test."""
 
     def __init__(self, windows: Windows, tenant: Tenant, stack: AsyncExitStack) -> None:
-        self._windows = windows
-        self._tenant = tenant
+        self.windows = windows
+        self.tenant = tenant
         self._stack = stack
+
+    async def token(self, role: GatewayRole = GatewayRole.OPERATOR, channel: str | None = None) -> str:
+        """A token of somebody new."""
+        return await token_of(self.tenant.stack, self.tenant.project, role, channel)
 
     async def seat(self, role: GatewayRole = GatewayRole.OPERATOR, *, channel: str | None = None, **how: Any) -> Window:
         """A window of somebody new with this role."""
-        token = await token_of(self._tenant.stack, self._tenant.project, role, channel)
-        return await self._stack.enter_async_context(self._windows(token, **how))
+        return await self._stack.enter_async_context(self.windows(await self.token(role, channel), **how))
 
 
 @pytest.fixture(scope="package")

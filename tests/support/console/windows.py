@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, ConsoleMessage, Dialog, Error, Page, Response, async_playwright
+from starlette.datastructures import Headers
 
 from tests.support.conditions import until
+from turnstile.gateway.console.sessions import cookie_name
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Quiet: a browser that reports home hangs where there is no way out.
@@ -18,7 +21,6 @@ ARGS = (
     *("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"),
     *("--js-flags=--expose-gc", "--enable-precise-memory-info"),
 )
-COOKIE = "turnstile_console"
 PATIENCE = 15.0
 Scheme = Literal["light", "dark"]
 Size = tuple[int, int]
@@ -151,6 +153,11 @@ AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(
 """axe-core, as its package carries it."""
 
 
+def cookie_of(url: str) -> str:
+    """The name of the cookie that the gateway at this address reads."""
+    return cookie_name(Headers({"host": urlsplit(url).netloc}))
+
+
 @asynccontextmanager
 async def launched() -> AsyncGenerator[Browser]:
     """Chromium without a window."""
@@ -180,7 +187,7 @@ async def window(
         locale="en-GB",
     )
     if token is not None:
-        await context.add_cookies([{"name": COOKIE, "value": token, "url": f"{url}/console"}])
+        await context.add_cookies([{"name": cookie_of(url), "value": token, "url": f"{url}/console"}])
     if script:
         await context.add_init_script(_WATCH)
     opened = Window(await context.new_page(), url)

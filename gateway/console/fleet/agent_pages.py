@@ -1,0 +1,130 @@
+"""Agents with lease and queue, and what operators do with them: pause, resume, retire.
+
+The roster is the project's, so a token of one channel reads it, and changes nothing there.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from turnstile.gateway.console.formats import part
+from turnstile.gateway.console.page import Console, NoForm, Page, Visit
+from turnstile.gateway.console.rendering import render, see_other
+from turnstile.gateway.console.templating import CONSOLE
+from turnstile.gateway.http.endpoints import NoQuery
+from turnstile.gateway.http.problems import Forbidden
+from turnstile.ledger.access.fleet import AgentFile, AgentFilter, list_queue, page_agents
+from turnstile.ledger.access.pages import page_turns
+from turnstile.schema.access import Right
+from turnstile.schema.base import AgentToken, Strict
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId
+from turnstile.schema.wire.roster_requests import AgentRequest, AgentStatusReply
+
+AGENTS = f"{CONSOLE}/agents"
+_PAGE = 100
+_QUEUE = 50
+_TURNS = 20
+_DONE = {"pause": "paused", "resume": "resumed", "retire": "retired"}
+
+
+class AgentsQuery(Strict):
+    """Which agents."""
+
+    shown: AgentFilter | None = None
+    """Only those that are so."""
+    profile: str = Field(default="", max_length=128)
+    """Only those of this profile."""
+    find: str = Field(default="", max_length=128)
+    """An agent's id: leads to it."""
+    after: AgentToken | None = None
+    """Only those that follow this one."""
+
+
+class StatusForm(Strict):
+    """What shall become of an agent."""
+
+    action: Literal["pause", "resume", "retire"]
+
+
+def pages(_: Console) -> tuple[Page, ...]:
+    """The pages."""
+    one = f"{AGENTS}/{{agent_id}}"
+    return (
+        Page(name="agents", path=AGENTS, handler=show_agents, query=AgentsQuery),
+        Page(name="agent", path=one, handler=show_agent),
+        Page(
+            name="agent_status",
+            path=f"{one}/status",
+            method="POST",
+            right=Right.OPERATE,
+            handler=set_status,
+            form=StatusForm,
+        ),
+    )
+
+
+async def show_agents(visit: Visit[AgentsQuery, NoForm]) -> Response:
+    """A page of agents."""
+    wanted, principal = visit.query, visit.principal
+    if named := wanted.find.strip():
+        return see_other(f"{AGENTS}/{part(named)}")
+    found = await visit.console.pool.run(
+        lambda conn: page_agents(
+            conn,
+            principal.project_id,
+            channel=principal.channel_id,
+            profile=wanted.profile or None,
+            shown=wanted.shown,
+            after=None if wanted.after is None else AgentId(wanted.after),
+            row_limit=_PAGE + 1,
+        )
+    )
+    shown = found[:_PAGE]
+    after = shown[-1].agent_id if len(found) > _PAGE else None
+    return render(visit, "fleet/agents.html", agents=shown, wanted=wanted, after=after)
+
+
+async def show_agent(visit: Visit[NoQuery, NoForm]) -> Response:
+    """An agent with its lease, its queue and its last turns."""
+    pool, principal = visit.console.pool, visit.principal
+    project, channel = principal.project_id, principal.channel_id
+    agent = await _seen(visit)
+    queue = await pool.run(lambda conn: list_queue(conn, project, agent.agent_id, channel=channel, row_limit=_QUEUE))
+    turns = await pool.run(
+        lambda conn: page_turns(
+            conn,
+            project,
+            channel=channel,
+            agent=agent.agent_id,
+            conversation=None,
+            before=None,
+            row_limit=_TURNS,
+        )
+    )
+    ended = [turn for turn in turns if turn.status != "queued"]
+    may_change = visit.may("operate") and channel is None
+    return render(visit, "fleet/agent.html", agent=agent, queue=queue, turns=ended, may_change=may_change)
+
+
+async def set_status(visit: Visit[NoQuery, StatusForm]) -> Response:
+    """Pause, resume or retire an agent; the bridge does it, and rings for what a resumed agent takes."""
+    if visit.principal.channel_id is not None:
+        raise Forbidden("the token is for one channel: agents are the project's")
+    agent, action = await _seen(visit), visit.form.action
+    asking, wanted = visit.console.asking, AgentRequest(agent_id=agent.agent_id)
+    channel = asking.channel(visit.principal, None)
+    await asking.ask(visit.principal, channel, f"agent.{action}", wanted, AgentStatusReply, visit.headers)
+    return see_other(f"{AGENTS}/{part(agent.agent_id)}", _DONE[action])
+
+
+async def _seen(visit: Visit[NoQuery, NoForm] | Visit[NoQuery, StatusForm]) -> AgentFile:
+    """The agent of the address; raises `Refused` (unknown_agent)."""
+    principal, name = visit.principal, AgentId(visit.path["agent_id"])
+    found = await visit.console.pool.run(
+        lambda conn: page_agents(conn, principal.project_id, channel=principal.channel_id, agent=name, row_limit=1)
+    )
+    if not found:
+        raise Refused("unknown_agent", "the project has no such agent")
+    return found[0]

@@ -1,0 +1,153 @@
+"""Profiles, and what changed between their versions.
+
+Prompts, and what a provider is given besides, are shown to operators of the project alone; others see that they
+changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import Field, JsonValue
+from starlette.responses import Response
+
+from turnstile.gateway.console.fleet.profile_diff import Change, changes, facts
+from turnstile.gateway.console.page import Console, NoForm, Page, Visit
+from turnstile.gateway.console.rendering import render
+from turnstile.gateway.console.templating import CONSOLE
+from turnstile.ledger.access.profile_versions import (
+    TURN_LIMIT,
+    ProfileVersion,
+    get_profile_version,
+    list_profile_versions,
+)
+from turnstile.ledger.turns.roster import list_profiles
+from turnstile.schema.base import Strict
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import BoxId
+from turnstile.schema.profiles import Profile
+
+PROFILES = f"{CONSOLE}/profiles"
+_PAGE = 100
+_VERSIONS = 50
+_UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_OPEN = frozenset(
+    {
+        *("name", "worker_target", "tags", "allowed_tools", "must_end_with", "max_steps", "instances"),
+        *("memory", "delegation_policy", "budget", "interrupt_on"),
+        *(f"llm_config.{each}" for each in ("model", "temperature", "top_p", "max_tokens", "timeout_seconds", "stop")),
+        *("llm_config.seed", "llm_config.reasoning_effort"),
+    }
+)
+"""Fields that everybody sees; an object stands for all its fields."""
+
+
+_ORDER = [*Profile.model_fields]
+_UNSET = {"", "null", "{}", "none", "false"}
+"""What a field says that nobody has set."""
+
+
+class ProfilesQuery(Strict):
+    """A page of profiles."""
+
+    after: str | None = Field(default=None, min_length=1, max_length=128)
+    """Only those that follow this name."""
+
+
+class VersionsQuery(Strict):
+    """Which two versions are compared."""
+
+    new: str | None = Field(default=None, pattern=_UUID)
+    """The later one; by default the present one."""
+    old: str | None = Field(default=None, pattern=_UUID)
+    """The earlier one; by default the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A field of a version; `value` is None where the reader may not see it."""
+
+    field: str
+    value: str | None
+
+
+def pages(_: Console) -> tuple[Page, ...]:
+    """The pages. A profile's name may hold any character, a slash, too."""
+    return (
+        Page(name="profiles", path=PROFILES, handler=show_profiles, query=ProfilesQuery),
+        Page(name="profile", path=f"{PROFILES}/{{name:path}}", handler=show_profile, query=VersionsQuery),
+    )
+
+
+async def show_profiles(visit: Visit[ProfilesQuery, NoForm]) -> Response:
+    """A page of profiles."""
+    project, after = visit.principal.project_id, visit.query.after
+    if visit.fragment:
+        return render(visit, "still.html")
+    found = await list_profiles(visit.console.pool, project, after=after, row_limit=_PAGE + 1)
+    shown = found[:_PAGE]
+    following = shown[-1].name if len(found) > _PAGE else None
+    return render(visit, "fleet/profiles.html", profiles=shown, after=following)
+
+
+async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
+    """A profile's versions, what one says, and what changed with it."""
+    if visit.fragment:
+        return render(visit, "still.html")
+    pool, project, name = visit.console.pool, visit.principal.project_id, visit.path["name"]
+    versions = await pool.run(lambda conn: list_profile_versions(conn, project, name, row_limit=_VERSIONS))
+    new = _named(versions, visit.query.new) or next((each for each in versions if each.is_current), None)
+    if not versions or new is None:
+        raise Refused("unknown_profile", "the project has no such profile")
+    place = versions.index(new)
+    old = _named(versions, visit.query.old) or next(iter(versions[place + 1 :]), None)
+    whole = visit.may("operate") and visit.principal.channel_id is None
+    after = await _data(visit, new)
+    before = None if old is None else await _data(visit, old)
+    return render(
+        visit,
+        "fleet/profile.html",
+        name=name,
+        versions=versions,
+        most=_VERSIONS,
+        turn_limit=TURN_LIMIT,
+        new=new,
+        old=old,
+        changes=None if old is None else [_shown(each, whole=whole) for each in changes(before, after)],
+        facts=[
+            Fact(field, value if whole or _is_open(field) else None)
+            for field, value in sorted(facts(after).items(), key=lambda each: _place(each[0]))
+            if value not in _UNSET
+        ],
+        whole=whole,
+    )
+
+
+async def _data(visit: Visit[VersionsQuery, NoForm], version: ProfileVersion) -> JsonValue:
+    project = visit.principal.project_id
+    found = await visit.console.pool.run(lambda conn: get_profile_version(conn, project, version.profile_box_id))
+    return None if found is None else found.data
+
+
+def _named(versions: Sequence[ProfileVersion], box: str | None) -> ProfileVersion | None:
+    """The version in this box, if it is one of them; raises `Refused` for a box that is of none."""
+    if box is None:
+        return None
+    found = next((each for each in versions if each.profile_box_id == BoxId(box.lower())), None)
+    if found is None:
+        raise Refused("unknown_profile", "the profile has no such version")
+    return found
+
+
+def _place(field: str) -> tuple[int, str]:
+    """Where a field stands: the model behind the name, as people write profiles."""
+    first = field.partition(".")[0]
+    return (_ORDER.index(first) if first in _ORDER else len(_ORDER), "" if field == "llm_config.model" else field)
+
+
+def _is_open(field: str) -> bool:
+    return field in _OPEN or field.partition(".")[0] in _OPEN
+
+
+def _shown(change: Change, *, whole: bool) -> Change:
+    """The change, without what the reader may not see."""
+    return change if whole or _is_open(change.field) else replace(change, before="", after="", lines=(), hidden=True)

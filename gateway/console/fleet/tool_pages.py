@@ -1,0 +1,135 @@
+"""Tools, which profiles offer them, and whether a process waits for their calls."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from turnstile.gateway.console.page import Console, NoForm, Page, Visit
+from turnstile.gateway.console.rendering import render
+from turnstile.gateway.console.templating import CONSOLE
+from turnstile.ledger.access.profile_versions import ToolUser, list_tool_users
+from turnstile.ledger.turns.roster import list_tools
+from turnstile.schema.base import Strict
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import ProjectId
+from turnstile.schema.tools import ToolRow
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.stream_probe import (
+    Consumer,
+    find_listeners,
+    list_consumers,
+    named_consumers,
+    tool_consumers,
+    tool_pattern,
+)
+
+TOOLS = f"{CONSOLE}/tools"
+_PAGE = 50
+_USERS = 8
+_SECONDS = 2.0
+_BUILT_IN = "cmd.sys.pmo.internal."
+
+Served = Literal["listens", "busy", "nobody", "kernel", "invalid", "unknown"]
+"""Whether a process waits for a tool's calls: one does; one has calls in hand and waits for none; none; the bridges do;
+its subject is none; the gateway may not ask, or NATS did not answer."""
+
+
+class ToolsQuery(Strict):
+    """A page of tools."""
+
+    after: str | None = Field(default=None, min_length=1, max_length=256)
+    """Only those that follow this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLine:
+    """A tool as the page shows it."""
+
+    row: ToolRow
+    served: Served
+    pending: int
+    """Calls that its consumers have not delivered yet."""
+    profiles: Sequence[str]
+    """Profiles that offer it, at most so many."""
+    more: bool
+    """Whether more profiles offer it."""
+
+
+def pages(_: Console) -> tuple[Page, ...]:
+    """The page."""
+    return (Page(name="tools", path=TOOLS, handler=show_tools, query=ToolsQuery),)
+
+
+async def show_tools(visit: Visit[ToolsQuery, NoForm]) -> Response:
+    """A page of tools."""
+    if visit.fragment:  # it asks NATS for a while
+        return render(visit, "still.html")
+    pool, project = visit.console.pool, visit.principal.project_id
+    found = await list_tools(pool, project, after=visit.query.after, row_limit=_PAGE + 1)
+    shown = found[:_PAGE]
+    names = [each.tool_name for each in shown]
+    users = await pool.run(lambda conn: list_tool_users(conn, project, names, row_limit=_USERS + 1))
+    consumers = await listeners(visit.console.conn, project, shown)
+    lines = [_line(row, project, consumers, users) for row in shown]
+    after = names[-1] if len(found) > _PAGE else None
+    return render(visit, "fleet/tools.html", tools=lines, after=after, asked=consumers is not None, served=SERVED)
+
+
+async def listeners(conn: NatsConnection, project: ProjectId, rows: Sequence[ToolRow]) -> list[Consumer] | None:
+    """The consumers of these tools' calls; None if the gateway's NATS user may not ask, or NATS does not answer."""
+    patterns = [pattern for row in rows if (pattern := _pattern(row, project)) is not None]
+    names = [name for pattern in patterns for name in tool_consumers(pattern, project)]
+    if not names:
+        return []
+
+    async def ask() -> list[Consumer] | None:
+        listed = await list_consumers(conn)
+        return listed if listed is not None else await named_consumers(conn, names)
+
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return await find_listeners(ask, names, [])
+    except (TimeoutError, ServerUnavailable):
+        return None
+
+
+def _pattern(row: ToolRow, project: ProjectId) -> str | None:
+    return None if _BUILT_IN in (row.target_subject or "") else tool_pattern(row.target_subject, project)
+
+
+def _line(
+    row: ToolRow, project: ProjectId, consumers: Sequence[Consumer] | None, users: Sequence[ToolUser]
+) -> ToolLine:
+    profiles = [each.profile_name for each in users if each.tool_name == row.tool_name]
+    own: Sequence[Consumer] = ()
+    if (pattern := _pattern(row, project)) is not None and consumers is not None:
+        own = [each for each in consumers if each.takes(pattern)]
+    served = _served(row, pattern, own, known=consumers is not None)
+    pending = sum(each.num_pending for each in own)
+    return ToolLine(row, served, pending, profiles[:_USERS], len(profiles) > _USERS)
+
+
+def _served(row: ToolRow, pattern: str | None, own: Sequence[Consumer], *, known: bool) -> Served:
+    if _BUILT_IN in (row.target_subject or ""):
+        return "kernel"
+    if pattern is None:
+        return "invalid"
+    if not known:
+        return "unknown"
+    if any(each.listens for each in own):
+        return "listens"
+    return "busy" if any(each.num_ack_pending for each in own) else "nobody"
+
+
+SERVED: Mapping[Served, str] = {
+    "listens": "a process waits for its calls",
+    "busy": "calls are delivered, and no process waits for more: it is busy, or it has ended",
+    "nobody": "no process waits for its calls: start it; until then they wait, and time out",
+    "kernel": "bridges serve it",
+    "invalid": "its subject is none of a tool: put it again",
+    "unknown": "this gateway cannot ask NATS: turnstile doctor can",
+}
