@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Json
+from pydantic import Json, JsonValue
 
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.base import JsonObject, Tolerant
@@ -36,6 +36,8 @@ class InterruptContext(Tolerant):
     """Whether it would fail so now: the tool is not the one that was asked about."""
     before_edit: Json[JsonObject] | None
     """The content of the call's card before a person edited it; null if nobody has."""
+    answer: Json[JsonValue] | None
+    """The result that a person gave it; null if nobody has, or its card is gone."""
 
     @property
     def arguments_before(self) -> JsonObject | None:

@@ -42,7 +42,7 @@ WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channe
 
 -- name: get_interrupt_context :opt
 -- What a person should know of a question beside its call: what the turn was asked, what its model said with the call, the tool as it is
--- now, whether that is another than the one that was asked about, and the card that was asked about if a person edited it.
+-- now, whether that is another than the one that was asked about, the card that was asked about if a person edited it, and the answer.
 SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(i)}, :text_limit::int) AS asked, (
            SELECT left(k.content ->> 'text', :text_limit::int)
            FROM state.agent_steps s CROSS JOIN LATERAL jsonb_array_elements_text(
@@ -58,7 +58,10 @@ SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(
                  AND coalesce(nullif(r.parameters, 'null'), '{}') = t.tool_pin -> 'parameters') AS will_change,
        CASE WHEN t.decision = 'edit' THEN (
            SELECT k.content FROM public.cards k WHERE k.card_id = t.tool_call_id || '-call' AND k.tenant_id = t.project_id
-             AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit
+             AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit,
+       CASE WHEN t.decision = 'respond' THEN (
+           SELECT k.content -> 'result' FROM public.cards k WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
+             AND state.is_alive(k.expires_at, k.deleted_at)) END AS answer
 FROM state.interrupts t
 JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id AND i.message_type IN {turn_types}
 WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);

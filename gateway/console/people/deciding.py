@@ -87,6 +87,17 @@ class Offer:
         return None if before is None else shown_json(before)
 
     @property
+    def answer_text(self) -> str | None:
+        """What a person answered."""
+        match self.context.answer:
+            case {"value": str() as text}:
+                return text
+            case None:
+                return None
+            case {"value": value} | value:
+                return shown_json(value)
+
+    @property
     def fixed(self) -> list[str]:
         """The arguments that an operator has fixed: nobody can edit them."""
         return [] if self.edit is None else sorted({*self.edit.fixed, *self.edit.envs})

@@ -16,16 +16,10 @@
 
   /* Times */
   const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-  const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
+  const units = [[172800, 86400, "d"], [3600, 3600, "h"], [60, 60, "min"]];
   function words(seconds) {
-    if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
     const whole = Math.round(seconds);
-    for (const [large, name, small, smaller] of units) {
-      if (whole >= large) {
-        const rest = Math.floor((whole % large) / small);
-        return `${Math.floor(whole / large)} ${name}${rest ? ` ${rest} ${smaller}` : ""}`;
-      }
-    }
+    for (const [from, size, name] of units) if (whole >= from) return `${Math.floor(whole / size)} ${name}`;
     return `${whole} s`;
   }
   function times(root) {

@@ -171,7 +171,7 @@ def drawn(timeline: Timeline) -> Markup:
             )
         )
     return Markup(
-        '<svg class="timeline" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}" focusable="false">'
+        '<svg class="timeline" viewBox="0 0 {} {}" width="{}" height="{}" role="group" aria-label="{}" focusable="false">'
         "{}</svg>"
     ).format(
         _WIDTH,

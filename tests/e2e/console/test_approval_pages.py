@@ -96,7 +96,7 @@ async def test_what_is_asked_is_shown_exactly_and_approved_by_one_button(hand: H
     await hand.report(call_of(turn), "paid")
     assert heard_by_model(await hand.ended(turn)) == [{"status": "success", "result": "paid"}]
     decided = await look(ada, f"{LIST}?status=resolved")
-    assert "approved by token." in decided.words
+    assert "approved by you" in decided.words
     assert "“fine”" in decided.words
     after = await look(ada, page)
     assert "You approved it" in after.words
@@ -218,6 +218,7 @@ async def test_questions_are_answered_with_one_button_or_by_their_fields(hand: H
     told = Shown(await press(ada, await look(ada, text), "answer", fields={"answer": " "}))
     assert (told.status, "This is needed." in told.words) == (422, True)
     assert (await press(ada, told, "answer", fields={"answer": "because"})).status_code == 303
+    assert "because" in (await look(ada, text)).words
     results = heard_by_model(await hand.ended(turn))
     assert [each["result"] for each in results] == [{"value": HOSTILE}, {"value": {"n": 7}}, {"value": "because"}]
 
