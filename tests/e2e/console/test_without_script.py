@@ -38,7 +38,6 @@ async def test_a_day_without_script(windows: Windows, people: Seats, hand: Hand)
         await page.get_by_label("q optional").fill("wheat")
         await page.get_by_role("button", name="Approve as edited").click()
         [heard] = await hand.called(call_of(asked.agent_turn_id))
-        assert heard.payload["arguments"] == {"q": "wheat"}
         await hand.report(heard.call)
         await hand.ended(asked.agent_turn_id)
         await window.open(f"/console/turns/{asked.agent_turn_id}")
