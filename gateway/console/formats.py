@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
-    "\u202a-\u202e\u2028\u2029\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    "\u202a-\u202e\u2028\u2029\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 _SENDER: Final = "token."
 _SHOWN_ID: Final = 6
@@ -83,10 +83,19 @@ def ago(value: datetime | None) -> Markup | str:
         return "never"
     at = value.astimezone(UTC)
     passed = (datetime.now(UTC) - at).total_seconds()
-    words = "now" if abs(passed) < 1 else f"{duration(passed)} ago" if passed > 0 else f"in {duration(-passed)}"
+    words = "now" if abs(passed) < 1 else f"{_about(passed)} ago" if passed > 0 else f"in {_about(-passed)}"
     return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(
         at.isoformat(timespec="milliseconds"), at.strftime("%Y-%m-%d %H:%M:%S"), words
     )
+
+
+def _about(seconds: float) -> str:
+    """As `duration`, in its largest unit: `3 min`, `2 h`, `5 d`."""
+    whole = round(seconds)
+    for size, unit in ((2 * _DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if whole >= size:
+            return f"{whole // (_DAY if unit == 'd' else size)} {unit}"
+    return f"{whole} s"
 
 
 def duration(value: float | timedelta | None) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 Words = Callable[[float], str]
 """A value as text."""
 _TICKS = 4
-_CHAR = 6.3
+_CHAR = 7.0
 """The width of a character of the charts' text, about."""
 
 
@@ -48,12 +48,12 @@ def ticks(most: float) -> list[float]:
 
 def columns(frame: Frame, bars: Sequence[Bar], *, wide: bool) -> Markup:
     """Upright bars in their order, such as days; `wide` for a desk, else for a phone. Names stand below, as fit."""
-    width, height, left, top, bottom = (760 if wide else 360), 220, 58, 12, 26
+    width, height, left, top, bottom = (1160 if wide else 360), (250 if wide else 210), 58, 12, 26
     marks = ticks(max((bar.value for bar in bars), default=0.0))
     base, room = height - bottom, height - bottom - top
     slot = (width - left - 6) / max(1, len(bars))
     thick = max(1.0, min(44.0, slot * 0.72))
-    every = max(1, math.ceil(max((len(bar.name) for bar in bars), default=1) * _CHAR * 1.25 / slot))
+    every = max(1, math.ceil(max((len(bar.name) for bar in bars), default=1) * _CHAR * 1.4 / slot))
     parts = [_tick(mark, frame.words, left, width, base - room * mark / marks[-1]) for mark in marks]
     for place, bar in enumerate(bars):
         middle = left + slot * (place + 0.5)
@@ -76,7 +76,7 @@ def columns(frame: Frame, bars: Sequence[Bar], *, wide: bool) -> Markup:
         )
         if (len(bars) - 1 - place) % every == 0:
             label = Markup('<text class="name" x="{:.1f}" y="{}" text-anchor="middle">{}</text>')
-            edge = min(middle, width - len(bar.name) * _CHAR / 2)
+            edge = min(middle, width - len(bar.name) * _CHAR / 2 - 2)
             parts.append(label.format(edge, height - 8, bar.name))
     return _whole(frame, width, height, "wide" if wide else "narrow", parts)
 
@@ -128,7 +128,7 @@ def _cut(name: str, most: int = 22) -> str:
 def _tick(mark: float, words: Words, left: int, width: int, y: float) -> Markup:
     return Markup(
         '<line class="{kind}" x1="{left}" y1="{y:.1f}" x2="{width}" y2="{y:.1f}"/>'
-        '<text class="tick" x="{end}" y="{low:.1f}" text-anchor="end">{words}</text>'
+        '<text class="words" x="{end}" y="{low:.1f}" text-anchor="end">{words}</text>'
     ).format(kind="grid" if mark else "axis", left=left, y=y, width=width, end=left - 6, low=y + 4, words=words(mark))
 
 

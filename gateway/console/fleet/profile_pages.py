@@ -24,6 +24,7 @@ from turnstile.ledger.turns.roster import list_profiles
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import BoxId
+from turnstile.schema.profiles import Profile
 
 PROFILES = f"{CONSOLE}/profiles"
 _PAGE = 100
@@ -38,6 +39,11 @@ _OPEN = frozenset(
     }
 )
 """Fields that everybody sees; an object stands for all its fields."""
+
+
+_ORDER = [*Profile.model_fields]
+_UNSET = {"", "null", "{}", "none", "false"}
+"""What a field says that nobody has set."""
 
 
 class ProfilesQuery(Strict):
@@ -107,7 +113,11 @@ async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
         new=new,
         old=old,
         changes=None if old is None else [_shown(each, whole=whole) for each in changes(before, after)],
-        facts=[Fact(field, value if whole or _is_open(field) else None) for field, value in facts(after).items()],
+        facts=[
+            Fact(field, value if whole or _is_open(field) else None)
+            for field, value in sorted(facts(after).items(), key=lambda each: _place(each[0]))
+            if value not in _UNSET
+        ],
         whole=whole,
     )
 
@@ -126,6 +136,12 @@ def _named(versions: Sequence[ProfileVersion], box: str | None) -> ProfileVersio
     if found is None:
         raise Refused("unknown_profile", "the profile has no such version")
     return found
+
+
+def _place(field: str) -> tuple[int, str]:
+    """Where a field stands: the model behind the name, as people write profiles."""
+    first = field.partition(".")[0]
+    return (_ORDER.index(first) if first in _ORDER else len(_ORDER), "" if field == "llm_config.model" else field)
 
 
 def _is_open(field: str) -> bool:

@@ -16,16 +16,10 @@
 
   /* Times */
   const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-  const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
+  const units = [[172800, 86400, "d"], [3600, 3600, "h"], [60, 60, "min"]];
   function words(seconds) {
-    if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
     const whole = Math.round(seconds);
-    for (const [large, name, small, smaller] of units) {
-      if (whole >= large) {
-        const rest = Math.floor((whole % large) / small);
-        return `${Math.floor(whole / large)} ${name}${rest ? ` ${rest} ${smaller}` : ""}`;
-      }
-    }
+    for (const [from, size, name] of units) if (whole >= from) return `${Math.floor(whole / size)} ${name}`;
     return `${whole} s`;
   }
   function times(root) {
@@ -112,6 +106,7 @@
       : href ? `${tag}[href="${CSS.escape(href)}"]` : tag;
     return [selector, all(selector, region).indexOf(element)];
   }
+  const chosen = (select) => [...select.options].some((one) => one.selected !== one.defaultSelected);
   function swap(old, next) {
     const now = source(next);
     if (rendered.get(old) === now) return;
@@ -121,7 +116,9 @@
       if (each.type === "hidden" || each.type === "password") continue;
       if (each.type === "checkbox" || each.type === "radio") {
         if (each.checked !== each.defaultChecked) typed.set(`${held(each)} ${each.value}`, each.checked);
-      } else if (each.localName === "select" || each.value !== each.defaultValue) typed.set(held(each), each.value);
+      } else if (each.localName === "select" ? chosen(each) : each.value !== each.defaultValue) {
+        typed.set(held(each), each.value);
+      }
     }
     const scrolled = all("pre, .scroll", old).map((each) => [each.scrollTop, each.scrollLeft]);
     const active = old.contains(page.activeElement) ? page.activeElement : null;

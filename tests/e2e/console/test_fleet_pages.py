@@ -12,7 +12,7 @@ import httpx
 from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import token_of
 from tests.support.people import Person
-from tests.support.tenants import ALICE, Tenant, turn_of
+from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.access import GatewayRole
@@ -39,6 +39,41 @@ async def viewer(
     """Somebody else, signed in."""
     async with visiting(url, await token_of(tenant.stack, tenant.project, role, channel)) as web:
         yield web
+
+
+async def test_what_is_another_projects_is_answered_as_what_nobody_has(
+    operator: httpx.AsyncClient, tenant: Tenant
+) -> None:
+    """Every address with a name in it, and every form: as for a name that nobody has."""
+    other = new_tenant(tenant.stack)
+    async with hand_of(other, agent=AgentId("its-agent")) as hand:
+        turn = await hand.suspended(calling("search"), budget={"max_tokens": 100_000})
+        call = call_of(turn)
+        for own, none in (
+            ("agents/its-agent", "agents/none"),
+            ("profiles/its-agent-profile", "profiles/none"),
+            (f"calls/{call}", "calls/none"),
+            (f"budgets/{turn}", "budgets/none"),
+        ):
+            its, nobodys = [await words(operator, f"/console/{page}", 404) for page in (own, none)]
+            assert its == nobodys
+        csrf = forms_of((await operator.get("/console/session")).text)[0].hidden["csrf"]
+        for own, none, fields in (
+            ("agents/its-agent/status", "agents/none/status", {"action": "pause"}),
+            (f"calls/{call}/report", "calls/none/report", {"status": "success"}),
+            (f"budgets/{turn}/raise", "budgets/none/raise", {"tokens": "5"}),
+        ):
+            its, nobodys = [
+                await operator.post(f"/console/{page}", data={"csrf": csrf, **fields}) for page in (own, none)
+            ]
+            assert (its.status_code, words_of(its.text)) == (404, words_of(nobodys.text))
+        for page in ("agents", "profiles", "tools", "calls", "letters", "costs", "budgets", "health"):
+            shown = (await operator.get(f"/console/{page}")).text
+            assert "its-agent" not in shown, page
+            assert turn[:13] not in shown, page
+        assert not re.search("its-agent", (await operator.get("/console/costs.csv?by=agent")).text)
+        await hand.report(call)
+        await hand.ended(turn)
 
 
 async def test_an_empty_project_says_what_to_do(operator: httpx.AsyncClient) -> None:
@@ -236,5 +271,10 @@ async def test_a_dead_letter_leads_to_its_turn(operator: httpx.AsyncClient, tena
     )
     shown = await operator.get("/console/letters")
     assert f'href="/console/turns/{turn}"' in shown.text
-    assert "Its turn is over. Run it again from its page." in await words(operator, "/console/letters")
+    assert "Its turn is over, and can be run again." in await words(operator, "/console/letters")
+    again = [await send(operator, "/console/letters", f"/console/turns/{turn}/rerun") for _ in range(2)]
+    assert {each.status_code for each in again} == {303}
+    assert len({each.headers["location"] for each in again}) == 1, "once, however often it is asked for"
+    assert turn not in again[0].headers["location"]
+    await tenant.all_ended([turn, turn], 20)
     await tenant.rows("DELETE FROM state.agent_inbox WHERE inbox_id = $1", f"wrong-{tenant.project}")

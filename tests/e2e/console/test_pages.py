@@ -10,7 +10,7 @@ from tests.support.console.windows import PHONE, WIDE, Window
 
 PAGES = {
     "now": "/console",
-    "search": "/console?q=mira",
+    "search": "/console/turns?q=mira",
     "filtered": "/console?state=suspended",
     "turn": "/console/turns/{refund}",
     "streaming": "/console/turns/{report}",

@@ -56,7 +56,9 @@ def test_moments_are_utc_whatever_their_zone() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
     shown = '<time datetime="2026-01-02T01:04:05.000+00:00" title="2026-01-02 01:04:05 UTC">2026-01-02 01:04:05</time>'
     assert moment(at) == shown
-    assert ">5.0 s ago<" in ago(datetime.now(UTC) - timedelta(seconds=5))
+    assert ">5 s ago<" in ago(datetime.now(UTC) - timedelta(seconds=5))
+    assert ">47 h ago<" in ago(datetime.now(UTC) - timedelta(hours=47, minutes=59))
+    assert ">2 d ago<" in ago(datetime.now(UTC) - timedelta(hours=48))
     assert ">in 1 h" in ago(datetime.now(UTC) + timedelta(seconds=3605))
     assert ago(None) == "never"
 
@@ -72,6 +74,7 @@ def test_moments_are_utc_whatever_their_zone() -> None:
         ("\U0001f469\u200d\U0001f467", "\U0001f469\u200d\U0001f467"),
         ("\U000e0069gnore", "[U+E0069]gnore"),
         ("a\0b\x1bc", "a[U+0000]b[U+001B]c"),
+        ("half \ud83d of a pair", "half [U+D83D] of a pair"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
     ],
 )
