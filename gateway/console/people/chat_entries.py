@@ -150,7 +150,7 @@ def _entry(turn: ChatTurn, found: _Turn, most_cards: int) -> Entry:
             call.status = "asks"
     if not turn.action_tool and turn.ended_at is not None:
         for call in calls.values():
-            call.status = "not sent" if call.status == "waiting" else call.status
+            call.status = "not_sent" if call.status == "waiting" else call.status
     steps = max((_number(each.step_id) for each in found.cards), default=0)
     return Entry(
         turn,

@@ -118,7 +118,7 @@ def test_calls_have_their_results_and_the_answer_is_said_once() -> None:
 def test_a_call_without_a_result_waits_and_after_the_end_was_not_sent() -> None:
     call = card(CardType.THOUGHT, text(""), calls=[("a", "{}")])
     assert entry(call, status="suspended").said[0].calls[0].status == "waiting"
-    assert entry(call).said[0].calls[0].status == "not sent"
+    assert entry(call).said[0].calls[0].status == "not_sent"
 
 
 def test_what_is_delivered_is_told_by_its_kind() -> None:
