@@ -56,13 +56,18 @@ def render(visit: Visit[Any, Any], template: str, /, status: int = 200, **contex
         "told": SENTENCES.get(visit.told, ""),
         "fragment": visit.fragment,
     }
-    return HTMLResponse(visit.console.templates.render(template, **shared, **context), status, HEADERS)
+    return _page(visit.console.templates.render(template, **shared, **context), status)
 
 
 def bare(templates: Templates, template: str, status: int = 200, **context: object) -> Response:
     """A template as a page of nobody's session."""
     shared = {"visit": None, "told": "", "fragment": False, "current": ""}
-    return HTMLResponse(templates.render(template, **shared, **context), status, HEADERS)
+    return _page(templates.render(template, **shared, **context), status)
+
+
+def _page(text: str, status: int) -> Response:
+    """A half of a surrogate pair, which JSON can hold and UTF-8 cannot, is a question mark."""
+    return HTMLResponse(text.encode("utf-8", "replace"), status, HEADERS)
 
 
 def see_other(path: str, told: str | None = None) -> Response:

@@ -106,6 +106,7 @@
       : href ? `${tag}[href="${CSS.escape(href)}"]` : tag;
     return [selector, all(selector, region).indexOf(element)];
   }
+  const chosen = (select) => [...select.options].some((one) => one.selected !== one.defaultSelected);
   function swap(old, next) {
     const now = source(next);
     if (rendered.get(old) === now) return;
@@ -115,7 +116,9 @@
       if (each.type === "hidden" || each.type === "password") continue;
       if (each.type === "checkbox" || each.type === "radio") {
         if (each.checked !== each.defaultChecked) typed.set(`${held(each)} ${each.value}`, each.checked);
-      } else if (each.localName === "select" || each.value !== each.defaultValue) typed.set(held(each), each.value);
+      } else if (each.localName === "select" ? chosen(each) : each.value !== each.defaultValue) {
+        typed.set(held(each), each.value);
+      }
     }
     const scrolled = all("pre, .scroll", old).map((each) => [each.scrollTop, each.scrollLeft]);
     const active = old.contains(page.activeElement) ? page.activeElement : null;

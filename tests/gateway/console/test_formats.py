@@ -74,6 +74,7 @@ def test_moments_are_utc_whatever_their_zone() -> None:
         ("\U0001f469\u200d\U0001f467", "\U0001f469\u200d\U0001f467"),
         ("\U000e0069gnore", "[U+E0069]gnore"),
         ("a\0b\x1bc", "a[U+0000]b[U+001B]c"),
+        ("half \ud83d of a pair", "half [U+D83D] of a pair"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
     ],
 )
