@@ -105,3 +105,8 @@ CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THE
 -- fragment: asked_of(turn)
 -- The begin of what a turn, an inbox row, was asked; of a UI action the tool.
 left(coalesce({turn}.payload -> 'ui_action' ->> 'tool_name', {instruction_of({turn})}), 300)
+
+-- fragment: request_of(turn)
+-- The inbox row of a turn, looked up by the turn alone: a plan made for few rows would also read the indexes of all turns' boxes.
+(SELECT y.* FROM (SELECT x.* FROM state.agent_inbox x WHERE x.agent_turn_id = {turn} OFFSET 0) y
+ WHERE y.project_id = :project_id AND y.message_type IN {turn_types})

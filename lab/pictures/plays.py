@@ -273,10 +273,10 @@ PLAYS: Mapping[str, tuple[Line | tuple[Line, ...], ...]] = {
     ),
     "Mill Cordoba: recycled 115 g before February?": (
         Line("I look for their stock list.", (("web_search", {"query": "Papelera Cordoba stock"}),)),
-        Line("Cordoba lists 115 g as out of stock; I check the two depots one by one. " * 6, pause=6.0, chunks=40),
+        Line("Cordoba lists 115 g as out of stock; I check the two depots one by one. " * 6, pause=2.4, chunks=40),
     ),
     "Mill Drammen: recycled 115 g before February?": (
-        Line("Their agent answers by mail only, so I go through the archive of offers. " * 6, pause=7.0, chunks=40),
+        Line("Their agent answers by mail only, so I go through the archive of offers. " * 6, pause=2.6, chunks=40),
     ),
     "Mill Elbe: recycled 115 g before February?": (Line("Elbe: yes, 4 t on 20 January.", pause=0.1, read=650),),
     GREET: (

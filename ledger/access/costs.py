@@ -11,7 +11,7 @@ from turnstile.schema.ids import ChannelId, ProjectId
 
 CostGrouping = Literal["day", "agent", "model", "channel", "profile"]
 TURN_LIMIT = 50_000
-"""The most turns that are summed, the newest; it takes about a second."""
+"""The most turns that are summed, the newest: a second or two."""
 
 
 class CostLine(Tolerant):

@@ -10,15 +10,15 @@ WITH turns AS MATERIALIZED (
     ORDER BY i.created_at DESC LIMIT :row_limit::int
 ),
 attempts AS MATERIALIZED (
-    SELECT s.agent_id, t.agent_turn_id, t.channel_id, t.profile_box_id, to_char(s.started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day,
+    SELECT s.agent_id, t.agent_turn_id, t.channel_id, t.profile_box_id, (s.started_at AT TIME ZONE 'UTC')::date AS day,
            coalesce(a.attempt ->> 'model', 'unknown') AS model, a.attempt ->> 'error_code' IS NOT NULL AS failed,
            state.as_count(a.attempt #>> '{usage,prompt_tokens}') AS prompt_tokens,
            state.as_count(a.attempt #>> '{usage,completion_tokens}') AS completion_tokens,
            CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost
     FROM turns t
     JOIN state.agent_steps s ON s.agent_turn_id = t.agent_turn_id AND s.project_id = :project_id
-    CROSS JOIN LATERAL jsonb_array_elements(
-        CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) AS a (attempt)
+    CROSS JOIN LATERAL (SELECT s.metadata -> 'attempts' AS list OFFSET 0) l  -- read once
+    CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(l.list) WHEN 'array' THEN l.list ELSE '[]' END) AS a (attempt)
 ),
 by_turn AS MATERIALIZED (  -- so that turns need not be counted distinct
     SELECT x.agent_id, x.agent_turn_id, x.channel_id, x.profile_box_id, x.day, x.model, count(*) AS attempts,
@@ -29,7 +29,7 @@ by_turn AS MATERIALIZED (  -- so that turns need not be counted distinct
 sums AS (
     SELECT CASE grouping(b.day, b.agent_id, b.model, b.channel_id, b.profile_box_id)
                WHEN 15 THEN 'day' WHEN 23 THEN 'agent' WHEN 27 THEN 'model' WHEN 29 THEN 'channel' WHEN 30 THEN 'profile' ELSE 'all' END AS grouped,
-           coalesce(b.day, b.agent_id, b.model, b.channel_id, b.profile_box_id) AS name, count(DISTINCT b.agent_turn_id) AS turns,
+           coalesce(b.day::text, b.agent_id, b.model, b.channel_id, b.profile_box_id) AS name, count(DISTINCT b.agent_turn_id) AS turns,
            coalesce(sum(b.attempts), 0)::bigint AS attempts,
            coalesce(sum(b.failed), 0)::bigint AS failed_attempts, coalesce(sum(b.prompt_tokens), 0)::bigint AS prompt_tokens,
            coalesce(sum(b.completion_tokens), 0)::bigint AS completion_tokens, sum(b.cost)::float8 AS cost

@@ -99,11 +99,11 @@ walk AS (
         FROM state.turn_nodes n
         LEFT JOIN state.pmo_batch_tasks t ON t.current_agent_turn_id = n.agent_turn_id
         LEFT JOIN state.pmo_batches i ON i.batch_id = t.batch_id
-        WHERE n.parent_turn_id = walk.agent_turn_id) c
+        WHERE n.parent_turn_id = walk.agent_turn_id OFFSET 0) c
 ),
 page AS (
     SELECT w.agent_turn_id, w.parent_turn_id, w.depth, w.path FROM walk w
-    JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+    CROSS JOIN LATERAL {request_of(w.agent_turn_id)} i
     WHERE (:channel_id::text IS NULL OR i.channel_id = :channel_id)
       AND (:after_turn_id::text IS NULL OR w.path > (SELECT x.path FROM walk x WHERE x.agent_turn_id = :after_turn_id))
     ORDER BY w.path LIMIT :row_limit::int
@@ -114,10 +114,12 @@ SELECT w.agent_turn_id, w.parent_turn_id, w.depth, i.agent_id, coalesce(n.waited
        b.parent_tool_call_id AS tool_call_id, b.status AS batch_status, u.tokens, u.cost, u.steps,
        (SELECT to_jsonb(g) FROM state.budgets g WHERE g.budget_id = w.agent_turn_id AND i.payload ? 'budget') AS budget
 FROM page w
-JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+CROSS JOIN LATERAL {request_of(w.agent_turn_id)} i
 LEFT JOIN state.turn_nodes n ON n.agent_turn_id = w.agent_turn_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = w.agent_turn_id
-LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+LEFT JOIN LATERAL (
+    SELECT x.status, x.started_at, x.active_agent_turn_id FROM state.agent_state_head x
+    WHERE x.agent_id = i.agent_id AND x.project_id = :project_id OFFSET 0) h ON h.active_agent_turn_id = i.agent_turn_id
 LEFT JOIN state.pmo_batch_tasks t ON t.current_agent_turn_id = w.agent_turn_id
 LEFT JOIN state.pmo_batches b ON b.batch_id = t.batch_id
 CROSS JOIN LATERAL {use_of_turn(w.agent_turn_id)} u

@@ -1,5 +1,6 @@
 """Dead letters and rejections: what was given up or refused, why, and the way back."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -63,12 +64,17 @@ async def show_letters(visit: Visit[LettersQuery, NoForm]) -> Response:
     return render(
         visit,
         "fleet/letters.html",
-        letters=[(each, _REASONS.get(each.reason, each.reason), way_back(each)) for each in shown],
+        letters=[(each, _REASONS.get(each.reason, each.reason), way_back(each), _key(each)) for each in shown],
         rejections=[(each, _WAYS.get(each.error_code, _OTHERWISE)) for each in told],
         cursor=None if last is None else cursor_of(Place(last.created_at, last.inbox_id)),
         before=told[-1].rejection_id if len(refusals) > _PAGE else None,
         whole=channel is None,
     )
+
+
+def _key(letter: DeadLetter) -> str:
+    """The name of the request that runs its turn again: however often it is asked for, it is one."""
+    return f"letter-{hashlib.sha256(letter.inbox_id.encode()).hexdigest()[:32]}"
 
 
 def way_back(letter: DeadLetter) -> str:
@@ -80,5 +86,5 @@ def way_back(letter: DeadLetter) -> str:
             return "Its call waits until its deadline. Stop the turn, then run it again from this step."
         return "Its turn goes on."
     if letter.repeatable:
-        return "Its turn is over. Run it again from its page."
+        return "Its turn is over, and can be run again."
     return "Its turn is over. Press the button again: what a user did is not repeated."

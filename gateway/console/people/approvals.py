@@ -5,6 +5,7 @@ over, the tool is another) is told, with what was typed, and nothing is overwrit
 which decision counts. After a decision the next open question follows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
@@ -33,6 +34,13 @@ from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
 
 LIST = "/console/approvals"
+_TABS = (
+    ("Open", "open"),
+    ("Decided", "resolved"),
+    ("Expired", "expired"),
+    ("Withdrawn", "withdrawn"),
+    ("All", "all"),
+)
 _PAGE = 50
 _PREVIEW = 160
 _NEIGHBOURS = 100
@@ -129,18 +137,20 @@ class Approvals:
         arguments = await self.console.pool.run(lambda conn: list_call_arguments(conn, principal.project_id, shown))
         older = None
         if len(found) > len(shown):
-            given = wanted.model_dump(exclude_none=True) | {"cursor": shown[-1].interrupt_id}
-            older = f"{LIST}?{urlencode(given)}"
+            given = wanted.model_dump(exclude_none=True, exclude={"status"}) | {"cursor": shown[-1].interrupt_id}
+            older = _list(wanted.status, given)
         lines = [Line(each, _preview(arguments.get(each.interrupt_id))) for each in shown]
         filters = {name: value for name, value in wanted.model_dump().items() if value and name.endswith("_id")}
+        tabs = [(label, _list(status, filters), status == wanted.status) for label, status in _TABS]
         return render(
             visit,
             "people/approvals.html",
             lines=lines,
             older=older,
             status_shown=wanted.status,
-            kept_filters=urlencode(filters),
+            tabs=tabs,
             filters=filters,
+            unfiltered=_list(wanted.status, {}),
             first_page=wanted.cursor is None,
         )
 
@@ -253,6 +263,11 @@ def conversation_address(offer: Offer) -> str | None:
         return None
     where = f"/console/conversations/{quote(offer.view.agent_id, safe='')}/{quote(name or '~', safe='~')}"
     return f"{where}?{urlencode({'channel_id': offer.view.channel_id})}"
+
+
+def _list(status: str, filters: Mapping[str, object]) -> str:
+    """The list of questions with this status and of these filters."""
+    return f"{LIST}?{urlencode({'status': status, **filters})}"
 
 
 def _preview(arguments: JsonObject | None) -> str:

@@ -27,6 +27,7 @@ LIST = "/console/conversations"
 NEW = f"{LIST}/new"
 OF_MEMORY = "~"
 """Stands in addresses for the conversation that a profile's memory keeps, whose id is empty."""
+_TABS = (("Used lately", "used"), ("All, newest first", "begun"))
 _PAGE = 50
 _OFFERED = 500
 """Agents, and profiles, that a form offers."""
@@ -98,8 +99,9 @@ class Chats:
             "people/conversations.html",
             lines=[(line, address_of(line)) for line in lines],
             older=older,
-            order=wanted.order,
+            tabs=[(label, _list(order, wanted.agent_id), order == wanted.order) for label, order in _TABS],
             agent_id=wanted.agent_id,
+            unfiltered=_list(wanted.order, None),
             new=NEW if wanted.agent_id is None else f"{NEW}?{urlencode({'agent': wanted.agent_id})}",
         )
 
@@ -157,6 +159,11 @@ def address(agent: str, conversation: str, channel: str) -> str:
     """The page of a conversation, by its three names."""
     where = f"{LIST}/{quote(agent, safe='')}/{quote(conversation or OF_MEMORY, safe='~')}"
     return f"{where}?{urlencode({'channel_id': channel})}"
+
+
+def _list(order: str, agent: str | None) -> str:
+    """The list of conversations in this order, of one agent or all."""
+    return f"{LIST}?{urlencode({'order': order} if agent is None else {'order': order, 'agent_id': agent})}"
 
 
 def new_key() -> str:

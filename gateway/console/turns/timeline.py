@@ -171,8 +171,8 @@ def drawn(timeline: Timeline) -> Markup:
             )
         )
     return Markup(
-        '<svg class="timeline" viewBox="0 0 {} {}" width="{}" height="{}" role="group" aria-label="{}" focusable="false">'
-        "{}</svg>"
+        '<svg class="timeline" viewBox="0 0 {} {}" width="{}" height="{}" role="group" aria-label="{}"'
+        ' focusable="false">{}</svg>'
     ).format(
         _WIDTH,
         height,

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.console.asking import Shown, look, press
 from tests.e2e.people.asking import PAY, asked
+from tests.support.console.forms import Shown, look, press
 from tests.support.console.visiting import visiting
 from tests.support.gateway import Folded, events_of, token_of
 from tests.support.tenants import Tenant

@@ -9,8 +9,9 @@ import re
 import httpx
 
 from tests.support.console.visiting import forms_of, send, visiting, words_of
-from tests.support.gateway import token_of
-from tests.support.tenants import ALICE, CHANNEL, Tenant
+from tests.support.gateway import composed, token_of
+from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
+from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId, uuid7
 
@@ -155,3 +156,29 @@ async def test_an_operator_audits_the_project(operator: httpx.AsyncClient, tenan
     await tenant.turn(ALICE, SAID)
     said = await words(operator, "/console/health/audit?since=1h")
     assert re.search(r"All \d+ rules hold", said)
+
+
+async def test_a_page_takes_as_many_statements_for_many_rows_as_for_few(tenant: Tenant) -> None:
+    """Beside the look at the token and the count of open questions, which are remembered for a moment."""
+    pages = {"agents": 1, f"agents/{ALICE}": 3, "profiles": 1, f"profiles/{ALICE}-profile": 3, "tools": 2, "calls": 1}
+    pages |= {"letters": 2, "costs": 1, "budgets": 2, "health": 4}
+    async with composed(tenant.stack) as gateway:
+        transport, url = httpx.ASGITransport(app=gateway.app), "http://localhost"
+        own = {"origin": url, "sec-fetch-site": "same-origin"}
+        async with httpx.AsyncClient(transport=transport, base_url=url, headers=own) as web:
+            token = await token_of(tenant.stack, tenant.project)
+            entered = await web.post("/console/enter", data={"token": token, "next": "/console"})
+            assert entered.status_code == 303
+            async with hand_of(tenant, *(definition(f"tool_{number}") for number in range(3))) as hand:
+                for rows in (1, 3):
+                    turns = [await hand.suspended(calling("tool_0"))]
+                    turns += [turn_of(await tenant.enqueue(ALICE, SAID)) for _ in range(rows)]
+                    await hand.answer(call_of(turns[0]), tool_result_card_id="none")
+                    await tenant.profile(f"{ALICE}-profile", "player", max_steps=rows + 5, allowed_tools=["tool_0"])
+                    for page, most in pages.items():
+                        await web.get("/console/session")  # token and count are known from here on
+                        before = gateway.pool.round_trips
+                        assert (await web.get(f"/console/{page}")).status_code == 200
+                        assert gateway.pool.round_trips - before <= most + 2, page
+                    await hand.report(call_of(turns[0]))
+                    await tenant.all_ended(turns, 20)

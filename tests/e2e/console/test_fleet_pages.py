@@ -271,5 +271,10 @@ async def test_a_dead_letter_leads_to_its_turn(operator: httpx.AsyncClient, tena
     )
     shown = await operator.get("/console/letters")
     assert f'href="/console/turns/{turn}"' in shown.text
-    assert "Its turn is over. Run it again from its page." in await words(operator, "/console/letters")
+    assert "Its turn is over, and can be run again." in await words(operator, "/console/letters")
+    again = [await send(operator, "/console/letters", f"/console/turns/{turn}/rerun") for _ in range(2)]
+    assert {each.status_code for each in again} == {303}
+    assert len({each.headers["location"] for each in again}) == 1, "once, however often it is asked for"
+    assert turn not in again[0].headers["location"]
+    await tenant.all_ended([turn, turn], 20)
     await tenant.rows("DELETE FROM state.agent_inbox WHERE inbox_id = $1", f"wrong-{tenant.project}")

@@ -1,4 +1,4 @@
-"""Approvals and chats in Chromium: by keys, streamed, and with two people at one question."""
+"""Approvals and chats in Chromium: by keys, streamed, and without a script."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -80,22 +80,6 @@ async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Sea
     await desk.shows("Approved: the call is sent.", "Nobody is asked anything now.")
     amounts = [each["amount"] for each in [await sent(hand, n) for n in range(2)]]
     assert 7 in amounts
-    await finished(hand, turn)
-
-
-async def test_two_people_at_one_question_see_who_was_first(hand: Hand, people: Seats) -> None:
-    turn = await hand.start(calling(("pay", {"amount": 5})))
-    [question] = await asked(hand, turn)
-    ada, bob = await people.seat(GatewayRole.APPROVER), await people.seat(GatewayRole.APPROVER)
-    where = f"/console/approvals/{question.id}"
-    hers, his = await ada.open(where), await bob.open(where)
-    await hers.locator("#note").fill("too much, because")
-    await his.keyboard.press("a")
-    await bob.shows("Approved: the call is sent.")
-    await expect(hers.locator("#standing")).to_contain_text("approved it")
-    await expect(hers.locator("#note")).to_have_value("too much, because")
-    await hers.get_by_role("button", name="Reject").click()
-    await ada.shows("Your decision does not count", "approved it", "too much, because")
     await finished(hand, turn)
 
 

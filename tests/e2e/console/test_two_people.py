@@ -1,6 +1,7 @@
 """Two people at once, each in a window of their own: what one does the other sees; of two decisions one counts."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from playwright.async_api import Page
@@ -18,7 +19,7 @@ from turnstile.schema.people.interrupts import InterruptStatus
 async def hand(people: Seats) -> AsyncIterator[Hand]:
     """An agent whose calls of `search` wait for a person."""
     rule = ApprovalRule(description="Search for this?", requester_may_decide=True)
-    fields = {"interrupt_on": {"search": rule}, "allowed_tools": ["search", "ask_human"]}
+    fields: dict[str, Any] = {"interrupt_on": {"search": rule}, "allowed_tools": ["search", "ask_human"]}
     async with hand_of(people.tenant, definition(), **fields) as made:
         yield made
 

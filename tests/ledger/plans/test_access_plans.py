@@ -19,6 +19,7 @@ from turnstile.ledger.access import chats, now, pages
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.views import describe_turn, find_conversations
 from turnstile.schema.access import GatewayRole, Secret, new_secret
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, StepId
@@ -99,6 +100,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "page_turns_told that ended": lambda conn: now.page_turns_told(
             conn, PROJECT, channel=CHANNEL, status="ended", before=place, row_limit=PAGE
         ),
+        "list_tree": lambda conn: tree(conn, PROJECT, turn, channel=CHANNEL, row_limit=PAGE),
         "describe_place": lambda conn: now.describe_place(conn, PROJECT, turn),
         "list_turn_calls": lambda conn: now.list_turn_calls(conn, PROJECT, turn),
         "list_turn_inputs": lambda conn: now.list_turn_inputs(conn, PROJECT, TALK, row_limit=PAGE),
