@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from playwright.async_api import Page, Request
 
-from tests.e2e.console import hostile
+from tests.e2e.console.browser import hostile
 from tests.e2e.console.conftest import Seats
 from tests.support.console.windows import Window
 from tests.support.people import Person
