@@ -57,6 +57,10 @@ async def test_a_chat_streams_and_goes_on_without_loading_the_page_again(hand: H
     await page.locator("summary", has_text="search").click()
     await expect(page.locator(".pair")).to_contain_text("the cellar")
     assert await page.evaluate("window.same")
+    await page.context.clear_cookies()
+    await message.press("Enter")
+    await desk.shows("The session has ended.")
+    await expect(message).to_have_value("half a sent")
 
 
 async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Seats) -> None:
