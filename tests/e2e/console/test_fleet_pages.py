@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
+from tests.e2e.console.conftest import Seats
 from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import token_of
 from tests.support.people import Person
@@ -189,6 +190,31 @@ async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient
         assert re.search(r"Answered .* by token\.[0-9a-f]{20}, taken by its turn", shown)
         assert '"found": [ 1, 2 ]' in shown
         assert "Answer it by hand" not in shown
+
+
+async def test_what_one_types_stays_while_the_page_follows_and_the_other_sees_the_answer(
+    people: Seats, tenant: Tenant
+) -> None:
+    """In two windows: a call is answered by hand with the keyboard alone."""
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search", "search"))
+        call = call_of(turn)
+        one, other = await people.seat(), await people.seat(GatewayRole.VIEWER)
+        page = await one.open(f"/console/calls/{call}")
+        await other.open(f"/console/calls/{call}")
+        assert await other.page.locator("main form[method=post]").count() == 0
+        await page.get_by_label("Result", exact=True).fill("found by hand")
+        await hand.report(call_of(turn, 1))  # the page is told, and follows
+        await tenant.enqueue(ALICE, SECOND)
+        await page.get_by_label("Result", exact=True).focus()
+        assert await page.get_by_label("Result", exact=True).input_value() == "found by hand"
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await one.shows("The call is answered", "found by hand")
+        await other.shows("found by hand", "by token.")
+        await hand.ended(turn)
+        await tenant.all_ended([turn, turn], 20)
 
 
 async def test_only_an_operator_answers_and_only_once(operator: httpx.AsyncClient, url: str, tenant: Tenant) -> None:
