@@ -1,5 +1,6 @@
 """Agents, profiles, tools, calls that wait, dead letters and rejections, as people see them, and what they do there."""
 
+import asyncio
 import html
 import json
 import re
@@ -15,9 +16,10 @@ from tests.support.gateway import token_of
 from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
+from turnstile.sdk.tools.service import ToolService
 
 HOSTILE = "<script>alert(1)</script>\u202e/x"
 SECOND = json.dumps({"steps": [{"text": "the second"}]})
@@ -164,6 +166,26 @@ async def test_tools_say_who_serves_them_and_who_offers_them(operator: httpx.Asy
         assert "nobody" in shown
         assert "no process waits for its calls" in shown
         assert "[U+202E]" in shown
+
+
+async def test_a_tool_that_a_process_serves_says_so(operator: httpx.AsyncClient, tenant: Tenant) -> None:
+    service = ToolService(tenant.project)
+
+    @service.tool(target="console", suffix="count")
+    async def count_words(text: str) -> int:
+        """Count words."""
+        return len(text.split())
+
+    del count_words  # the service has it
+    for tool in service.definitions():
+        await put_tool(tenant.pool, tenant.project, tool)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(service.run(tenant.stack.endpoints.nats_url, stop=stop, ready=ready.set))
+    await asyncio.wait_for(ready.wait(), 10)
+    assert "listens a process waits for its calls" in await words(operator, "/console/tools")
+    stop.set()
+    await running
+    assert "nobody no process waits for its calls" in await words(operator, "/console/tools")
 
 
 async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient, tenant: Tenant) -> None:
