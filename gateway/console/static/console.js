@@ -37,7 +37,9 @@
 
   /* Live regions: a hint comes, the page is fetched again, and what differs is replaced. */
   const rendered = new WeakMap();
-  const source = (element) => element.outerHTML.replace(/(<time class="ago"[^>]*>)[^<]*/g, "$1");
+  const source = (element) => element.outerHTML
+    .replace(/(<time class="ago"[^>]*>)[^<]*/g, "$1")
+    .replace(/(<input type="hidden" name="key" value=")[^"]*/g, "$1");  // drawn for each rendering
   for (const each of all("[data-live][id]")) rendered.set(each, source(each));
   let hints = null, due = 0, last = 0, busy = false, again = false, composing = false, wait = WAIT, gone = false;
   const settled = new Set();
