@@ -144,15 +144,16 @@ SELECT x.card_id, x.content, x.tool_calls, x.tool_call_id, x.metadata FROM (
 ORDER BY x.position;
 
 -- name: list_cards_of_steps :many
--- The cards that these steps of a turn made, results of their calls, what was said to the turn, and some others.
+-- The cards that these steps of a turn made, their calls as they were sent (a person may have edited one) with the results, what was
+-- said to the turn, and some others.
 SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
 FROM (
     SELECT n.card_id FROM state.agent_steps s
     CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(s.metadata -> 'new_card_ids', '[]')) n (card_id)
     WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND s.step_id = ANY (:step_ids::text[])
     UNION
-    SELECT w.tool_result_card_id FROM state.turn_waiting_tools w
-    WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.step_id = ANY (:step_ids::text[]) AND w.tool_result_card_id IS NOT NULL
+    SELECT unnest(ARRAY[w.call_card_id, w.tool_result_card_id]) FROM state.turn_waiting_tools w
+    WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.step_id = ANY (:step_ids::text[])
     UNION
     SELECT t.steer_id FROM state.steers t WHERE t.agent_turn_id = :agent_turn_id AND t.project_id = :project_id
     UNION
