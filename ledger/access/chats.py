@@ -19,10 +19,12 @@ from turnstile.schema.states import SteerStatus
 
 LOOKED_THROUGH: Final = 2_000
 """The newest turns of a project among which conversations that were used lately are looked for."""
-TEXT_LIMIT: Final = 200_000
+TEXT_LIMIT: Final = 40_000
 """Characters of an instruction that are read."""
-CONTENT_LIMIT: Final = 200_000
+CONTENT_LIMIT: Final = 60_000
 """Bytes of a card's content, as JSON, that are read."""
+TURN_LIMIT: Final = 120_000
+"""Bytes of the contents of a turn's cards, as JSON, that are read: of the last ones."""
 
 
 class ChatLine(ConversationLine):
@@ -51,6 +53,8 @@ class ChatTurn(Tolerant):
     requester: str | None
     """The principal that asked for it, if it said who it is."""
     waiting_tool_count: int | None
+    is_paused: bool
+    """Whether it is queued because its agent is paused."""
     rolled_back: bool
     """Whether another turn has taken its place, so that no later one reads it."""
 
@@ -119,7 +123,12 @@ async def list_chat_cards(
 ) -> list[ChatCard]:
     """What was said and done in turns, in order; of each turn the last `row_limit` cards."""
     rows = await query("list_chat_cards").many(
-        conn, project_id=project, turns=list(turns), content_limit=CONTENT_LIMIT, row_limit=row_limit
+        conn,
+        project_id=project,
+        turns=list(turns),
+        content_limit=CONTENT_LIMIT,
+        turn_limit=TURN_LIMIT,
+        row_limit=row_limit,
     )
     return [_card(row) for row in rows]
 

@@ -31,6 +31,9 @@ SELECT * FROM (
            o.error_code, left(o.error, 2000) AS error, o.deliverable_card_id, left({instruction_of(i)}, :text_limit::int) AS asked,
            i.payload -> 'ui_action' ->> 'tool_name' AS action_tool, i.context_headers ->> 'CG-Sender' AS requester,
            CASE WHEN o.agent_turn_id IS NULL THEN h.waiting_tool_count END AS waiting_tool_count,
+           o.agent_turn_id IS NULL AND i.status = 'queued' AND EXISTS (
+               SELECT FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id
+                 AND q.paused_at_epoch IS NOT NULL) AS is_paused,
            EXISTS (SELECT FROM state.rollbacks r WHERE r.agent_turn_id = i.agent_turn_id AND r.project_id = i.project_id) AS rolled_back
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
@@ -44,9 +47,12 @@ ORDER BY t.created_at, t.agent_turn_id;
 
 -- name: list_chat_cards :many
 -- What was said and done in turns: of each the last cards of its steps (part 1), applied results (part 3) and what people said to it
--- while it ran (part 0), in order. The content of a large card is left out.
+-- while it ran (part 0), in order. The content of a large card is left out, and that of earlier ones once a turn has too much.
 SELECT t.agent_turn_id, x.step_id, x.part, x.place, x.steer_status, x.card_id, x.tool_calls, x.tool_call_id, x.metadata,
-       CASE WHEN x.size <= :content_limit::int THEN x.content END AS content, x.size
+       CASE WHEN x.size <= :content_limit::int AND sum(x.size) OVER (
+           PARTITION BY t.agent_turn_id
+           ORDER BY state.as_count(substring(x.step_id FROM '[0-9]+$')) DESC NULLS FIRST, x.part DESC, x.place DESC) <= :turn_limit::int
+       THEN x.content END AS content, x.size
 FROM unnest(:turns::text[]) t (agent_turn_id)
 CROSS JOIN LATERAL (
     SELECT y.step_id, y.part, y.place, y.steer_status, c.card_id, c.content, octet_length(c.content::text) AS size, c.tool_calls, c.tool_call_id,

@@ -15,10 +15,11 @@ from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from turnstile.gateway.console.page import Console, Page, Visit
-from turnstile.gateway.console.people.deciding import CHANGED, Offer, Typed, offer_of, what_was_decided
+from turnstile.gateway.console.people.deciding import CHANGED, NotMade, Offer, Typed, offer_of, what_was_decided
 from turnstile.gateway.console.people.schema_form import ALL
 from turnstile.gateway.console.people.schema_slots import shown_json
 from turnstile.gateway.console.rendering import render, see_other
+from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import (
     get_interrupt,
@@ -28,7 +29,7 @@ from turnstile.ledger.people.interrupt_views import (
 )
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
-from turnstile.schema.errors import Refused
+from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
@@ -161,21 +162,22 @@ class Approvals:
     async def decide(self, visit: Visit[object, DecisionForm]) -> Response:
         """Decide, once; what stands against it is told with what was typed."""
         offer, form, typed = await self._offer(visit), visit.form, visit.form.typed
-        if not offer.is_open:
-            return await self._page(visit, offer, typed, code="already_decided", then=form.then)
         made = offer.read(typed)
-        if isinstance(made, dict):
-            payload: JsonObject = {**made, "interrupt_id": offer.view.interrupt_id}
-            try:
-                reply = await self.console.asking.ask(
-                    visit.principal, offer.view.channel_id, "decide", payload, DecideReply, visit.headers
-                )
-            except Refused as error:
-                again = await self._offer(visit)
-                return await self._page(visit, again, typed, code=error.code, faults={ALL: str(error)}, then=form.then)
-            told = "tool_changed" if reply.tool_changed else _TOLD[form.decision]
-            return see_other(await self._next(visit, offer, form.then), told)
-        return await self._page(visit, offer, typed, code=made.code, faults=made.faults, then=form.then)
+        if offer.was_decided_so(typed):  # a form that was sent twice
+            return see_other(await self._next(visit, offer, form.then), _TOLD[form.decision])
+        if not isinstance(made, dict):
+            return await self._page(visit, offer, typed, made, then=form.then)
+        payload: JsonObject = {**made, "interrupt_id": offer.view.interrupt_id}
+        try:
+            reply = await self.console.asking.ask(
+                visit.principal, offer.view.channel_id, "decide", payload, DecideReply, visit.headers
+            )
+        except TurnstileError as error:
+            problem = problem_of(error)
+            why = NotMade(problem.code, {ALL: problem.detail}, problem.status)
+            return await self._page(visit, await self._offer(visit), typed, why, then=form.then)
+        told = "tool_changed" if reply.tool_changed else _TOLD[form.decision]
+        return see_other(await self._next(visit, offer, form.then), told)
 
     async def _offer(self, visit: Visit[Any, Any]) -> Offer:
         """The question as the session sees it; raises `Refused` (unknown_interrupt)."""
@@ -192,15 +194,14 @@ class Approvals:
         visit: Visit[Any, Any],
         offer: Offer,
         typed: Typed | None = None,
+        not_made: NotMade | None = None,
         *,
-        code: str = "",
-        faults: dict[str, str] | None = None,
-        then: str = "next",
+        then: str,
     ) -> Response:
-        status = HTTPStatus.OK
-        if typed is not None:
-            changed = code in CHANGED or not offer.is_open
-            status = HTTPStatus.CONFLICT if changed else HTTPStatus.UNPROCESSABLE_ENTITY
+        status: int = HTTPStatus.OK
+        if not_made is not None:
+            changed = not_made.code in CHANGED or not offer.is_open
+            status = HTTPStatus.CONFLICT if changed else not_made.status
         return render(
             visit,
             "people/approval.html",
@@ -210,8 +211,8 @@ class Approvals:
             context=offer.context,
             around=await self._neighbours(visit, offer.view.interrupt_id),
             typed=typed,
-            code=code,
-            faults=faults or {},
+            code="" if not_made is None else not_made.code,
+            faults={} if not_made is None else not_made.faults,
             decided=what_was_decided(offer.view),
             conversation=conversation_address(offer),
             then=then,

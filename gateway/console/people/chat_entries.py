@@ -1,13 +1,13 @@
 """A conversation as a chat: what people said, what the model said, and its calls, each folded with its result. Pure.
 
-It is made of the turns' rows and cards. What is too large to be read here, or does not parse, is said to be so; the
-turn's own page has all of it.
+It is made of the turns' rows and cards. What is too large to be shown here, or does not parse, is said to be so; the
+turn's own page has all of it. The more there is on a page, the less is shown of each.
 """
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, cast
 
 from pydantic import JsonValue, ValidationError
 
@@ -26,6 +26,10 @@ from turnstile.schema.ids import AgentTurnId, StepId, ToolCallId
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.states import SteerStatus
 
+PAGE_CHARACTERS: Final = 160_000
+"""Of all that is said and done on a page, about."""
+_MOST, _LEAST = 20_000, 800
+"""Characters of one thing that are shown."""
 LIVE = frozenset({"queued", "dispatched", "running", "suspended"})
 """Statuses of a turn that is not over."""
 
@@ -99,6 +103,9 @@ class Entry:
 
 @dataclass(slots=True)
 class _Turn:
+    """What is known of a turn; of each thing at most `most` characters are shown."""
+
+    most: int
     cards: list[ChatCard] = field(default_factory=list[ChatCard])
     asks: list[Interrupt] = field(default_factory=list[Interrupt])
 
@@ -107,8 +114,11 @@ def entries_of(
     turns: Sequence[ChatTurn], cards: Iterable[ChatCard], asked: Iterable[Interrupt], most_cards: int
 ) -> list[Entry]:
     """The turns as entries, in their order; a turn of `most_cards` cards has more."""
-    known = {turn.agent_turn_id: _Turn() for turn in turns}
-    for card in cards:
+    all_cards = list(cards)
+    things = len(turns) + sum(1 + len(each.card.tool_calls or ()) for each in all_cards)
+    most = min(_MOST, max(_LEAST, PAGE_CHARACTERS // max(1, things)))
+    known = {turn.agent_turn_id: _Turn(most) for turn in turns}
+    for card in all_cards:
         known[card.agent_turn_id].cards.append(card)
     for question in asked:
         if question.agent_turn_id in known:
@@ -122,7 +132,7 @@ def running(entries: Sequence[Entry]) -> Entry | None:
 
 
 def _entry(turn: ChatTurn, found: _Turn, most_cards: int) -> Entry:
-    delivered = _delivered(turn, found.cards)
+    whole = _delivered(turn, found.cards)
     said: list[Said] = []
     calls: dict[ToolCallId | None, Call] = {}
     for each in found.cards:
@@ -130,7 +140,7 @@ def _entry(turn: ChatTurn, found: _Turn, most_cards: int) -> Entry:
             case CardType.STEER:
                 said.append(_steer(each))
             case CardType.THOUGHT:
-                said += _thought(each, calls, delivered)
+                said += _thought(each, calls, whole)
             case CardType.TOOL_RESULT:
                 _answer(each, calls.get(each.card.tool_call_id))
             case _:
@@ -140,9 +150,39 @@ def _entry(turn: ChatTurn, found: _Turn, most_cards: int) -> Entry:
             call.status = "asks"
     if not turn.action_tool and turn.ended_at is not None:
         for call in calls.values():
-            call.status = "not sent" if call.status == "waiting" else call.status
+            call.status = "not_sent" if call.status == "waiting" else call.status
     steps = max((_number(each.step_id) for each in found.cards), default=0)
-    return Entry(turn, tuple(said), delivered, tuple(found.asks), steps, len(found.cards) >= most_cards)
+    return Entry(
+        turn,
+        tuple(_cut_said(each, found.most) for each in said),
+        None if whole is None else _cut_delivered(whole, found.most),
+        tuple(found.asks),
+        steps,
+        len(found.cards) >= most_cards,
+    )
+
+
+def _cut_said(said: Said, most: int) -> Said:
+    for call in said.calls:
+        call.arguments, call.result, call.error = (
+            _cut(call.arguments, most),
+            _cut(call.result, most),
+            _cut(call.error, most),
+        )
+    left = len(said.text) - most
+    return said if left <= 0 else replace(said, text=said.text[:most], left_out=left)
+
+
+def _cut_delivered(made: Delivered, most: int) -> Delivered:
+    size = len(made.text) + len(made.data) + sum(len(value) for _, value in made.fields)
+    if size <= most:
+        return made
+    fields = tuple((name, _cut(value, most // len(made.fields))) for name, value in made.fields)
+    return replace(made, text=made.text[:most], data=_cut(made.data, most), fields=fields, left_out=size - most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def _steer(each: ChatCard) -> Said:

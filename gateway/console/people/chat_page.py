@@ -26,7 +26,7 @@ from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
-from turnstile.schema.errors import BadRequest, Limited, Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ConversationId
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.people.steers import SteerReply
@@ -101,8 +101,8 @@ class Chat:
         line = await self._found(visit, visit.query.channel_id)
         try:
             told = await self._said(visit, line, visit.form)
-        except (BadRequest, Refused, Limited) as error:
-            return await self._page(visit, line, None, error=error, text=visit.form.text)
+        except TurnstileError as error:
+            return await self._page(visit, line, None, error=error, text=visit.form.text, key=visit.form.key)
         return see_other(f"{address_of(line)}#end", told)
 
     async def stop(self, visit: Visit[ChatQuery, StopForm]) -> Response:
@@ -111,7 +111,7 @@ class Chat:
         view = await self.console.turns.described(visit.principal, AgentTurnId(visit.form.turn))
         try:
             await self.console.turns.stop_turn(visit.principal, view, TurnStop(), visit.headers)
-        except (BadRequest, Refused, Limited) as error:
+        except TurnstileError as error:
             return await self._page(visit, line, None, error=error)
         return see_other(f"{address_of(line)}#end", "stopped")
 
@@ -184,11 +184,13 @@ class Chat:
         *,
         error: TurnstileError | None = None,
         text: str = "",
+        key: str = "",
     ) -> Response:
         shown = await self._shown(visit, line, cursor)
         now = shown.now
         own = now is not None and now.turn.requester == visit.principal.caller.name
         problem: Problem | None = None if error is None else problem_of(error)
+        unsure = problem is not None and problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR  # it may have been asked
         where = address_of(line)
         path, _, query = where.partition("?")
         return render(
@@ -204,7 +206,7 @@ class Chat:
             may_steer=now is not None and not now.turn.action_tool and (own or visit.may(Right.OPERATE)),
             problem=problem,
             text=text,
-            key=new_key(),
+            key=key if unsure else new_key(),
         )
 
 

@@ -19,7 +19,7 @@ from turnstile.ledger.access.pages import Place, page_conversations
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
-from turnstile.schema.errors import BadRequest, Limited, Refused
+from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, box_id, uuid7
 from turnstile.schema.wire.inbox import EnqueueReply
 
@@ -119,9 +119,10 @@ class Chats:
             payload = _request(form)
             channel = asking.channel(principal, form.channel or None)
             reply = await asking.ask(principal, channel, "enqueue", payload, EnqueueReply, visit.headers)
-        except (BadRequest, Refused, Limited) as error:
+        except TurnstileError as error:
             status = problem_of(error).status
-            return await self._form(visit, form.model_copy(update={"key": new_key()}), error, status)
+            key = new_key() if status < HTTPStatus.INTERNAL_SERVER_ERROR else form.key  # it may have been asked
+            return await self._form(visit, form.model_copy(update={"key": key}), error, status)
         if reply.agent_id is None or reply.conversation_id is None:
             raise Refused("internal_error", "the bridge accepted the request and named no conversation")
         return see_other(f"{address(reply.agent_id, reply.conversation_id, channel)}#end")
@@ -130,7 +131,7 @@ class Chats:
         self,
         visit: Visit[Any, Any],
         form: NewChatForm,
-        error: BadRequest | Refused | Limited | None = None,
+        error: TurnstileError | None = None,
         status: int = HTTPStatus.OK,
     ) -> Response:
         project = visit.principal.project_id

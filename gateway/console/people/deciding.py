@@ -6,6 +6,7 @@ checked here to tell what is wrong field by field; the bridge checks them again,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from pydantic import JsonValue
@@ -50,6 +51,7 @@ class NotMade:
 
     code: str
     faults: dict[str, str]
+    status: int = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Offer:
 
     view: InterruptView
     context: InterruptContext
+    reader: str
+    """The principal of the session."""
     refusal: str
     """The code of why this session may not decide: `role`, `own_request`, `not_shown`, `closed`; empty if it may."""
     edit: SchemaForm | None
@@ -101,6 +105,11 @@ class Offer:
     def fixed(self) -> list[str]:
         """The arguments that an operator has fixed: nobody can edit them."""
         return [] if self.edit is None else sorted({*self.edit.fixed, *self.edit.envs})
+
+    def was_decided_so(self, typed: Typed) -> bool:
+        """Whether this session has made this decision before; of an edit or an answer nobody can tell here."""
+        same = typed.decision in (Decision.APPROVE, Decision.REJECT) and self.view.decision is typed.decision
+        return same and self.view.decided_by == self.reader
 
     def may(self, decision: str) -> bool:
         """Whether this decision is offered here."""
@@ -169,6 +178,7 @@ def offer_of(view: InterruptView, context: InterruptContext, principal: Principa
     return Offer(
         view,
         context,
+        principal.sender,
         _refusal(view, principal),
         _edit_form(view, context) if Decision.EDIT in view.allowed_decisions else None,
         answer_form(view.response_schema) if answers else None,

@@ -176,7 +176,7 @@ def is_plain(text: str) -> bool:
     """Whether all of a text is seen where it is shown; line breaks and tabs are."""
     return all(
         each in "\n\t" or (unicodedata.category(each) not in _UNSEEN and each not in _BLANK and not _selects(each))
-        for each in text
+        for each in set(text)
     )
 
 

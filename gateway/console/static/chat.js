@@ -36,16 +36,24 @@
     event.preventDefault();
     send(form, event.submitter);
   });
+  function ended(form) {
+    delete form.dataset.sent;
+    const note = page.getElementById("ended") ?? page.createElement("p");
+    Object.assign(note, { id: "ended", className: "wrong", textContent: "The session has ended. Sign in again in another tab, then send this." });
+    note.setAttribute("role", "alert");
+    form.before(note);
+  }
   async function send(form, button) {
     const body = new URLSearchParams(new FormData(form, button)), text = form.elements.text, said = text.value;
     try {
       const answer = await fetch(form.action, { method: "POST", body, redirect: "manual", credentials: "same-origin" });
+      if (answer.status === 401) return ended(form);
       if (answer.type !== "opaqueredirect") throw new Error(String(answer.status));
       form.elements.key.value = `console-${drawn()}`;
       if (text.value === said) text.value = "";
       delete form.dataset.sent;
+      page.getElementById("ended")?.remove();
       pinned = true;
-      page.dispatchEvent(new Event("console:changed"));
     } catch {
       const how = page.createElement("input");
       Object.assign(how, { type: "hidden", name: "how", value: button?.value ?? "send" });

@@ -141,6 +141,18 @@ async def test_of_two_who_decide_at_once_one_counts_and_the_other_is_told_by_who
                 assert "too much" in told.words, "what was typed is kept"
 
 
+async def test_a_form_that_is_sent_twice_decides_once_and_says_so_twice(hand: Hand, ada: httpx.AsyncClient) -> None:
+    _, [first, second] = await waiting(hand, ("pay", {"amount": 1}), ("mail", LETTER))
+    shown = await look(ada, first)
+    for _ in range(2):
+        done = await press(ada, shown, "digest", fields={"decision": "approve"})
+        assert (done.status_code, done.headers["location"]) == (303, f"{second}?told=approved")
+    shown = await look(ada, second)
+    assert (await press(ada, shown, "made_of", fields={"decision": "edit", "arg-1": "short"})).status_code == 303
+    again = Shown(await press(ada, shown, "made_of", fields={"decision": "edit", "arg-1": "other"}))
+    assert (again.status, "You have decided this before" in again.words, "other" in again.words) == (409, True, True)
+
+
 async def test_a_call_is_edited_field_by_field_within_its_schema(hand: Hand, ada: httpx.AsyncClient) -> None:
     turn, [page] = await waiting(hand, ("mail", LETTER))
     shown = await look(ada, page)

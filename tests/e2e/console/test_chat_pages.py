@@ -11,9 +11,11 @@ import pytest
 from tests.e2e.people.asking import PAY, asked
 from tests.support.console.forms import Shown, look, press
 from tests.support.console.visiting import visiting
-from tests.support.gateway import Folded, events_of, token_of
+from tests.support.gateway import Folded, composed, events_of, token_of
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
+from turnstile.gateway.console import page_reads
+from turnstile.gateway.http import bearers
 from turnstile.ledger.access import chats
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId
@@ -293,3 +295,41 @@ async def test_tokens_of_a_channel_see_and_ask_in_their_own(hand: Hand, operator
         shown = await look(ada, own)
         assert ("my plans" in shown.words, "secret plans" in shown.words) == (True, False)
         assert "secret plans" in (await look(operator, page.partition("?")[0])).words, "the default channel's"
+
+
+async def test_pages_of_people_take_a_constant_number_of_statements(
+    hand: Hand, operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bearers, "KNOWN_SECONDS", 60.0)
+    monkeypatch.setattr(page_reads, "KNOWN_SECONDS", 60.0)
+    page = await begun(operator, hand, script(calling("search"), {"text": "one"}))
+    await hand.heard()
+    await hand.report(hand.commands[0].call)
+    await over(hand)
+    stack, project = hand.tenant.stack, hand.tenant.project
+    counted: list[list[int]] = []
+    async with composed(stack) as gateway, visiting("https://here", await token_of(stack, project), gateway) as web:
+        for _ in range(2):
+            counts: list[int] = []
+            turn = await hand.start(calling(("pay", {"amount": 1}), ("pay", {"amount": 2})), conversation_id="trip")
+            [question, _] = await asked(hand, turn, 2)
+            for address in (
+                page,
+                LIST,
+                f"{LIST}?order=begun",
+                "/console/approvals",
+                f"/console/approvals/{question.id}",
+            ):
+                await look(web, address)  # token, count and labels are known now
+                before = gateway.pool.round_trips
+                await look(web, address)
+                counts.append(gateway.pool.round_trips - before)
+            counted.append(counts)
+            await hand.tenant.client.request("stop", {"agent_turn_id": turn})
+            await hand.ended(turn)
+            await say(operator, page, script(calling("search", "search"), {"text": "two"}))
+            await hand.heard(len(hand.commands) + 2)
+            for command in hand.commands[-2:]:
+                await hand.report(command.call)
+            await over(hand)
+    assert counted == [[4, 2, 2, 2, 3]] * 2

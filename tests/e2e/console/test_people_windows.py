@@ -14,7 +14,7 @@ from tests.support.tools import Hand, calling, definition, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId
 
-SLOW: dict[str, Any] = {"text": "one **two** three ", "chunks": 3, "delay_seconds": 0.5}
+SLOW: dict[str, Any] = {"text": "one **two** three ", "chunks": 3, "delay_seconds": 0.3}
 
 
 @pytest.fixture
@@ -57,6 +57,10 @@ async def test_a_chat_streams_and_goes_on_without_loading_the_page_again(hand: H
     await page.locator("summary", has_text="search").click()
     await expect(page.locator(".pair")).to_contain_text("the cellar")
     assert await page.evaluate("window.same")
+    await page.context.clear_cookies()
+    await message.press("Enter")
+    await desk.shows("The session has ended.")
+    await expect(message).to_have_value("half a sent")
 
 
 async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Seats) -> None:
@@ -83,6 +87,7 @@ async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Sea
     await finished(hand, turn)
 
 
+@pytest.mark.long  # test_chat_pages and test_approval_pages send the same forms without a browser
 async def test_a_chat_and_a_decision_need_no_script(hand: Hand, people: Seats) -> None:
     plain = await people.seat(script=False)
     page = await plain.open(f"/console/conversations/new?agent={hand.agent}")
