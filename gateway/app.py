@@ -36,6 +36,7 @@ from turnstile.gateway.v1.event_handlers import Events
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.release import release
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
@@ -61,6 +62,8 @@ class Gateway:
     meter: Meter = SILENT.meter
     links: Links = field(default_factory=Links)
     once: OneTimeLinks | None = None
+    audit_bounds: Bounds = field(default_factory=Bounds)
+    """What an audit in the console allows for."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set it when the gateway stops: streams end."""
 
@@ -96,6 +99,7 @@ class Gateway:
             interrupts=interrupts,
             budgets=budgets,
             roster=roster,
+            audit_bounds=self.audit_bounds,
         )
         self.pages = console_pages(self.console)
         self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, self._told, self.crowded)

@@ -1,7 +1,7 @@
 """Signing in and out: by a token, or by the link that `turnstile up` prints, which works once (protocol §14.5)."""
 
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from turnstile.gateway.console.forms import read_form
 from turnstile.gateway.console.page import Console
-from turnstile.gateway.console.rendering import bare, see_other
+from turnstile.gateway.console.rendering import bare, own_page, see_other
 from turnstile.gateway.console.sessions import begin, check_origin, end, is_loopback
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.guard import ROUTE
@@ -60,7 +60,7 @@ class _Entrance:
         request.scope[ROUTE] = "console_enter"
         check_origin(request.headers)
         form = await read_form(request, self._console.limits.body_bytes)
-        wanted = _own(form.get("next"))
+        wanted = _next(form.get("next"))
         _check_safe(request)
         try:
             secret = await self._secret(request, form.get("token"), form.get("once"))
@@ -93,19 +93,13 @@ class _Entrance:
     def _page(self, wanted: object, status: int = 200, wrong: str = "", once: str | None = None) -> Response:
         """Showing a link's page does not use the link up: programs that preview links do that."""
         once = once if self._console.once is not None and once is not None and len(once) <= _LONGEST else None
-        return bare(self._console.templates, "enter.html", status, wanted=_own(wanted), once=once, wrong=wrong)
+        return bare(self._console.templates, "enter.html", status, wanted=_next(wanted), once=once, wrong=wrong)
 
 
-def _own(wanted: object) -> str:
+def _next(wanted: object) -> str:
     """Where to go after signing in: an address of the console, whatever was asked for."""
-    if isinstance(wanted, str) and len(wanted) <= _LONGEST and wanted.isascii() and wanted.isprintable():
-        parts = urlsplit(wanted)
-        if any(each in (".", "..") for each in unquote(parts.path).split("/")):
-            return CONSOLE
-        within = parts.path == CONSOLE or parts.path.startswith(f"{CONSOLE}/")
-        if not parts.scheme and not parts.netloc and within and "\\" not in wanted and not wanted.startswith(ENTER):
-            return wanted
-    return CONSOLE
+    page = own_page(wanted)
+    return CONSOLE if page.startswith(ENTER) else page
 
 
 def _check_safe(request: Request) -> None:

@@ -47,7 +47,7 @@ class OneTimeLinks:
             late = True
         found = None if late or not self._token.exists() else read_secret(self._token.read_text().strip())
         if found is None:
-            raise Refused("link_used", "this link was used, or is too old: `turnstile console` prints a new one")
+            raise Refused("link_used", "This link was used, or is too old: `turnstile console` prints a new one.")
         return found
 
     def _file(self, code: str) -> Path:

@@ -29,6 +29,7 @@ from turnstile.gateway.v1.event_handlers import Events
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal, Right, Secret
 from turnstile.schema.base import Strict
@@ -77,6 +78,7 @@ class Console:
     interrupts: Interrupts
     budgets: Budgets
     roster: Roster
+    audit_bounds: Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

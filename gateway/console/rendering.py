@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode, urlsplit
 
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
 
 from turnstile.gateway.console.formats import called
@@ -27,6 +28,8 @@ HEADERS: Final[Mapping[str, str]] = {
     "cross-origin-resource-policy": "same-origin",
 }
 """What all responses of the console have; the guard adds what all of the gateway's have."""
+_LONGEST: Final = 2000
+"""Of an address to go to."""
 NAV: Final = (
     ("Now", CONSOLE, "n"),
     ("Approvals", f"{CONSOLE}/approvals", "a"),
@@ -79,9 +82,9 @@ def see_other(path: str, told: str | None = None) -> Response:
     return Response(status_code=303, headers={**HEADERS, "location": f"{page}{query}{mark}{place}"})
 
 
-def refused(visit: Visit[Any, Any], error: TurnstileError, back: str = CONSOLE) -> Response:
-    """A page that says why it was not done, what to do, and the way back."""
-    problem = problem_of(error)
+def refused(visit: Visit[Any, Any], error: TurnstileError, back: str | None = None) -> Response:
+    """A page that says why it was not done, what to do, and the way back: to where the browser came from."""
+    problem, back = problem_of(error), _came_from(visit.headers) if back is None else back
     answer = render(visit, "refused.html", problem.status, problem=problem, back=back)
     return _also(answer, problem)
 
@@ -106,9 +109,29 @@ _ELSEWHERE: Final = {"profiles": "agents", "tools": "agents", "letters": "calls"
 def _current(path: str) -> str:
     """The entry of the navigation that a page is under."""
     area = path.removeprefix(f"{CONSOLE}/").partition("/")[0]
-    path = f"{CONSOLE}/{_ELSEWHERE[area]}" if area in _ELSEWHERE else path
-    under = [address for _, address, _ in NAV[1:] if path == address or path.startswith(f"{address}/")]
-    return under[0] if under else CONSOLE
+    entry = CONSOLE if path == CONSOLE or area == "turns" else f"{CONSOLE}/{_ELSEWHERE.get(area, area)}"
+    return entry if any(address == entry for _, address, _ in NAV) else ""
+
+
+def own_page(wanted: object) -> str:
+    """Where a browser wants to go next, if that is a page of the console; else the console's first."""
+    if isinstance(wanted, str) and len(wanted) <= _LONGEST and wanted.isascii() and wanted.isprintable():
+        parts = urlsplit(wanted)
+        within = parts.path == CONSOLE or parts.path.startswith(f"{CONSOLE}/")
+        climbs = any(each in (".", "..") for each in unquote(parts.path).split("/"))
+        if not parts.scheme and not parts.netloc and within and not climbs and "\\" not in wanted:
+            return wanted
+    return CONSOLE
+
+
+def _came_from(headers: Headers) -> str:
+    """The page of ours that a browser was on; else the console's first."""
+    try:
+        page = urlsplit(headers.get("referer", ""))
+    except ValueError:
+        return CONSOLE
+    own = page.netloc.lower() == headers.get("host", "").lower()
+    return own_page(f"{page.path}?{page.query}" if page.query else page.path) if own else CONSOLE
 
 
 def _counted(count: int) -> str:

@@ -21,7 +21,7 @@ from turnstile.gateway.console.fleet.letter_pages import pages as letter_pages
 from turnstile.gateway.console.fleet.profile_pages import pages as profile_pages
 from turnstile.gateway.console.fleet.tool_pages import pages as tool_pages
 from turnstile.gateway.console.live import pages as live_pages
-from turnstile.gateway.console.page import Console, Page
+from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
 from turnstile.gateway.console.people.approvals import pages as approval_pages
 from turnstile.gateway.console.people.chat_page import pages as chat_pages
@@ -30,6 +30,7 @@ from turnstile.gateway.console.rendering import HEADERS, see_other
 from turnstile.gateway.console.session_page import pages as session_pages
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.console.turns.pages import pages as turn_pages
+from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.guard import ROUTE
 from turnstile.schema.errors import Refused
 
@@ -69,14 +70,20 @@ def console_routes(console: Console, pages: Iterable[Page]) -> list[BaseRoute]:
         )
         for page in pages
     ]
+    nothing = Page(name="nothing", path=f"{CONSOLE}/{{rest:path}}", handler=_nothing)
     static = _static(console)
     routes += [*enter_routes(console), Route(f"{_STATIC}/{{digest}}/{{name}}", static), Route(f"{CONSOLE}/", _home)]
+    routes.append(Route(nothing.path, PageDispatch(nothing, console, questions, labels), methods=[nothing.method]))
     return routes
 
 
 def is_of_console(path: str) -> bool:
     """Whether an address is one of the console's, so that people read what is told of it."""
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+async def _nothing(_: Visit[NoQuery, NoForm]) -> Response:
+    raise Refused("not_found", "there is no such page")
 
 
 async def _home(_: Request) -> Response:

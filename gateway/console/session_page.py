@@ -1,5 +1,8 @@
 """`/console/session`: whose session this is, what it may do, and the keys."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from starlette.responses import Response
 
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
@@ -8,6 +11,13 @@ from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.schema.access import Right
 
+_RIGHTS: Final[Mapping[Right, str]] = {
+    Right.READ: "see every page",
+    Right.ASK: "ask agents, steer, stop and run turns again",
+    Right.DECIDE: "decide what turns ask people",
+    Right.OPERATE: "change agents, calls and budgets",
+}
+
 
 def pages(_: Console) -> tuple[Page, ...]:
     """The page."""
@@ -15,4 +25,6 @@ def pages(_: Console) -> tuple[Page, ...]:
 
 
 async def _show(visit: Visit[NoQuery, NoForm]) -> Response:
-    return render(visit, "session.html", rights=[right for right in Right if visit.principal.may(right)])
+    return render(
+        visit, "session.html", rights=[words for right, words in _RIGHTS.items() if visit.principal.may(right)]
+    )

@@ -48,6 +48,7 @@ class Templates:
         filters, shared = cast("dict[str, Any]", self.jinja.filters), cast("dict[str, Any]", self.jinja.globals)
         filters |= {
             "ago": formats.ago,
+            "coded": formats.coded,
             "content": readable_content,
             "as_json": formats.as_json,
             "duration": formats.duration,

@@ -7,8 +7,6 @@ is its channel's.
 from datetime import datetime
 from typing import Literal
 
-from pydantic import Json
-
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
@@ -27,7 +25,7 @@ class AgentFile(Tolerant):
     worker_target: str
     status: str
     display_name: str | None
-    tags: Json[list[str]]
+    tags: list[str]
     instance_of: str | None
     profile_name: str | None
     head_status: str | None

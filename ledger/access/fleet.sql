@@ -22,7 +22,9 @@ WITH page AS MATERIALIZED (
                ELSE a.status = :shown END)
     ORDER BY a.agent_id LIMIT :row_limit::int
 )
-SELECT g.agent_id, g.worker_target, g.status, g.display_name, coalesce(g.tags, '[]') AS tags, g.instance_of, g.profile_name,
+SELECT g.agent_id, g.worker_target, g.status, g.display_name,
+       ARRAY(SELECT coalesce(t.tag, '') FROM jsonb_array_elements_text(CASE jsonb_typeof(g.tags) WHEN 'array' THEN g.tags ELSE '[]' END) t (tag)) AS tags,
+       g.instance_of, g.profile_name,
        CASE WHEN g.seen THEN coalesce(g.head_status, 'idle') END AS head_status,
        CASE WHEN g.seen THEN g.active_agent_turn_id END AS agent_turn_id, CASE WHEN g.seen THEN g.active_channel_id END AS channel_id,
        CASE WHEN g.seen THEN coalesce(g.turn_epoch, 0) END AS turn_epoch, CASE WHEN g.seen THEN g.updated_at END AS updated_at,

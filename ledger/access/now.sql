@@ -9,7 +9,8 @@ live AS MATERIALIZED (
            h.started_at, h.updated_at AS since, h.step_count, h.step_attempt, h.model_failures, h.restart_count, h.waiting_tool_count,
            h.resume_deadline, h.profile_box_id, NULL AS queued_because
     FROM (SELECT x.* FROM state.agent_state_head x
-          WHERE x.project_id COLLATE "C" = :project_id AND x.output_box_id IS NOT NULL AND x.agent_id >= '' LIMIT 10000) h
+          WHERE x.project_id COLLATE "C" = :project_id AND x.output_box_id IS NOT NULL AND x.agent_id >= ''
+            AND (:agent_turn_id::text IS NULL OR x.active_agent_turn_id = :agent_turn_id) LIMIT 10000) h
     CROSS JOIN LATERAL (
         SELECT y.* FROM state.agent_inbox y WHERE y.inbox_id = h.active_inbox_id AND y.project_id = :project_id OFFSET 0) i
     UNION ALL
@@ -20,23 +21,26 @@ live AS MATERIALIZED (
                 THEN 'output_box_busy' END
     FROM (SELECT x.* FROM state.agent_inbox x
           WHERE x.project_id COLLATE "C" = :project_id AND x.archived_at IS NULL AND x.inbox_id >= '' AND x.next_retry_at = 'infinity'
-            AND x.status = 'queued' LIMIT 10000) i
+            AND x.status = 'queued' AND (:agent_turn_id::text IS NULL OR x.agent_turn_id = :agent_turn_id) LIMIT 10000) i
     LEFT JOIN LATERAL (
         SELECT y.status, y.paused_at_epoch FROM state.agent_state_head y
         WHERE y.agent_id = i.agent_id AND y.project_id = i.project_id OFFSET 0) q ON true
 ),
 usual AS MATERIALIZED (
     SELECT (percentile_cont(0.5) WITHIN GROUP (ORDER BY s.ms) / 1000)::float8 AS seconds
-    FROM (SELECT x.agent_turn_id FROM state.agent_inbox x
-          WHERE x.project_id COLLATE "C" = :project_id AND x.message_type IN {turn_types} AND x.archived_at IS NOT NULL
-          ORDER BY x.created_at DESC LIMIT 50) t
+    FROM (SELECT x.agent_turn_id FROM (
+              SELECT r.agent_turn_id, r.archived_at FROM state.agent_inbox r WHERE r.project_id COLLATE "C" = :project_id
+              ORDER BY r.created_at DESC LIMIT 100) x
+          WHERE x.archived_at IS NOT NULL LIMIT 50) t
     CROSS JOIN LATERAL (
         SELECT state.as_count(y.metadata #>> '{timing,step_ms}') AS ms FROM state.agent_steps y
         WHERE y.agent_turn_id = t.agent_turn_id AND y.project_id = :project_id LIMIT 20) s
 ),
+questions AS MATERIALIZED (
+    SELECT DISTINCT x.agent_turn_id FROM state.interrupts x WHERE x.project_id COLLATE "C" = :project_id AND x.status = 'open'
+),
 judged AS MATERIALIZED (
-    SELECT l.*, l.status = 'suspended' AND EXISTS (
-               SELECT FROM state.interrupts q WHERE q.agent_turn_id = l.agent_turn_id AND q.status = 'open') AS asks_people,
+    SELECT l.*, l.status = 'suspended' AND l.agent_turn_id IN (SELECT q.agent_turn_id FROM questions q) AS asks_people,
            CASE l.status
                WHEN 'queued' THEN CASE WHEN l.queued_because IS NULL AND l.since < now() - make_interval(secs => :patience::float8) THEN 'not_leased' END
                WHEN 'dispatched' THEN CASE WHEN l.since < now() - make_interval(secs => :patience::float8) THEN 'not_begun' END
@@ -45,7 +49,7 @@ judged AS MATERIALIZED (
                WHEN 'suspended' THEN CASE WHEN l.resume_deadline < now() - make_interval(secs => :patience::float8) THEN 'overdue' END
            END AS stalled
     FROM live l
-    WHERE (:channel_id::text IS NULL OR l.channel_id = :channel_id) AND (:agent_turn_id::text IS NULL OR l.agent_turn_id = :agent_turn_id)
+    WHERE :channel_id::text IS NULL OR l.channel_id = :channel_id
 ),
 counted AS (
     SELECT count(*) AS total, count(*) FILTER (WHERE j.status = 'queued') AS queued, count(*) FILTER (WHERE j.status = 'dispatched') AS dispatched,
@@ -58,7 +62,9 @@ page AS (
     FROM judged j
     WHERE (:agent_id::text IS NULL OR j.agent_id = :agent_id)
       AND CASE :state::text WHEN 'stalled' THEN j.stalled IS NOT NULL WHEN 'people' THEN j.asks_people ELSE j.status = coalesce(:state, j.status) END
-      AND (:profile_name::text IS NULL OR lower(:profile_name) = lower((SELECT p.name FROM {profile_in_box(j.profile_box_id)} p)))
+      AND (:profile_name::text IS NULL OR j.profile_box_id IN (
+          SELECT d.profile_box_id FROM (SELECT DISTINCT k.profile_box_id FROM judged k) d
+          CROSS JOIN LATERAL {profile_in_box(d.profile_box_id)} f WHERE lower(f.name) = lower(:profile_name)))
     ORDER BY place LIMIT :row_limit::int OFFSET :row_offset::int
 )
 SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, (
@@ -138,15 +144,16 @@ SELECT x.card_id, x.content, x.tool_calls, x.tool_call_id, x.metadata FROM (
 ORDER BY x.position;
 
 -- name: list_cards_of_steps :many
--- The cards that these steps of a turn made, results of their calls, what was said to the turn, and some others.
+-- The cards that these steps of a turn made, their calls as they were sent (a person may have edited one) with the results, what was
+-- said to the turn, and some others.
 SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
 FROM (
     SELECT n.card_id FROM state.agent_steps s
     CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(s.metadata -> 'new_card_ids', '[]')) n (card_id)
     WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND s.step_id = ANY (:step_ids::text[])
     UNION
-    SELECT w.tool_result_card_id FROM state.turn_waiting_tools w
-    WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.step_id = ANY (:step_ids::text[]) AND w.tool_result_card_id IS NOT NULL
+    SELECT unnest(ARRAY[w.call_card_id, w.tool_result_card_id]) FROM state.turn_waiting_tools w
+    WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.step_id = ANY (:step_ids::text[])
     UNION
     SELECT t.steer_id FROM state.steers t WHERE t.agent_turn_id = :agent_turn_id AND t.project_id = :project_id
     UNION

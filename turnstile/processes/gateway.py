@@ -24,6 +24,7 @@ from turnstile.gateway.console.page import Links
 from turnstile.gateway.server import Connections, HttpServer, bind, quiet
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.migrate import MigrationError, pending
+from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.processes import addresses
 from turnstile.processes.connections import instance_name, open_nats, watch_nats
@@ -106,6 +107,10 @@ async def serve_gateway(
             abort=connections.abort,
             crowded=lambda: connections.crowded,
             meter=telemetry.meter,
+            audit_bounds=Bounds(
+                claim_seconds=settings.bridge.inbox_processing_timeout_seconds,
+                depth_limit=settings.protocol.max_recursion_depth,
+            ),
             links=links or Links(),
             once=once,
         )

@@ -16,7 +16,7 @@ from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.problems import Forbidden, Overloaded
 from turnstile.ledger.access.fleet import Process, TargetNeed, describe_server, list_processes, list_target_needs
-from turnstile.ledger.operations.audit import Bounds, Scope, audit
+from turnstile.ledger.operations.audit import Scope, audit
 from turnstile.ledger.operations.recovery import Repairs, list_repairs
 from turnstile.runtime.release import release
 from turnstile.schema.access import Right
@@ -96,7 +96,7 @@ async def _audited(visit: Visit[AuditQuery, NoForm], running: asyncio.Lock) -> R
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_AUDIT_SECONDS):
-                found = await audit(visit.console.pool, scope, Bounds(), row_limit=_VIOLATIONS)
+                found = await audit(visit.console.pool, scope, visit.console.audit_bounds, row_limit=_VIOLATIONS)
         except TimeoutError:
             raise Refused(
                 "audit_too_long",

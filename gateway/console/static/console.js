@@ -37,7 +37,9 @@
 
   /* Live regions: a hint comes, the page is fetched again, and what differs is replaced. */
   const rendered = new WeakMap();
-  const source = (element) => element.outerHTML.replace(/(<time class="ago"[^>]*>)[^<]*/g, "$1");
+  const source = (element) => element.outerHTML
+    .replace(/(<time class="ago"[^>]*>)[^<]*/g, "$1")
+    .replace(/(<input type="hidden" name="key" value=")[^"]*/g, "$1");  // drawn for each rendering
   for (const each of all("[data-live][id]")) rendered.set(each, source(each));
   let hints = null, due = 0, last = 0, busy = false, again = false, composing = false, wait = WAIT, gone = false;
   const settled = new Set();
@@ -167,7 +169,9 @@
     };
   }
 
-  /* Streamed text. */
+  /* Streamed text. What is not seen, or turns text round, is shown by its code point, as the server's pages show it. */
+  const unseen = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+  const seen = (text) => text.replace(unseen, (each) => `[U+${each.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}]`);
   const streams = new Map(), texts = new Map();
   function forget(step) {
     for (const [key, line] of texts) if (line.dataset.step === step) { line.remove(); texts.delete(key); }
@@ -191,7 +195,7 @@
         texts.set(chunk.step_id, line);
         target.append(line);
       }
-      line.append(chunk.content);
+      line.append(seen(chunk.content));
       if (line.textContent.length > MOST_TEXT) line.firstChild.remove();
       if (line.childNodes.length > 500) line.normalize();
     });

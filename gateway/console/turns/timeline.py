@@ -19,7 +19,7 @@ from turnstile.schema.ids import StepId
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.wire.descriptions import TurnView
 
-Kind = Literal["queue", "step", "attempt", "failed", "call", "bad", "people", "live"]
+Kind = Literal["queue", "step", "attempt", "failed", "call", "bad", "people", "live", "end"]
 
 MOST_STEPS = 30
 """Steps that have rows of their own: the first five and the last ones."""
@@ -100,6 +100,9 @@ def timeline_of(
         if rest := mine[_MOST_CALLS:]:
             rows.append(_more(rest, end))
     live = turn.ended_at is None
+    if not live:
+        how = turn.status if turn.error_code is None else f"{turn.status}: {turn.error_code}"
+        rows.append(Row("end", (Bar(end, end, "end", how),)))
     if live and turn.status == "running":
         last = max((step.ended_at or step.started_at for step in steps), default=begun)
         since = max([last, *(call.applied_at for call in calls if call.applied_at)])

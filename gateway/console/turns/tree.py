@@ -80,6 +80,7 @@ async def tree_page(visit: Visit[TreeQuery, Any]) -> Response:
         visit,
         "turns/tree.html",
         turn=view,
+        top=forest.tops[0].node.agent_id if forest.tops else view.agent_id,
         here=here,
         lines=[ShownLine(each, _bar(each, begin_at, end_at), _href(here, each)) for each in lines],
         whole=(forest if branch is None else branch).whole,

@@ -8,6 +8,7 @@ import re
 
 import httpx
 
+from tests.e2e.console.conftest import Seats
 from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import composed, token_of
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
@@ -108,6 +109,23 @@ async def test_an_operator_limits_the_project_and_says_when_it_is_wrong(
     gone = await send(operator, page, change, {"action": "none"})
     assert gone.headers["location"] == f"{page}?told=unlimited"
     assert "Nothing limits it." in await words(operator, page)
+
+
+async def test_a_limit_is_set_and_charts_are_read_in_a_browser(people: Seats, tenant: Tenant) -> None:
+    one = await people.seat()
+    page = await one.open("/console/budgets")
+    await page.get_by_text("Change the limit of a month").click()
+    month = page.locator("section", has=page.get_by_role("heading", name="In a month"))
+    await month.get_by_label("Turns").fill("1000")
+    await month.get_by_role("button", name="Set the limit").click()
+    await one.shows("The limit holds from now on", "At most 1,000 turns")
+    await tenant.agent("player")
+    await tenant.turn(ALICE, SAID)
+    page = await one.open("/console/costs?measure=turns")
+    assert await page.get_by_role("img", name="Turns by agent").is_visible()
+    assert await page.get_by_role("img", name="Turns by day").count() == 1, "the one for a desk"
+    await page.locator("section", has=page.get_by_role("heading", name="By agent")).get_by_text("The figures").click()
+    assert await page.get_by_role("region", name="Figures by agent").get_by_role("row").count() == 2
 
 
 async def test_a_budget_is_raised_once_however_often_the_form_is_sent(

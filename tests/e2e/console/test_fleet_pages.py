@@ -1,5 +1,6 @@
 """Agents, profiles, tools, calls that wait, dead letters and rejections, as people see them, and what they do there."""
 
+import asyncio
 import html
 import json
 import re
@@ -9,14 +10,16 @@ from urllib.parse import quote
 
 import httpx
 
+from tests.e2e.console.conftest import Seats
 from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import token_of
 from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
+from turnstile.sdk.tools.service import ToolService
 
 HOSTILE = "<script>alert(1)</script>\u202e/x"
 SECOND = json.dumps({"steps": [{"text": "the second"}]})
@@ -165,6 +168,26 @@ async def test_tools_say_who_serves_them_and_who_offers_them(operator: httpx.Asy
         assert "[U+202E]" in shown
 
 
+async def test_a_tool_that_a_process_serves_says_so(operator: httpx.AsyncClient, tenant: Tenant) -> None:
+    service = ToolService(tenant.project)
+
+    @service.tool(target="console", suffix="count")
+    async def count_words(text: str) -> int:
+        """Count words."""
+        return len(text.split())
+
+    del count_words  # the service has it
+    for tool in service.definitions():
+        await put_tool(tenant.pool, tenant.project, tool)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(service.run(tenant.stack.endpoints.nats_url, stop=stop, ready=ready.set))
+    await asyncio.wait_for(ready.wait(), 10)
+    assert "listens a process waits for its calls" in await words(operator, "/console/tools")
+    stop.set()
+    await running
+    assert "nobody no process waits for its calls" in await words(operator, "/console/tools")
+
+
 async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.suspended(calling("search"))
@@ -189,6 +212,31 @@ async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient
         assert re.search(r"Answered .* by token\.[0-9a-f]{20}, taken by its turn", shown)
         assert '"found": [ 1, 2 ]' in shown
         assert "Answer it by hand" not in shown
+
+
+async def test_what_one_types_stays_while_the_page_follows_and_the_other_sees_the_answer(
+    people: Seats, tenant: Tenant
+) -> None:
+    """In two windows: a call is answered by hand with the keyboard alone."""
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search", "search"))
+        call = call_of(turn)
+        one, other = await people.seat(), await people.seat(GatewayRole.VIEWER)
+        page = await one.open(f"/console/calls/{call}")
+        await other.open(f"/console/calls/{call}")
+        assert await other.page.locator("main form[method=post]").count() == 0
+        await page.get_by_label("Result", exact=True).fill("found by hand")
+        await hand.report(call_of(turn, 1))  # the page is told, and follows
+        await tenant.enqueue(ALICE, SECOND)
+        await page.get_by_label("Result", exact=True).focus()
+        assert await page.get_by_label("Result", exact=True).input_value() == "found by hand"
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await one.shows("The call is answered", "found by hand")
+        await other.shows("found by hand", "by token.")
+        await hand.ended(turn)
+        await tenant.all_ended([turn, turn], 20)
 
 
 async def test_only_an_operator_answers_and_only_once(operator: httpx.AsyncClient, url: str, tenant: Tenant) -> None:

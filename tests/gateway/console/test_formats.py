@@ -6,7 +6,18 @@ from decimal import Decimal
 import pytest
 from markupsafe import Markup, escape
 
-from turnstile.gateway.console.formats import ago, duration, finalized, kept, moment, money, part, tokens, visible
+from turnstile.gateway.console.formats import (
+    ago,
+    coded,
+    duration,
+    finalized,
+    kept,
+    moment,
+    money,
+    part,
+    tokens,
+    visible,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,12 @@ def test_moments_are_utc_whatever_their_zone() -> None:
 )
 def test_what_is_not_seen_is_shown(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+def test_back_ticks_are_code_and_nothing_else_is_markup() -> None:
+    assert coded("run `turnstile up` <b>") == "run <code>turnstile up</code> &lt;b&gt;"
+    assert coded("one ` alone <i>") == "one ` alone &lt;i&gt;"
+    assert coded("`<script>`\u202e") == "<code>&lt;script&gt;</code>[U+202E]"
 
 
 def test_what_a_template_puts_out() -> None:

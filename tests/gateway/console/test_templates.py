@@ -17,7 +17,7 @@ WITHOUT_SESSION = {"enter.html"}
 """Forms that are sent before there is a session."""
 
 
-def named(paths: list[Path]) -> object:
+def named(paths: list[Path]) -> pytest.MarkDecorator:
     """Parameters of a test, with names."""
     return pytest.mark.parametrize("path", paths, ids=lambda path: str(path.relative_to(CONSOLE)))
 

@@ -88,6 +88,7 @@ def test_a_timeline_has_the_steps_their_attempts_and_their_calls() -> None:
         ("step 1", 0),
         ("search", 1),
         ("step 2", 0),
+        ("end", 0),
     ]
     bars = [(bar.kind, (bar.begin - THEN).seconds, (bar.end - THEN).seconds) for bar in found.rows[1].bars]
     assert bars == [("step", 1, 6), ("failed", 1, 2), ("attempt", 4, 6)], "the last attempt ends with its step"
@@ -112,7 +113,7 @@ def test_a_running_turn_has_a_bar_until_now() -> None:
 def test_of_many_steps_those_in_the_midst_are_one_row() -> None:
     steps = [step(n, n, n + 0.5) for n in range(1, 101)]
     found = timeline_of(turn(ended_at=after(101)), steps, [], [], after(101))
-    assert len(found.rows) == 1 + MOST_STEPS + 1
+    assert len(found.rows) == 1 + MOST_STEPS + 2, "what was queued, what is folded, and the end"
     assert [row.label for row in found.rows][5:8] == ["step 5", "steps 6 to 75", "step 76"]
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from playwright.async_api import Page, Request
 
-from tests.e2e.console import hostile
+from tests.e2e.console.browser import hostile
 from tests.e2e.console.conftest import Seats
 from tests.support.console.windows import Window
 from tests.support.people import Person
@@ -35,7 +35,7 @@ _POKE = r"""
       .filter((name) => name.startsWith('on')),
     schemes: [...document.querySelectorAll('*')].flatMap((each) => addresses.map((name) => each.getAttribute(name)))
       .filter((value) => value && /^\s*[a-z][a-z0-9+.-]*:/i.test(value) && !/^(https?|mailto):/i.test(value)),
-    images: document.querySelectorAll('main img').length,
+    images: document.querySelectorAll('main img:not([src^="/console/static/"])').length,
     templates: document.body.innerText.split('1337').length - 1,
     hidden: getComputedStyle(document.querySelector('main')).display === 'none',
     unseen: /[\u202a-\u202e\u2066-\u2069\u200b\ufeff]/.test(document.body.innerText),
@@ -126,7 +126,7 @@ async def test_a_turn_with_its_call_and_its_answer(looked: Looked, hand: Hand) -
     await looked.harmless("/console", "search")
     await looked.harmless("/console/approvals", "search")
     await looked.harmless(f"/console/approvals/{asked.interrupt_id}", "search", "Approve")
-    await person.decide(asked, comment=hostile.EVERYTHING[:4000])
+    await person.decide(asked, message=hostile.EVERYTHING[:4000])
     call = call_of(turn)
     await hand.called(call)
     await looked.harmless("/console/calls", "search")
@@ -142,7 +142,7 @@ async def test_a_turn_that_fails_in_a_strangers_words(looked: Looked, hand: Hand
     turn = await hand.start(calling("search"), said)
     person = Person(hand.tenant)
     [asked] = await person.asked()
-    await person.decide(asked, Decision.REJECT, comment=hostile.EVERYTHING[:4000])
+    await person.decide(asked, Decision.REJECT, message=hostile.EVERYTHING[:4000])
     await hand.ended(turn)
     await looked.harmless(f"/console/turns/{turn}", "failed")
     await looked.harmless(f"/console/approvals/{asked.interrupt_id}", "rejected")

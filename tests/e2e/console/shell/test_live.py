@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -17,6 +17,7 @@ from tests.support.tenants import ALICE, Tenant, new_tenant
 from turnstile.gateway.http import bearers
 from turnstile.ledger.access.tokens import revoke_token
 from turnstile.schema.access import GatewayRole, read_secret
+from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 WORDS = "".join(f"word-{number} " for number in range(100))
@@ -64,7 +65,7 @@ class Hints:
 
 
 @asynccontextmanager
-async def hinted(web: httpx.AsyncClient, query: str = "") -> AsyncIterator[Hints]:
+async def hinted(web: httpx.AsyncClient, query: str = "") -> AsyncGenerator[Hints]:
     """The hints that a page gets; inside, it listens."""
     hints = Hints()
     async with web.stream("GET", f"/console/changes{query}", headers={"accept": "text/event-stream"}) as response:
@@ -120,7 +121,7 @@ async def _first_chunk(web: httpx.AsyncClient, turn: AgentTurnId) -> None:
 
 
 async def test_many_changes_are_one_hint_a_second(operator: httpx.AsyncClient, web: httpx.AsyncClient) -> None:
-    steps = [{"text": "t", "tool_calls": [{"name": "missing_tool", "arguments": {}}]}] * 6
+    steps: list[JsonObject] = [{"text": "t", "tool_calls": [{"name": "missing_tool", "arguments": {}}]}] * 6
     async with hinted(operator) as hints:
         began = asyncio.get_running_loop().time()
         turns = [await begun(web, json.dumps({"steps": [*steps, {"text": "end"}]})) for _ in range(5)]

@@ -103,6 +103,7 @@ async def test_an_agent_that_one_pauses_is_paused_for_the_other(hand: Hand, peop
     await pressed(one.page, "Pause")
     await other.shows("paused")
     queued = await hand.start({"text": "later"})
-    await other.shows("queued")
+    await other.open(f"/console/agents/{ALICE}")
+    await other.shows("1 turn waits")
     await pressed(one.page, "Resume")
     await hand.ended(queued)

@@ -40,7 +40,7 @@ async def test_every_response_forbids_what_pages_do_not_need(url: str, operator:
 
 async def test_what_is_refused_is_told_on_a_page(url: str, operator: httpx.AsyncClient) -> None:
     for path, status, words in (
-        ("/console/nothing", 404, "there is no such address"),
+        ("/console/nothing", 404, "there is no such page"),
         ("/console/session?x=<b>", 400, "x: Extra inputs are not permitted"),
         ("/console/session?token=a", 400, "a token belongs"),
         ("/console/turns/nobodys/events", 404, "the project has no such turn"),
@@ -48,7 +48,16 @@ async def test_what_is_refused_is_told_on_a_page(url: str, operator: httpx.Async
         answer = await operator.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (status, "text/html; charset=utf-8"), path
         assert words in words_of(answer.text)
-        assert ("Sign out" in answer.text) == (path != "/console/nothing")
+        assert "Sign out" in answer.text
+        assert '<a href="/console">Back</a>' in answer.text
+    for came_from, back in (
+        (f"{url}/console/turns?state=running", "/console/turns?state=running"),
+        (f"{url}/v1/turns", "/console"),
+        ("https://evil.example/console/turns", "/console"),
+        ("http://[", "/console"),
+    ):
+        answer = await operator.get("/console/nothing", headers={"referer": came_from})
+        assert f'<a href="{back}">Back</a>' in answer.text
     wrong = await operator.delete(SESSION)
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
     assert "that is not done with this method" in words_of(wrong.text)
@@ -105,4 +114,4 @@ async def test_a_token_of_a_channel_and_of_a_viewer_says_so(url: str, tenant: Te
     async with visiting(url, token) as web:
         words = words_of((await web.get(SESSION)).text)
         assert "Channel u_ada" in words
-        assert "It may read What" in words
+        assert "You may see every page What" in words
