@@ -41,6 +41,8 @@ PAGES = {
     "session": "/console/session",
 }
 """The pages, with the names of the demo project's turns, calls and questions."""
+MORE = {"filtered", "waiting", "queued", "live-tree", "decided", "paused-agent"}
+"""Pages in a further state, which only the long run reads."""
 _SHAPE = """
 () => {
   const main = document.querySelector('main');
@@ -68,7 +70,9 @@ async def reader(windows: Windows, shop: Shop) -> AsyncIterator[Window]:
         yield opened
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in MORE else name for name in PAGES]
+)
 async def test_a_page_is_whole_readable_and_fits(reader: Window, shop: Shop, name: str) -> None:
     """Landmarks and labels, axe-core in the light, contrast in the dark, no sideways scrolling on a phone."""
     page = await reader.open(shop.address(PAGES[name]))
