@@ -4,10 +4,17 @@
 -- The versions of a profile that are there, the newest first, without what they say; whether it is the present one, and how many turns had
 -- it, as far as these are counted.
 WITH versions AS MATERIALIZED (
-    SELECT c.card_id, c.created_at FROM public.cards c
-    WHERE c.tenant_id COLLATE "C" = :project_id AND c.metadata ->> 'type' = 'sys.profile'
-      AND left(lower(c.content #>> '{data,name}'), 128) = left(lower(:name::text), 128)
-    ORDER BY c.created_at DESC LIMIT :row_limit::int
+    SELECT x.card_id, x.created_at FROM (
+        (SELECT c.card_id, c.created_at FROM public.cards c
+         WHERE c.tenant_id COLLATE "C" = :project_id AND c.metadata ->> 'type' = 'sys.profile'
+           AND left(lower(c.content #>> '{data,name}'), 128) = left(lower(:name::text), 128)
+         ORDER BY c.created_at DESC LIMIT :row_limit::int)
+        UNION
+        (SELECT c.card_id, c.created_at FROM resource.profiles p  -- the present one, whatever its card calls it
+         JOIN public.box_cards b ON b.box_id = state.as_uuid(p.profile_box_id)
+         JOIN public.cards c ON c.card_id = b.card_id AND c.tenant_id = p.project_id AND c.metadata ->> 'type' = 'sys.profile'
+         WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id ORDER BY b.position LIMIT 1)) x
+    ORDER BY x.created_at DESC LIMIT :row_limit::int
 )
 SELECT b.box_id::text AS profile_box_id, v.created_at, p.profile_box_id IS NOT NULL AS is_current,
        (SELECT count(*) FROM (

@@ -61,10 +61,15 @@ class ToolLine:
 
 def pages(_: Console) -> tuple[Page, ...]:
     """The page."""
+    asking = asyncio.Lock()
+
+    async def show_tools(visit: Visit[ToolsQuery, NoForm]) -> Response:
+        return await _shown(visit, asking)
+
     return (Page(name="tools", path=TOOLS, handler=show_tools, query=ToolsQuery),)
 
 
-async def show_tools(visit: Visit[ToolsQuery, NoForm]) -> Response:
+async def _shown(visit: Visit[ToolsQuery, NoForm], asking: asyncio.Lock) -> Response:
     """A page of tools."""
     if visit.fragment:  # it asks NATS for a while
         return render(visit, "still.html")
@@ -73,14 +78,19 @@ async def show_tools(visit: Visit[ToolsQuery, NoForm]) -> Response:
     shown = found[:_PAGE]
     names = [each.tool_name for each in shown]
     users = await pool.run(lambda conn: list_tool_users(conn, project, names, row_limit=_USERS + 1))
-    consumers = await listeners(visit.console.conn, project, shown)
+    consumers = await _listeners(visit.console.conn, asking, project, shown)
     lines = [_line(row, project, consumers, users) for row in shown]
     after = names[-1] if len(found) > _PAGE else None
     return render(visit, "fleet/tools.html", tools=lines, after=after, asked=consumers is not None, served=SERVED)
 
 
-async def listeners(conn: NatsConnection, project: ProjectId, rows: Sequence[ToolRow]) -> list[Consumer] | None:
-    """The consumers of these tools' calls; None if the gateway's NATS user may not ask, or NATS does not answer."""
+async def _listeners(
+    conn: NatsConnection, asking: asyncio.Lock, project: ProjectId, rows: Sequence[ToolRow]
+) -> list[Consumer] | None:
+    """The consumers of these tools' calls; None if the gateway's NATS user may not ask, or NATS does not answer.
+
+    One asks at a time: what a user may, the connection finds out by what it was refused meanwhile.
+    """
     patterns = [pattern for row in rows if (pattern := _pattern(row, project)) is not None]
     names = [name for pattern in patterns for name in tool_consumers(pattern, project)]
     if not names:
@@ -91,7 +101,7 @@ async def listeners(conn: NatsConnection, project: ProjectId, rows: Sequence[Too
         return listed if listed is not None else await named_consumers(conn, names)
 
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(_SECONDS), asking:
             return await find_listeners(ask, names, [])
     except (TimeoutError, ServerUnavailable):
         return None

@@ -12,6 +12,7 @@ from tests.support.ledger.agents import (
     begin,
     lease,
     profile,
+    rows,
 )
 from tests.support.ledger.calls import (
     pass_deadline,
@@ -213,6 +214,14 @@ async def test_the_versions_of_a_profile_are_listed_with_the_turns_that_had_them
         assert await pool.run(lambda conn, p=project, b=wanted: get_profile_version(conn, p, b)) is None
     users = await pool.run(lambda conn: list_tool_users(conn, PROJECT, ["search", "none"], row_limit=3))
     assert [(each.tool_name, each.profile_name) for each in users] == [("search", "helper")]
+
+
+async def test_a_profile_that_another_writer_stored_has_its_present_version(pool: Pool) -> None:
+    """Its card may call it otherwise, or nothing."""
+    await add_agents(pool, ALICE)
+    await rows(pool, "UPDATE resource.profiles SET name = 'another' WHERE project_id = $1", PROJECT)
+    [only] = await pool.run(lambda conn: list_profile_versions(conn, PROJECT, "another", row_limit=5))
+    assert only.is_current
 
 
 async def test_a_card_with_an_endless_name_of_a_profile_is_stored(pool: Pool) -> None:
