@@ -1,4 +1,4 @@
-"""What goes on in a project, and a turn in all its parts, for the people who watch (protocol §14.7). Reads only.
+"""What goes on in a project, and a turn in all its parts, for the people who watch (protocol §14). Reads only.
 
 What is shown of live turns is one statement, whose cost grows with the live turns of the project, of which it reads
 10,000 of a kind at most, and not with its past.

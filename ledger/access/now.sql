@@ -1,4 +1,4 @@
--- What goes on in a project, and a turn in all its parts, for the people who watch (protocol §14.7). Reads only.
+-- What goes on in a project, and a turn in all its parts, for the people who watch (protocol §14). Reads only.
 
 -- name: look_at_live_turns :one
 -- Live turns of a project by state, and a page of them: those that stand still first, then those that wait for people, then the newest.

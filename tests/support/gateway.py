@@ -58,6 +58,10 @@ async def gateway_process(stack: Stack) -> AsyncGenerator[tuple[int, str]]:
     assert await started.wait() in (0, -signal.SIGKILL)
 
 
+def _let_be(_: object) -> None:
+    """A client without a connection."""
+
+
 @asynccontextmanager
 async def composed(
     stack: Stack, *, origins: Iterable[str] = (), once: OneTimeLinks | None = None, **limits: Any
@@ -66,7 +70,7 @@ async def composed(
     pool = Pool(stack.endpoints.database_url, size=2, name="composed", read_only=True)
     given: dict[str, Any] = {"rate": 0.0, "heartbeat_seconds": 0.2, **limits}
     chosen, doors = GatewayLimits(**given), Doors(frozenset({"here", "localhost"}), frozenset(origins))
-    told: dict[str, Any] = {"default_channel": ChannelId("public"), "abort": lambda _: None, "once": once}
+    told: dict[str, Any] = {"default_channel": ChannelId("public"), "abort": _let_be, "once": once}
     made = Gateway(pool, stack.conn, chosen, doors, **told)
     try:
         yield made

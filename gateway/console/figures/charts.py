@@ -86,7 +86,7 @@ def rows(frame: Frame, bars: Sequence[Bar]) -> Markup:
     width, line = 400, 26
     height = line * max(1, len(bars)) + 4
     most = max((bar.value for bar in bars), default=0.0) or 1.0
-    left = min(150.0, 10 + max((len(_cut(bar.name)) for bar in bars), default=1) * _CHAR)
+    left = min(172.0, 10 + max((len(_cut(bar.name)) for bar in bars), default=1) * _CHAR)
     right = 8 + max((len(frame.words(bar.value)) for bar in bars), default=1) * (_CHAR + 0.4)
     parts: list[Markup] = [
         Markup('<line class="axis" x1="{0:.1f}" y1="0" x2="{0:.1f}" y2="{1}"/>').format(left, height)

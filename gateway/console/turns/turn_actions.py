@@ -1,4 +1,4 @@
-"""What people do with a turn: stop it, say something to it, run it again (protocol §14.7).
+"""What people do with a turn: stop it, say something to it, run it again (protocol §14).
 
 Each is a verb of the bridge, so the ledger says which token it was. A form that is sent twice is one request.
 """

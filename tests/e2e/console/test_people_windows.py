@@ -1,4 +1,4 @@
-"""Approvals and chats in Chromium: by keys, streamed, and without a script."""
+"""Approvals and chats in Chromium: decided by keys, streamed, and gone on with where they are."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -85,32 +85,6 @@ async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Sea
     amounts = [each["amount"] for each in [await sent(hand, n) for n in range(2)]]
     assert 7 in amounts
     await finished(hand, turn)
-
-
-@pytest.mark.long  # test_chat_pages and test_approval_pages send the same forms without a browser
-async def test_a_chat_and_a_decision_need_no_script(hand: Hand, people: Seats) -> None:
-    plain = await people.seat(script=False)
-    page = await plain.open(f"/console/conversations/new?agent={hand.agent}")
-    await page.get_by_label("Message").fill(script(calling(("pay", {"amount": 5})), {"text": "Paid, or not."}))
-    await page.get_by_role("button", name="Send").click()
-    [turn] = [
-        each["agent_turn_id"]
-        for each in await hand.tenant.rows(
-            "SELECT agent_turn_id FROM state.agent_inbox WHERE project_id = $1 AND message_type = 'turn'",
-            hand.tenant.project,
-        )
-    ]
-    await asked(hand, turn)
-    await page.get_by_role("link", name="Refresh").click()
-    await plain.shows("waits for a person")
-    sam = await people.seat(GatewayRole.APPROVER, script=False)
-    other = await sam.open(page.url.removeprefix(plain.url))
-    await other.get_by_role("link", name="Decide").click()
-    await other.get_by_role("button", name="Reject").click()
-    await sam.shows("Rejected: the model is told.")
-    await hand.ended(AgentTurnId(turn))
-    await page.get_by_role("link", name="Refresh").click()
-    await plain.shows("Paid, or not.")
 
 
 async def sent(hand: Hand, number: int) -> dict[str, Any]:
