@@ -1,4 +1,4 @@
-"""Who asks: callers of verbs (protocol §13.4), and the gateway's roles and bearer tokens as text (§14.6). Pure.
+"""Who asks: callers of verbs (protocol §13.4), and the gateway's roles and bearer tokens as text (§14.3). Pure.
 
 A token is `tsk_{token_id}_{secret}`. The id is public: the ledger records it as `token.{token_id}` beside what was done
 with it. The secret has 256 random bits, so a plain hash of it is enough, and nobody can read it out of the ledger.

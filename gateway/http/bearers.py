@@ -1,4 +1,4 @@
-"""Whose request it is: bearer tokens, looked up in the ledger, and what each may ask how often (protocol §14.6).
+"""Whose request it is: bearer tokens, looked up in the ledger, and what each may ask how often (protocol §14.3).
 
 A token that was found is remembered for `KNOWN_SECONDS`, so one that is revoked is refused soon after; requests that
 come together look once. Tokens that nobody has cost a look into the ledger each, so each address may try only so many

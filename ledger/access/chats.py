@@ -142,12 +142,12 @@ def _card(row: Row) -> ChatCard:
         tool_call_id=row["tool_call_id"],
         metadata=CardMetadata.model_validate_json(row["metadata"]),
     )
-    steer = row["steer_status"]
+    status = row["steer_status"]
     return ChatCard(
         agent_turn_id=row["agent_turn_id"],
         step_id=row["step_id"],
         part=row["part"],
         card=card,
         size=row["size"],
-        steer_status=None if steer is None else SteerStatus(steer),
+        steer_status=None if status is None else SteerStatus(status),
     )

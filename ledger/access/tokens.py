@@ -1,4 +1,4 @@
-"""Bearer tokens of the gateway: issued, listed, revoked, and looked up (protocol §14.6).
+"""Bearer tokens of the gateway: issued, listed, revoked, and looked up (protocol §14.3).
 
 A token's text is returned once, when it is added; the ledger has a hash of its secret. `authenticate` compares in
 constant time and says nothing of why it found nobody.

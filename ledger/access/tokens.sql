@@ -1,4 +1,4 @@
--- Bearer tokens of the gateway (protocol §14.6).
+-- Bearer tokens of the gateway (protocol §14.3).
 
 -- name: add_token :one
 -- Store a token by the hash of its secret.

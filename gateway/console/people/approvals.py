@@ -29,7 +29,7 @@ from turnstile.ledger.people.interrupt_views import (
 )
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
-from turnstile.schema.errors import Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
@@ -84,8 +84,11 @@ class DecisionForm(Strict):
 
     @property
     def typed(self) -> Typed:
-        """What was typed, by field."""
-        given = {name: value for name, value in (self.model_extra or {}).items() if isinstance(value, str)}
+        """What was typed, by field; raises `BadRequest` for one that is there twice."""
+        sent = self.model_extra or {}
+        given = {name: value for name, value in sent.items() if isinstance(value, str)}
+        if len(given) < len(sent):
+            raise BadRequest("a field is given twice")
         return Typed(self.decision, self.digest or None, self.made_of, self.note, given)
 
 

@@ -91,11 +91,11 @@ class SchemaForm:
         return [_field(each, (typed or {}).get(each.name), (faults or {}).get(each.name, "")) for each in self.slots]
 
     def read(self, typed: Mapping[str, str]) -> Reading:
-        """What was typed as an object without what is fixed."""
+        """What was typed as an object without what is fixed; a field that was not sent is as it was."""
         faults, made = dict[str, str](), dict[str, JsonValue]()
         for each in self.slots:
             try:
-                value = each.read(typed.get(each.name, ""))
+                value = each.read(typed.get(each.name, each.shown))
                 if value is MISSING:
                     continue
                 if each.name in (_REST, _WHOLE):

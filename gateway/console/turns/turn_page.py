@@ -35,7 +35,7 @@ from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.views import BudgetView
-from turnstile.schema.cards import Card, value_of
+from turnstile.schema.cards import Card, CardType, value_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, uuid7, workflow_id
 from turnstile.schema.people.interrupts import Interrupt
@@ -109,6 +109,8 @@ class ShownStep:
     calls: Sequence[ShownCall]
     steers: Sequence[SteerEntry]
     finish_reason: str | None
+    text_card: CardId | None
+    """The card that has all of its text."""
 
     @property
     def seconds(self) -> float | None:
@@ -124,7 +126,7 @@ async def turn_page(visit: Visit[TurnQuery, Any]) -> Response:
     found = await visit.console.pool.run(lambda conn: read_turn(conn, principal, turn, wanted.to))
     view, now = found.view, datetime.now(UTC)
     timeline = timeline_of(view, found.steps, found.calls, found.questions, now)
-    texts = {card.card_id: str(value_of(card)) for card in found.cards if card.type == "task.steer"}
+    texts = {card.card_id: str(value_of(card)) for card in found.cards if card.type == CardType.STEER}
     steers = [SteerEntry(**dict(each), text=texts.get(CardId(each.steer_id))) for each in view.steers or ()]
     shown = _steps(found, steers)
     last = found.first + len(found.window) - 1
@@ -216,6 +218,7 @@ def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
     told = transcript_of(found.window, found.inputs, found.cards, found.calls, first=found.first)
     sent = {call.tool_call_id: call for call in found.calls}
     asked = {question.tool_call_id: question for question in found.questions}
+    thoughts = {card.metadata.step_id: card.card_id for card in found.cards if card.type == CardType.THOUGHT}
     return [
         ShownStep(
             entry=entry,
@@ -223,6 +226,7 @@ def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
             calls=[ShownCall(call, sent.get(call.tool_call_id), asked.get(call.tool_call_id)) for call in entry.calls],
             steers=[steer for steer in steers if steer.step_id == step.step_id],
             finish_reason=_text(step.metadata.get("finish_reason")),
+            text_card=thoughts.get(step.step_id),
         )
         for step, entry in zip(found.window, told.steps, strict=True)
     ]

@@ -185,6 +185,9 @@ async def test_a_call_is_edited_field_by_field_within_its_schema(hand: Hand, ada
 async def test_an_edit_that_changes_nothing_is_not_taken_for_one(hand: Hand, ada: httpx.AsyncClient) -> None:
     _, [page] = await waiting(hand, ("mail", {"to": [], "text": " \r\n a\tb "}))
     shown = await look(ada, page)
+    action, fields = shown.form("made_of")
+    twice = await ada.post(action, data={**fields, "decision": "edit", "arg-1": ["a", "b"]})
+    assert (twice.status_code, "a field is given twice" in twice.text) == (400, True)
     told = Shown(await press(ada, shown, "made_of", fields={"decision": "edit"}))
     assert (told.status, "Nothing has been changed" in told.words) == (422, True)
     done = await press(ada, told, "made_of", fields={"decision": "edit", "arg-4": "1"})

@@ -1,4 +1,4 @@
-"""`turnstile token`: add, list and revoke bearer tokens of the gateway (protocol §14.6)."""
+"""`turnstile token`: add, list and revoke bearer tokens of the gateway (protocol §14.3)."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 

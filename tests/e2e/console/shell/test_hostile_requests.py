@@ -50,7 +50,7 @@ def paths_of(page: Page) -> Iterator[str]:
 
 def told(answer: httpx.Response) -> None:
     """It is answered in words, or leads to another page."""
-    assert answer.status_code in (200, 303, 400, 403, 404, 409, 413), (answer.url, answer.text[-600:])
+    assert answer.status_code in (200, 303, 400, 403, 404, 405, 409, 413), (answer.url, answer.text[-600:])
     assert answer.status_code == 303 or answer.headers["content-type"].startswith(("text/html", "text/csv"))
     assert "<b>" not in re.sub(r"<b>[\w ,.:-]*</b>", "", answer.text.partition("<main")[2]) or answer.status_code == 200
 

@@ -115,6 +115,7 @@ async def test_a_page_that_nobody_sees_asks_for_nothing(hand: Hand, people: Seat
     assert asked[0] == "/changes"
 
 
+@pytest.mark.long  # streams that a gateway ends when it stops are read on by every client of /v1
 async def test_an_open_page_goes_on_when_its_gateway_was_started_again(
     hand: Hand, people: Seats, browser: Browser
 ) -> None:

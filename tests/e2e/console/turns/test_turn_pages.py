@@ -1,6 +1,7 @@
 """The pages Now, Turn and Tree: what they show of turns, and what may be done on them."""
 
 import json
+import re
 from urllib.parse import quote
 
 import httpx
@@ -276,3 +277,19 @@ async def test_steps_before_the_last_have_pages_of_their_own(
     assert [f'id="{turn}-s{n}"' in early for n in (1, 2, 6, 7)] == [False, True, True, False]
     assert "Steps before 2" in early
     assert "Steps after 6" in early
+
+
+async def test_what_is_too_long_for_the_page_is_behind_a_link(operator: httpx.AsyncClient, tenant: Tenant) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search", text="word " * 10_000), {"text": "line " * 2_000})
+        await hand.report(call_of(turn), ["leaf " * 10_000])
+        ended = await hand.ended(turn)
+    page = (await operator.get(of(turn))).text
+    assert len(page) < 200_000
+    assert "The first 20,000 of 50,000 characters." in page
+    links = set(re.findall(rf'href="({of(turn)}/cards/[^"]+)"', page))
+    assert f"{of(turn)}/cards/{ended.view.deliverable_card_id}" in links
+    texts = [(await operator.get(link)).text for link in links]
+    assert any("leaf " * 10_000 in text for text in texts)
+    assert any(text == "line " * 2_000 for text in texts)
+    assert any(text == "word " * 10_000 for text in texts)

@@ -129,6 +129,7 @@ def test_what_is_emptied_is_left_out_unless_it_is_needed() -> None:
     assert form.read(dict.fromkeys(names.values(), "")).faults == {names["count"]: "This is needed."}
     reading = form.read(dict.fromkeys(names.values(), "") | {names["count"]: "2"})
     assert reading.value == {"text": "", "count": 2, "names": []}
+    assert form.read({names["count"]: "2"}).value == {**given_, "count": 2}, "what was not sent is as it was"
     new = arguments_form(schema("text", "kind"), {})
     faults = new.read({}).faults
     assert faults == {by_label(new)["text"]: "This is needed.", by_label(new)["kind"]: "This is needed."}
