@@ -72,7 +72,7 @@ async def test_an_open_page_does_not_grow_under_load(people: Seats, seconds: flo
     slow: JsonObject = {"text": "slowly " * 100, "chunks": 2000, "delay_seconds": (seconds + 5) / 2000}
     async with hand_of(people.tenant, definition()) as hand, hand_of(people.tenant, definition(), agent=BOB) as other:
         for number in range(20):  # the lists are full from the begin
-            await other.ended(await other.start({"text": f"before {number}"}))
+            await hand.ended(await hand.start({"text": f"before {number}"}))
         turn = await other.start(slow)
         seats = [await people.seat() for _ in range(3)]
         paths = ("/console", f"/console/agents/{ALICE}", f"/console/turns/{turn}")
