@@ -70,7 +70,11 @@ async def test_outside_of_this_machine_the_cookie_needs_https(here: Stack, tenan
             assert "put TLS before the gateway" in words_of(refused.text)
 
 
-@pytest.mark.parametrize("given", ["", "tsk_x", new_secret().text, "\u202e" * 4, "x" * 5000])
+@pytest.mark.parametrize(
+    "given",
+    ["", "tsk_x", new_secret().text, "\u202e" * 4, "x" * 5000],
+    ids=["none", "no-token", "unknown", "unseen", "long"],
+)
 async def test_a_wrong_token_is_told_and_not_kept(url: str, given: str) -> None:
     async with visiting(url) as web:
         refused = await web.post(ENTER, data={"token": given, "next": SESSION})
