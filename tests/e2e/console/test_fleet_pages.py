@@ -11,12 +11,13 @@ from urllib.parse import quote
 import httpx
 
 from tests.e2e.console.conftest import Seats
+from tests.support.console.letters import dead_letter
 from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import token_of
 from tests.support.people import Person
-from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
+from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent, put_tool
+from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
 from turnstile.sdk.tools.service import ToolService
@@ -304,25 +305,12 @@ async def test_refused_reports_are_listed_with_the_way_back(
 async def test_a_dead_letter_leads_to_its_turn(operator: httpx.AsyncClient, tenant: Tenant) -> None:
     """A row that another writer wrote wrong: the turn that it names fails, and can be run again."""
     await tenant.agent("echo")
-    await add_agent(tenant.pool, tenant.project, AgentId("bob"), f"{ALICE}-profile")
-    turn = turn_of(await tenant.enqueue(ALICE))
-    await tenant.ended(turn)
-    await tenant.rows(
-        "INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,"
-        " turn_epoch, next_retry_at, created_at) VALUES ($1, $2, 'bob', 'tool_result', 'x', $3, 1, now(), now())",
-        *(f"wrong-{tenant.project}", tenant.project, turn),
-    )
-    await tenant.rows(
-        "UPDATE state.agent_inbox SET status = 'error', last_error = 'protocol_violation', archived_at = now()"
-        " WHERE inbox_id = $1",
-        f"wrong-{tenant.project}",
-    )
-    shown = await operator.get("/console/letters")
-    assert f'href="/console/turns/{turn}"' in shown.text
-    assert "Its turn is over, and can be run again." in await words(operator, "/console/letters")
-    again = [await send(operator, "/console/letters", f"/console/turns/{turn}/rerun") for _ in range(2)]
-    assert {each.status_code for each in again} == {303}
-    assert len({each.headers["location"] for each in again}) == 1, "once, however often it is asked for"
-    assert turn not in again[0].headers["location"]
-    await tenant.all_ended([turn, turn], 20)
-    await tenant.rows("DELETE FROM state.agent_inbox WHERE inbox_id = $1", f"wrong-{tenant.project}")
+    async with dead_letter(tenant, ALICE, "tool.of-another") as turn:
+        shown = await operator.get("/console/letters")
+        assert f'href="/console/turns/{turn}"' in shown.text
+        assert "Its turn is over, and can be run again." in await words(operator, "/console/letters")
+        again = [await send(operator, "/console/letters", f"/console/turns/{turn}/rerun") for _ in range(2)]
+        assert {each.status_code for each in again} == {303}
+        assert len({each.headers["location"] for each in again}) == 1, "once, however often it is asked for"
+        assert turn not in again[0].headers["location"]
+        await tenant.all_ended([turn, turn], 20)

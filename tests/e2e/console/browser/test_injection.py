@@ -10,11 +10,15 @@ from playwright.async_api import Page, Request
 
 from tests.e2e.console.browser import hostile
 from tests.e2e.console.conftest import Seats
+from tests.support.console.letters import dead_letter
 from tests.support.console.windows import Window
+from tests.support.gateway import client
 from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
+from turnstile.ledger.access.tokens import add_token
 from turnstile.ledger.turns.roster import add_agent
+from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.people.approvals import ApprovalRule, Decision
@@ -186,6 +190,24 @@ async def test_a_model_that_nobody_has(looked: Looked, hand: Hand) -> None:
     await looked.harmless(f"/console/turns/{turn}", "failed")
     await looked.harmless("/console/costs")
     await looked.harmless("/console")
+
+
+async def test_a_dead_letter_and_the_label_of_a_token(looked: Looked, hand: Hand) -> None:
+    tenant, said = hand.tenant, '{"steps": [{"text": "Good morning."}]}'
+    secret, _ = await tenant.pool.run(
+        lambda conn: add_token(conn, tenant.project, GatewayRole.OPERATOR, label=hostile.NAME[:100])
+    )
+    async with client(looked.window.url, secret.text) as web:
+        asked: JsonObject = {"agent_id": hand.agent, "instruction": said, "conversation_id": "desk"}
+        assert (await web.post("/v1/turns", json=asked, headers={"prefer": "wait=20"})).status_code == 201
+    await looked.harmless(f"/console/conversations/{ALICE}/desk", "Good morning.", "data-evil")
+    async with dead_letter(tenant, ALICE, hostile.EVERYTHING, said):
+        await tenant.rows(
+            "INSERT INTO state.rejections (project_id, source, error_code, error, ids)"
+            " VALUES ($1, 'report', $2, $2, jsonb_build_object($2::text, $2::text))",
+            *(tenant.project, hostile.EVERYTHING),
+        )
+        await looked.harmless("/console/letters", "data-evil")
 
 
 @pytest.mark.parametrize("text", [hostile.TEXTS[1], hostile.TEXTS[2], "{{ 191 * 7 }}", "javascript:alert(1)"])

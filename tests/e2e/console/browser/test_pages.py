@@ -1,5 +1,6 @@
 """Every page of the console as a reader finds it: whole, readable by everybody, on a phone and in the dark."""
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from lab.pictures.story import CUSTOMER, DESK, Shop
 from tests.e2e.console.conftest import Windows
 from tests.support.console.windows import PHONE, WIDE, Window
+from tests.support.gateway import composed
+from tests.support.processes.stack import Stack
 
 PAGES = {
     "now": "/console",
@@ -61,6 +64,16 @@ _SHAPE = """
   };
 }
 """
+
+
+async def test_every_page_is_looked_at(here: Stack) -> None:
+    """One that is added is added here, too; what streams, or is no page, is tested elsewhere."""
+    no_pages = {"changes", "turn_events", "conversation_events", "costs_csv", "turn_card", "new_chat"}
+    paths = {path.partition("?")[0] for path in PAGES.values()}
+    async with composed(here) as gateway:
+        shown = [page for page in gateway.pages if page.method == "GET" and page.name not in no_pages]
+    patterns = {page.name: re.sub(r"\{\w+(:path)?\}", "[^/]+", page.path) for page in shown}
+    assert [name for name, each in patterns.items() if not any(re.fullmatch(each, path) for path in paths)] == []
 
 
 @pytest.fixture(scope="module")
