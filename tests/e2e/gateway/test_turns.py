@@ -169,6 +169,7 @@ async def test_each_strategy_concerns_the_turns_of_the_token(url: str, tenant: T
         assert (told["steered"], told["agent_turn_id"]) == (True, first["agent_turn_id"])
         made = (await ask(mine, "rollback")).json()
         assert (made["steered"], made["stopped"]) == (False, [first["agent_turn_id"]])
+        await tenant.ended(AgentTurnId(first["agent_turn_id"]))  # else it makes way for the next one, too
         async with turnstile.Client(url, token=tokens[0]) as python:
             talk = python.conversation("talk", agent_id=ALICE)
             turn = talk.ask(says("now"), multitask_strategy="interrupt")
