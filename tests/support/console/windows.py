@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, ConsoleMessage, Dialog, Error, Page, Response, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Dialog, Error, Page, Response, async_playwright, expect
 from starlette.datastructures import Headers
 
 from tests.support.conditions import until
@@ -22,6 +22,7 @@ ARGS = (
     *("--js-flags=--expose-gc", "--enable-precise-memory-info"),
 )
 PATIENCE = 15.0
+expect.set_options(timeout=PATIENCE * 1000)
 Scheme = Literal["light", "dark"]
 Size = tuple[int, int]
 WIDE: Size = (1280, 800)

@@ -14,7 +14,8 @@ from tests.support.tools import Hand, calling, definition, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId
 
-SLOW: dict[str, Any] = {"text": "one **two** three ", "chunks": 3, "delay_seconds": 0.3}
+SLOW: dict[str, Any] = {"text": "one **two** three ", "chunks": 3, "delay_seconds": 1.0}
+"""Slow enough that a busy browser has opened the page before it is over."""
 
 
 @pytest.fixture
