@@ -14,7 +14,7 @@ from tests.support.tools import Hand, calling, definition, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId
 
-SLOW: dict[str, Any] = {"text": "one **two** three ", "chunks": 3, "delay_seconds": 1.0}
+SLOW: dict[str, Any] = {"text": "one **two** three ", "chunks": 3, "delay_seconds": 2.0}
 """Slow enough that a busy browser has opened the page before it is over."""
 
 
@@ -34,8 +34,8 @@ async def test_a_chat_streams_and_goes_on_without_loading_the_page_again(hand: H
     await page.get_by_label("With").select_option(f"agent:{hand.agent}")
     await page.get_by_label("Message").fill(script(SLOW))
     await page.get_by_label("Message").press("Enter")
-    await expect(page.locator(".stream")).to_contain_text("one **two**")
     await expect(page.locator("#now")).to_contain_text("running")
+    await expect(page.locator(".stream")).to_contain_text("one **two**")
     await expect(page.locator("#chat .by-model")).to_have_text("one two three")
     await expect(page.locator("#chat strong")).to_have_text("two")
     await expect(page.locator(".stream")).to_be_empty()
