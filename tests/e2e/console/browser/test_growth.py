@@ -16,7 +16,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 
 BOB = AgentId("bob")
-LONG_SECONDS, SHORT_SECONDS = 600.0, 9.0
+LONG_SECONDS, SHORT_SECONDS = 600.0, 4.5
 _NODES, _LISTENERS, _HEAP_MB = 1.35, 1.35, 4.0
 
 
