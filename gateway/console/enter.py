@@ -1,12 +1,12 @@
 """Signing in and out: by a token, or by the link that `turnstile up` prints, which works once (protocol §14.5)."""
 
 from typing import Final
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.forms import read_form
 from turnstile.gateway.console.page import Console
 from turnstile.gateway.console.rendering import bare, own_page, see_other
@@ -31,7 +31,7 @@ def to_enter(console: Console, request: Request) -> Response:
         return bare(console.templates, "again.html", wanted=wanted)
     if "x-console-fragment" in request.headers:
         return bare(console.templates, "enter.html", 401, wanted=wanted, once=None, wrong="")
-    return see_other(f"{ENTER}?next={quote(wanted, safe='')}")
+    return see_other(f"{ENTER}?next={part(wanted)}")
 
 
 def enter_routes(console: Console) -> list[Route]:

@@ -116,7 +116,10 @@ def _current(path: str) -> str:
 def own_page(wanted: object) -> str:
     """Where a browser wants to go next, if that is a page of the console; else the console's first."""
     if isinstance(wanted, str) and len(wanted) <= _LONGEST and wanted.isascii() and wanted.isprintable():
-        parts = urlsplit(wanted)
+        try:
+            parts = urlsplit(wanted)
+        except ValueError:
+            return CONSOLE
         within = parts.path == CONSOLE or parts.path.startswith(f"{CONSOLE}/")
         climbs = any(each in (".", "..") for each in unquote(parts.path).split("/"))
         if not parts.scheme and not parts.netloc and within and not climbs and "\\" not in wanted:

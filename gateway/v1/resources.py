@@ -38,7 +38,8 @@ from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
 
-_TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
+TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
+"""The pattern of one."""
 _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
@@ -47,15 +48,15 @@ class TurnCreate(Strict):
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["agent_id"]}, {"required": ["profile_name"]}]})
 
-    agent_id: str | None = Field(default=None, pattern=_TOKEN)
+    agent_id: str | None = Field(default=None, pattern=TOKEN)
     """The agent that shall run it."""
     profile_name: str | None = Field(default=None, min_length=1, max_length=128)
     """A profile for this turn; without an agent an instance of it runs the turn."""
     instruction: str | None = Field(default=None, min_length=1)
     """What is asked."""
-    conversation_id: str | None = Field(default=None, pattern=_TOKEN)
+    conversation_id: str | None = Field(default=None, pattern=TOKEN)
     """A conversation with the agent: its turns follow each other and remember what was said."""
-    channel_id: str | None = Field(default=None, pattern=_TOKEN)
+    channel_id: str | None = Field(default=None, pattern=TOKEN)
     """The channel; by default the token's, else the gateway's."""
     context_box_id: str | None = Field(default=None, pattern=_UUID)
     """A box whose cards the turn reads."""
@@ -243,9 +244,9 @@ class Usage(Tolerant):
 class ChannelQuery(Strict):
     """Of which channel and agent."""
 
-    channel_id: str | None = Field(default=None, pattern=_TOKEN)
+    channel_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this channel."""
-    agent_id: str | None = Field(default=None, pattern=_TOKEN)
+    agent_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this agent."""
 
 
@@ -261,7 +262,7 @@ class PageQuery(Strict):
 class TurnsQuery(PageQuery, ChannelQuery):
     """Which turns."""
 
-    conversation_id: str | None = Field(default=None, pattern=_TOKEN)
+    conversation_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this conversation."""
 
 
@@ -272,7 +273,7 @@ class ConversationsQuery(PageQuery, ChannelQuery):
 class TreeQuery(Strict):
     """A page of a tree."""
 
-    cursor: str | None = Field(default=None, pattern=_TOKEN)
+    cursor: str | None = Field(default=None, pattern=TOKEN)
     """`next` of the page before."""
     limit: int = Field(default=500, ge=1, le=1000)
     """At most this many."""
@@ -308,7 +309,7 @@ class InterruptsQuery(PageQuery, ChannelQuery):
 
     status: Literal["open", "resolved", "expired", "withdrawn"] | None = None
     """Only those that are so."""
-    agent_turn_id: str | None = Field(default=None, pattern=_TOKEN)
+    agent_turn_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this turn."""
 
 
@@ -356,7 +357,7 @@ class Decided(Tolerant):
 class BudgetsQuery(PageQuery):
     """Which budgets."""
 
-    channel_id: str | None = Field(default=None, pattern=_TOKEN)
+    channel_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this channel's turns; without one also the project's own."""
     kind: Literal["turn", "day", "month"] | None = None
     """Only these: turns' own grants, or the project's by day or month."""

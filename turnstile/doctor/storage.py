@@ -4,7 +4,6 @@ When it writes is told by its monitoring address (`[nats].monitoring_url`) alone
 """
 
 import asyncio
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from pydantic import Field, ValidationError
@@ -67,12 +66,14 @@ async def _written(url: str) -> Check:
         return Check(name=_NAME, status="warn", says=says, hint=hint)
     try:
         found = await asyncio.to_thread(_ask, url)
-    except (OSError, URLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         says = f"{url}/jsz does not answer ({type(error).__name__}), so what a power failure may lose is not known"
         return Check(name=_NAME, status="warn", says=says, hint="see [nats].monitoring_url and `http:` of the server")
     if found.config.sync_always:
         return Check(
-            name=_NAME, status="ok", says="what it acknowledges is on its disk: a power failure loses none of it"
+            name=_NAME,
+            status="ok",
+            says="what it acknowledges for a stream in files is on its disk: a power failure loses none of it",
         )
     seconds = found.config.sync_interval / 1e9
     says = f"it writes to its disk every {seconds:g} s: a power failure may lose {_LOST}"
@@ -93,7 +94,8 @@ async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Ch
     except (JetStreamError, ServerUnavailable, ConfigError, ValidationError):
         return Check(name=name, status="ok", says="this user may not ask, or the stream's own line says why")
     has, behind = found.config, [each.name for each in found.cluster.replicas if each.offline or not each.current]
-    says = f"{has.storage}, {has.num_replicas} {'replica' if has.num_replicas == 1 else 'replicas'}"
+    kept = "in files" if has.storage == "file" else "in memory, which a restart of its servers empties"
+    says = f"{kept}, {has.num_replicas} {'replica' if has.num_replicas == 1 else 'replicas'}"
     if behind:
         hint = "one more server lost may stop the stream: see that they run and reach each other"
         return Check(name=name, status="warn", says=f"{says}; not up to date: {', '.join(behind)}", hint=hint)

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
+from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Console, Page, Visit
+from turnstile.gateway.console.people.conversations import address
 from turnstile.gateway.console.people.deciding import CHANGED, NotMade, Offer, Typed, offer_of, what_was_decided
 from turnstile.gateway.console.people.schema_form import ALL
 from turnstile.gateway.console.people.schema_slots import shown_json
@@ -256,7 +258,7 @@ class Approvals:
                 )
             )
             if found:
-                return f"{LIST}/{quote(found[0].interrupt_id, safe='')}"
+                return f"{LIST}/{part(found[0].interrupt_id)}"
         return LIST
 
 
@@ -265,8 +267,7 @@ def conversation_address(offer: Offer) -> str | None:
     name = offer.context.conversation_id
     if name is None:
         return None
-    where = f"/console/conversations/{quote(offer.view.agent_id, safe='')}/{quote(name or '~', safe='~')}"
-    return f"{where}?{urlencode({'channel_id': offer.view.channel_id})}"
+    return address(offer.view.agent_id, name, offer.view.channel_id)
 
 
 def _list(status: str, filters: Mapping[str, object]) -> str:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from pydantic import Field
 from starlette.responses import Response
 
+from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Console, Page, Visit
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.http.problems import problem_of
@@ -158,7 +159,7 @@ def address_of(line: ConversationLine) -> str:
 
 def address(agent: str, conversation: str, channel: str) -> str:
     """The page of a conversation, by its three names."""
-    where = f"{LIST}/{quote(agent, safe='')}/{quote(conversation or OF_MEMORY, safe='~')}"
+    where = f"{LIST}/{part(agent)}/{part(conversation or OF_MEMORY)}"
     return f"{where}?{urlencode({'channel_id': channel})}"
 
 

@@ -6,15 +6,16 @@ Each is a constant number of statements, however many turns there are. Filters a
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from pydantic import Field
 from starlette.responses import Response
 
+from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.turns.waits import Wait, stall_of, waits_of
-from turnstile.gateway.v1.resources import cursor_of, place_of
+from turnstile.gateway.v1.resources import TOKEN, cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.now import (
     MOST_LIVE,
@@ -31,7 +32,6 @@ from turnstile.ledger.queries import Connection
 from turnstile.schema.base import Strict
 from turnstile.schema.ids import AgentId
 
-_TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
 LIVE_PAGE = 50
 _ENDED = 20
 TURNS_PAGE = 100
@@ -42,17 +42,17 @@ class NowQuery(Strict):
     """Which live turns."""
 
     state: LiveState | None = None
-    agent: str | None = Field(default=None, pattern=_TOKEN)
+    agent: str | None = Field(default=None, pattern=TOKEN)
     profile: str | None = Field(default=None, min_length=1, max_length=128)
-    channel: str | None = Field(default=None, pattern=_TOKEN)
+    channel: str | None = Field(default=None, pattern=TOKEN)
     page: int = Field(default=1, ge=1, le=2 * MOST_LIVE // LIVE_PAGE)
 
 
 class TurnsQuery(Strict):
     """Which turns of all."""
 
-    agent: str | None = Field(default=None, pattern=_TOKEN)
-    channel: str | None = Field(default=None, pattern=_TOKEN)
+    agent: str | None = Field(default=None, pattern=TOKEN)
+    channel: str | None = Field(default=None, pattern=TOKEN)
     status: str | None = Field(default=None, pattern="^(ended|success|failed|canceled|timeout|partial)$")
     cursor: str | None = Field(default=None, min_length=1, max_length=512)
     q: str | None = Field(default=None, max_length=256)
@@ -81,19 +81,19 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
     """The live turns, and below them those that ended last."""
     wanted, principal = visit.query, visit.principal
     channel = seen_channel(principal, wanted.channel)
+    agent = None if wanted.agent is None else AgentId(wanted.agent)
 
     async def read(conn: Connection) -> tuple[LiveTurns, list[TurnTold]]:
         live = await look_at_live_turns(
             conn,
             principal.project_id,
             channel=channel,
-            agent=None if wanted.agent is None else AgentId(wanted.agent),
+            agent=agent,
             profile=wanted.profile,
             state=wanted.state,
             offset=(wanted.page - 1) * LIVE_PAGE,
             row_limit=LIVE_PAGE + 1,
         )
-        agent = None if wanted.agent is None else AgentId(wanted.agent)
         return live, await page_turns_told(
             conn, principal.project_id, channel=channel, agent=agent, status="ended", row_limit=_ENDED
         )
@@ -132,7 +132,7 @@ async def turns_page(visit: Visit[TurnsQuery, Any]) -> Response:
             lambda conn: search_turns(conn, principal.project_id, text, channel=channel, row_limit=_FOUND)
         )
         if len(found) == 1:
-            return see_other(f"/console/turns/{quote(found[0].agent_turn_id, safe='')}")
+            return see_other(f"/console/turns/{part(found[0].agent_turn_id)}")
         return render(visit, "turns/found.html", text=text, found=found, most=_FOUND)
     turns = await visit.console.pool.run(
         lambda conn: page_turns_told(

@@ -22,7 +22,7 @@ STANDING_OUT: Final = 20
 MOST_LINES: Final = 300
 """Beyond these, children are folded whatever they are."""
 GROUP_PAGE: Final = 200
-_FAILED: Final = frozenset({TurnStatus.FAILED, TurnStatus.TIMEOUT})
+FAILED: Final = frozenset({TurnStatus.FAILED, TurnStatus.TIMEOUT})
 _OVER: Final = frozenset(TurnStatus)
 
 
@@ -61,7 +61,7 @@ class Sums:
     @property
     def failed(self) -> int:
         """Turns that failed or ran out of time."""
-        return sum(self.states[status] for status in _FAILED)
+        return sum(self.states[status] for status in FAILED)
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ def _chosen(children: Sequence[Branch], room: int) -> tuple[Sequence[Branch], Se
 def _words(branch: Branch) -> Iterator[str]:
     """What people should know of a turn beside its state."""
     node = branch.node
-    below = branch.whole.failed - (node.status in _FAILED)
+    below = branch.whole.failed - (node.status in FAILED)
     if below:
         yield f"{below:,} failed below"
     live = branch.whole.live - (node.status not in _OVER)

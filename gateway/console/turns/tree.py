@@ -6,16 +6,17 @@ Two statements, whatever the size of the tree; of more than `MOST_TURNS` turns t
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import quote
 
 from markupsafe import Markup
 from pydantic import Field
 from starlette.responses import Response
 
+from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.rendering import render
 from turnstile.gateway.console.turns.now import address
 from turnstile.gateway.console.turns.rollup import (
+    FAILED,
     GROUP_PAGE,
     Branch,
     Forest,
@@ -25,6 +26,7 @@ from turnstile.gateway.console.turns.rollup import (
     lines_of,
     rolled_up,
 )
+from turnstile.gateway.v1.resources import TOKEN
 from turnstile.ledger.trees.tree_views import tree
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Refused
@@ -32,13 +34,12 @@ from turnstile.schema.ids import AgentTurnId
 
 MOST_TURNS: Final = 5000
 _BAR: Final = 200
-_TOKEN: Final = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
 
 
 class TreeQuery(Strict):
     """Which part of the tree."""
 
-    of: str | None = Field(default=None, pattern=_TOKEN)
+    of: str | None = Field(default=None, pattern=TOKEN)
     """The turn whose branch is shown; the whole tree without it."""
     state: str | None = Field(default=None, pattern="^[a-z_]{1,32}$")
     """Only its children of this state, a page of them."""
@@ -63,7 +64,7 @@ async def tree_page(visit: Visit[TreeQuery, Any]) -> Response:
             conn, principal.project_id, view.agent_turn_id, channel=principal.channel_id, row_limit=MOST_TURNS + 1
         )
     )
-    forest, here = rolled_up(nodes[:MOST_TURNS]), f"/console/turns/{quote(view.agent_turn_id, safe='')}/tree"
+    forest, here = rolled_up(nodes[:MOST_TURNS]), f"/console/turns/{part(view.agent_turn_id)}/tree"
     branch = _wanted(forest, wanted.of)
     newer = older = None
     if branch is not None and wanted.state is not None:
@@ -115,10 +116,10 @@ def _above(forest: Forest, branch: Branch | None) -> list[Branch]:
     return found[::-1]
 
 
-def _span(part: Forest | Branch) -> tuple[datetime, datetime]:
+def _span(shown: Forest | Branch) -> tuple[datetime, datetime]:
     """From when to when the bars reach."""
     now = datetime.now(UTC)
-    whole = part.whole
+    whole = shown.whole
     begin = whole.begin or now
     return begin, max(now if whole.live or whole.end is None else whole.end, begin)
 
@@ -145,7 +146,7 @@ def _bar(line: Line, begin: datetime, end: datetime) -> Markup:
         begun = node.started_at or over
         parts.append(rect("queue", node.created_at, begun, 3, 6))
         if node.started_at is not None:
-            failed = node.status in {"failed", "timeout"}
+            failed = node.status in FAILED
             parts.append(rect("failed" if failed else "live" if node.ended_at is None else "step", begun, over, 2, 8))
     return Markup('<svg class="treebar" viewBox="0 0 {} 16" width="{}" height="16" aria-hidden="true">{}</svg>').format(
         _BAR, _BAR, Markup("").join(parts)
@@ -157,4 +158,4 @@ def _href(here: str, line: Line) -> str:
     own = line.branch.node.agent_turn_id
     if line.status is not None:
         return address(here, {"of": own, "state": line.status})
-    return f"/console/turns/{quote(own, safe='')}"
+    return f"/console/turns/{part(own)}"

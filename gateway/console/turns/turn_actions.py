@@ -5,11 +5,11 @@ Each is a verb of the bridge, so the ledger says which token it was. A form that
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
-from urllib.parse import quote
 
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
+from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.rendering import refused, see_other
 from turnstile.gateway.v1.resources import TurnRerun, TurnSteer, TurnStop
@@ -101,4 +101,4 @@ async def _acted(visit: Visit[Any, Any], done: Callable[[AgentTurnId], Awaitable
 
 
 def _page(turn: AgentTurnId) -> str:
-    return f"/console/turns/{quote(turn, safe='')}"
+    return f"/console/turns/{part(turn)}"

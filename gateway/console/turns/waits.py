@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
-from urllib.parse import quote
 
-from turnstile.gateway.console.formats import duration
+from turnstile.gateway.console.formats import duration, part
 from turnstile.ledger.access.now import OpenCall, TurnNow
 from turnstile.schema.states import HeadStatus, WaitStatus
 
@@ -36,7 +35,7 @@ def waits_of(turn: TurnNow) -> list[Wait]:
         case HeadStatus.SUSPENDED:
             return list(_of_calls(turn))
         case _:
-            agent = f"/console/agents/{quote(turn.agent_id, safe='')}"
+            agent = f"/console/agents/{part(turn.agent_id)}"
             because = turn.queued_because
             return [Wait(_QUEUED.get(because or "", "to be leased: it is next"), agent if because else None)]
 
@@ -62,15 +61,15 @@ def _of_calls(turn: TurnNow) -> Iterator[Wait]:
 
 def _of_call(turn: TurnNow, call: OpenCall) -> Wait:
     if call.question_id is not None:
-        href = f"/console/approvals/{quote(call.question_id, safe='')}"
+        href = f"/console/approvals/{part(call.question_id)}"
         return Wait(f"a person, about {call.tool_name}", href, of_people=True)
     if call.wait_status == WaitStatus.RECEIVED:
         return Wait(f"its next step: {call.tool_name} has answered")
     if call.only_turn_id is not None:
-        return Wait(f"a turn that {call.tool_name} asked", f"/console/turns/{quote(call.only_turn_id, safe='')}")
+        return Wait(f"a turn that {call.tool_name} asked", f"/console/turns/{part(call.only_turn_id)}")
     if call.tasks:
         done = f"{call.tasks_done or 0} of {call.tasks} turns that {call.tool_name} asked are over"
-        return Wait(done, f"/console/turns/{quote(turn.agent_turn_id, safe='')}/tree")
+        return Wait(done, f"/console/turns/{part(turn.agent_turn_id)}/tree")
     return Wait(f"tool {call.tool_name}", "/console/calls")
 
 

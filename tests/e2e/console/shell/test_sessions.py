@@ -112,6 +112,7 @@ async def test_a_revoked_token_ends_the_session(url: str, tenant: Tenant, monkey
         ("/console/\r\nset-cookie: a=b", "/console"),
         ("/consoles", "/console"),
         ("/console/enter?next=/console/enter", "/console"),
+        ("//[x/console", "/console"),
         ("javascript:alert(1)", "/console"),
         ("", "/console"),
     ],
