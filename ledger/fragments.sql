@@ -1,5 +1,9 @@
 -- Pieces of SQL that several statements share. `{name(…)}` in a query file stands for the piece, with each argument in its place.
 
+-- fragment: next_epoch(last)
+-- The epoch of a lease of an agent whose last one this is: higher, and above the floor of the era (protocol §16).
+coalesce(greatest({last}, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)), 0) + 1
+
 -- fragment: turn_on_head
 -- What a lease sets on the head `h`, which it takes of the queued turn `n`, and begins to count anew.
 updated_at = now(),
@@ -7,7 +11,7 @@ active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_cha
 active_recursion_depth = coalesce(n.recursion_depth, 0), parent_step_id = n.parent_step_id, trace_id = n.trace_id,
 profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
 waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL, is_carried = false
 
 -- fragment: error_result(status, after_execution, code, message)
 -- The content of the result that the kernel writes for a call that no tool answered.

@@ -31,11 +31,11 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
-          step_count, step_attempt, model_failures, started_at, paused_at_epoch)',
+          step_count, step_attempt, model_failures, started_at, paused_at_epoch, is_carried)',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
-          step_count, step_attempt, model_failures, started_at)'),
+          step_count, step_attempt, model_failures, started_at, is_carried)'),
     ('state.agent_state_pointers',
      'SELECT, INSERT, UPDATE (memory_context_box_id, last_output_box_id, replaced_output_box_id, updated_at)',
      'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)'),
@@ -80,6 +80,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),
+    ('state.ledger_era', 'SELECT', 'SELECT'),  -- the owner's function writes
+    ('state.beyond_ledger', 'SELECT, INSERT', null),
     ('state.migrations', 'SELECT', 'SELECT')
 ), readable (relation) AS (VALUES  -- by a gateway
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
@@ -87,7 +89,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'),
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations'),
-    ('state.rejections'), ('state.repairs'), ('state.workers'),
+    ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.budget_reservations'), ('state.identity_edges'), ('state.memory_cuts')
 ), roles AS (

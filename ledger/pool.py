@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 import asyncpg
 
 from turnstile.ledger.address import read_address
+from turnstile.ledger.histories import Histories
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of, translated
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.schema.errors import ServerUnavailable, StaleTurn, TurnstileError
@@ -76,23 +77,8 @@ class ServerTooOld(TurnstileError):
 class _RawPool(Protocol):
     def acquire(self, *, timeout: float) -> AbstractAsyncContextManager[Session]: ...
     async def close(self) -> None: ...
+    async def expire_connections(self) -> None: ...
     def terminate(self) -> None: ...
-
-
-async def connect(url: str, **options: Any) -> Any:
-    """Connect to the first suitable host of the address; raises the error of the last one.
-
-    asyncpg tries several hosts itself, all within one `timeout`, and none after one that is just starting up.
-    """
-    make = cast("Callable[..., Awaitable[Any]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
-    *others, last = read_address(url).each()
-    for each in others:
-        try:
-            return await make(each, **options)
-        except DRIVER_ERRORS as error:
-            if kind_of(error) not in TRANSIENT:
-                raise
-    return await make(last, **options)
 
 
 async def _reset(_: object) -> None:
@@ -119,6 +105,7 @@ class Pool:
         self._pool: _RawPool | None = None
         self._opening = asyncio.Lock()
         self._quiet_until = 0.0
+        self._histories = Histories(self._give_up, read_only=read_only)
         self.round_trips = 0
 
     async def open(self, *, writable: bool = False) -> None:
@@ -136,6 +123,11 @@ class Pool:
         if writable and found["read_only"]:
             await self.close()  # a later attempt may find another of several hosts
             raise ServerUnavailable(f"{self.server} is read-only: a standby, or default_transaction_read_only")
+
+    async def _give_up(self) -> None:
+        """Have each open connection replaced at its next use."""
+        if self._pool is not None:
+            await self._pool.expire_connections()
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -158,7 +150,7 @@ class Pool:
                         # By default asyncpg keeps no statement above 15 KiB prepared, and plans it at each call.
                         "max_cacheable_statement_size": 0,
                         "reset": _reset,
-                        "connect": connect,
+                        "connect": self._histories.connect,
                         "server_settings": {
                             **_SETTINGS,
                             "application_name": self._name,

@@ -21,6 +21,10 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientEr
 """The exceptions that connecting or a statement may raise."""
 
 
+class ServerBehind(asyncpg.InterfaceError):
+    """The server has an older history of the ledger than this process has seen."""
+
+
 class ErrorKind(StrEnum):
     """Kinds of errors."""
 
@@ -107,6 +111,8 @@ def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError
     """The `TurnstileError` for an error; None for a permanent one that is no refusal, which is raised unchanged."""
     state = _state(error)
     match kind:
+        case ErrorKind.AWAY if isinstance(error, ServerBehind):
+            return ServerUnavailable(str(error))
         case ErrorKind.AWAY | ErrorKind.UNABLE:
             why = _longest(_WORDS, state)
             met = str(error) if isinstance(error, ssl.SSLError) else type(error).__name__  # names the certificate

@@ -22,6 +22,7 @@ class Fault(StrEnum):
     RERUN_PUBLISHED = "rerun.published"
     CLAIM_TAKEN = "claim.taken"
     WORKFLOW_STARTED = "workflow.started"
+    TURN_CARRIED = "turn.carried"
     WORKFLOW_SIGNALLED = "workflow.signalled"
     STEP_BEGUN = "step.begun"
     MODEL_ANSWERED = "model.answered"

@@ -146,9 +146,25 @@ def step_id(turn: AgentTurnId, number: int) -> StepId:
     return StepId(f"{turn}-s{number}")
 
 
-def tool_call_id(step: StepId, index: int) -> ToolCallId:
-    """The kernel's id of a call: unique in the project, 31 characters, safe on every provider (protocol §10)."""
-    digest = hashlib.sha256(f"{step}/{index}".encode()).hexdigest()
+def era_of(epoch: int) -> int:
+    """A number for the era of the ledger in which a lease was made or carried over; 0 in the first (protocol §16).
+
+    Floors of later eras are seconds since 2026, times 2^20: no epoch of the first comes near.
+    """
+    return epoch >> 20 if epoch >= 1 << 40 else 0
+
+
+def in_era(name: str, epoch: int) -> str:
+    """A derived name that differs between eras: what a lost history named is not taken for what came instead."""
+    return f"{name}-{era_of(epoch)}" if era_of(epoch) else name
+
+
+def tool_call_id(step: StepId, index: int, epoch: int) -> ToolCallId:
+    """The kernel's id of a call: unique in the project, 31 characters, safe on every provider (protocol §10).
+
+    A step that a lost history committed is made again in a later era, with other calls.
+    """
+    digest = hashlib.sha256(in_era(f"{step}/{index}", epoch).encode()).hexdigest()
     return ToolCallId(f"call_{digest[:26]}")
 
 

@@ -19,6 +19,8 @@ TURN_ID_RESTART = WorkflowIDReusePolicy.ALLOW_DUPLICATE
 """Used by the safety net, which has checked that the turn is still active in the ledger."""
 TURN_ID_CONFLICT = WorkflowIDConflictPolicy.USE_EXISTING
 """A second claim of a running turn finds the running workflow."""
+TURN_ID_CARRY = WorkflowIDConflictPolicy.TERMINATE_EXISTING
+"""A turn carried over into a new era of the ledger gets a workflow of its new epoch, in place of the one that runs."""
 WORKFLOW_TASK_TIMEOUT = timedelta(seconds=3)
 """A workflow task lost with its worker runs again after this."""
 

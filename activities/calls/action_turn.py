@@ -51,7 +51,7 @@ def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) ->
         raise Refused("unknown_tool", f"the project has no tool {wanted.tool_name!r}")
     if not _ui_allowed(row):
         raise Refused("ui_not_allowed", f"the tool {row.tool_name} has no options.ui_allowed")
-    call = tool_call_id(place.step_id, 0)
+    call = tool_call_id(place.step_id, 0, place.turn.turn_epoch)
     found = outgoing(place, call, row, json.dumps(wanted.arguments), quotes=False)  # acks are events
     if isinstance(found, Unsendable):
         raise Refused(found.code, found.message)

@@ -127,7 +127,10 @@ class _Call:
 
 def decide(asked: StepRequest, answer: ModelAnswer) -> Decision:
     """The cards of the step and the next action."""
-    calls = [_Call(tool_call_id(asked.step_id, index), call) for index, call in enumerate(answer.calls)]
+    calls = [
+        _Call(tool_call_id(asked.step_id, index, asked.turn.turn_epoch), call)
+        for index, call in enumerate(answer.calls)
+    ]
     thought = _thought(asked, answer.text, calls)
     if not calls:
         return _without_calls(asked, answer, thought)

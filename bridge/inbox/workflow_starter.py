@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -104,6 +109,7 @@ class Starter(Claims):
         turn: TurnRef,
         reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE,
         attributes: Sequence[SearchAttributePair[str]] = (),
+        conflict: WorkflowIDConflictPolicy = options.TURN_ID_CONFLICT,
     ) -> bool:
         """Start the turn's workflow unless it runs; False if it is closed and may not be started again.
 
@@ -111,16 +117,21 @@ class Starter(Claims):
         """
         given = TurnInput.model_validate(turn.model_dump() | self._limits)
         try:
-            return await self._start_workflow(turn, given, reuse, attributes)
+            return await self._start_workflow(turn, given, reuse, attributes, conflict)
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
             # Temporal's data was wiped, and the search attributes with it: declare them again.
             await declare_search_attributes(self._client)
-            return await self._start_workflow(turn, given, reuse, attributes)
+            return await self._start_workflow(turn, given, reuse, attributes, conflict)
 
     async def _start_workflow(
-        self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy, more: Sequence[SearchAttributePair[str]]
+        self,
+        turn: TurnRef,
+        given: TurnInput,
+        reuse: WorkflowIDReusePolicy,
+        more: Sequence[SearchAttributePair[str]],
+        conflict: WorkflowIDConflictPolicy,
     ) -> bool:
         attributes = TypedSearchAttributes(
             [
@@ -140,7 +151,7 @@ class Starter(Claims):
                 id=options.turn_workflow_id(turn.agent_turn_id),
                 task_queue=options.task_queue(turn.worker_target),
                 id_reuse_policy=reuse,
-                id_conflict_policy=options.TURN_ID_CONFLICT,
+                id_conflict_policy=conflict,
                 task_timeout=options.WORKFLOW_TASK_TIMEOUT,
                 search_attributes=attributes,
                 priority=options.priority(turn.project_id),

@@ -15,6 +15,7 @@ from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
@@ -193,12 +194,14 @@ class Rules(LedgerRules):
     """All rules of a bridge, including those that query Temporal."""
 
     reconciler: Reconciler
+    eras: Eras
 
     def all(self) -> list[Rule[Any]]:
         """All rules, in the order in which they run."""
         engine, times = self.reconciler, self.times
         return [
             *self._by_ledger(),
+            Rule("era", self.eras.list_carried, self.eras.carry, times.poll_interval),
             Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
             Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
             *self._reaps(),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
-from turnstile.ledger.pool import connect
+from turnstile.ledger.histories import connect
 from turnstile.ledger.queries import Query, all_queries
 
 

@@ -132,6 +132,7 @@ def rules_on(pool: Pool) -> dict[str, Rule[Any]]:
         served=served,
         times=WatchdogTimes(),
         reconciler=LostEngine(pool, starter),
+        eras=Eras(pool, starter, served),
     )
     return {rule.name: rule for rule in rules.all()}
 

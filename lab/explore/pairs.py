@@ -22,7 +22,8 @@ from lab.explore.graph import Graph, Violation
 from lab.explore.states.folding import Key, Rows, fold
 from lab.explore.states.place import LonePool, Place
 from lab.explore.world import Move, View, World
-from turnstile.ledger.pool import Pool, connect
+from turnstile.ledger.histories import connect
+from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.schema.errors import TurnstileError
 

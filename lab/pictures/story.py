@@ -205,7 +205,7 @@ async def this_afternoon(shop: Shop) -> None:
         await shop.until(shop.turns[name], state)
     for name in ("torn", "invoice", "page", "shortlist"):
         shop.places[f"{name}_question"] = (await shop.waiting_for(shop.turns[name]))["interrupt_id"]
-    shop.places["labels_call"] = tool_call_id(step_id(shop.turns["labels"], 1), 0)
+    shop.places["labels_call"] = tool_call_id(step_id(shop.turns["labels"], 1), 0, 1)
 
 
 async def close_shop(shop: Shop) -> None:

@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnstile.ledger.pool import Session, connect
+from turnstile.ledger.histories import connect
+from turnstile.ledger.pool import Session
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of
 from turnstile.ledger.queries import query
 from turnstile.schema.errors import ConfigError, ServerUnavailable

@@ -92,6 +92,11 @@ list_silent = rule_rows("list_silent", LiveTurn)
 """Rule 'running, reap': turns whose head has not changed for that long, with a worker there all that time."""
 
 
+async def list_carried(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[LiveTurn]:
+    """Rule 'era': turns that were carried over into a new era of the ledger and not started again yet."""
+    return await query("list_carried").all_as(conn, LiveTurn, worker_targets=list(worker_targets), row_limit=row_limit)
+
+
 async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:
     """Those of the turns that ended at least that long ago."""
     return await query("list_over").all_as(conn, EndedTurn, agent_turn_ids=list(turns), older_seconds=older_seconds)

@@ -28,7 +28,7 @@ WHERE h.active_agent_turn_id = t.agent_turn_id AND h.turn_epoch = t.turn_epoch;
 -- reports and stops that the lost workflow had received become due again.
 WITH head AS (
     UPDATE state.agent_state_head h SET
-        restart_count = h.restart_count + :counted::int,
+        restart_count = h.restart_count + :counted::int, is_carried = false,
         updated_at = CASE h.status WHEN 'dispatched' THEN h.updated_at ELSE now() END
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status <> 'idle' AND h.restart_count = :restart_count::int
@@ -40,6 +40,11 @@ due AS (
       AND i.message_type IN {signal_types}
 )
 SELECT head.restart_count FROM head;
+
+-- name: list_carried :many
+-- Rule 'era': turns that were in hand as an era began, and whose workflow is of the era before.
+SELECT t.* FROM state.agent_state_head h JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
+WHERE h.is_carried AND t.worker_target = ANY (:worker_targets::text[]) ORDER BY h.agent_id LIMIT :row_limit::int;
 
 -- name: list_undispatched :many
 -- Rule 'dispatched, reap': turns that were leased and not begun, although a worker was there all that time.

@@ -1,8 +1,8 @@
 """Converts cards to statement parameters and from rows, and caches the contents of boxes.
 
-A box is append-only, so its first cards never change: the cache keeps prefixes of boxes by project and box, and a step
-reads only the cards after them (protocol §7.2). Where a card is deleted or its expiry changes, the box gets another
-version, and is read anew. The cache is bounded and holds nothing else.
+A box is append-only, so its first cards never change: the cache keeps prefixes of boxes by era, project and box, and
+a step reads only the cards after them (protocol §7.2). Where a card is deleted or its expiry changes, the box gets
+another version, and is read anew. The cache is bounded and holds nothing else.
 """
 
 import json
@@ -89,6 +89,8 @@ class BoxPrefix:
         return BoxPrefix(self.version, self.cards[gone:], size)
 
 
+BoxKey = tuple[int, ProjectId, BoxId]
+"""Which box, and the era of the turn that reads it: a later era may have other cards in its place."""
 _EMPTY = BoxPrefix("", (), 0)
 
 
@@ -107,19 +109,17 @@ class BoxCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._boxes: OrderedDict[tuple[ProjectId, BoxId], BoxPrefix] = OrderedDict()
+        self._boxes: OrderedDict[BoxKey, BoxPrefix] = OrderedDict()
 
-    def get(self, project: ProjectId, box: BoxId) -> BoxPrefix:
+    def get(self, key: BoxKey) -> BoxPrefix:
         """The cached prefix of the box; empty if there is none."""
-        prefix = self._boxes.get((project, box))
+        prefix = self._boxes.get(key)
         if prefix is None:
             return _EMPTY
-        self._boxes.move_to_end((project, box))
+        self._boxes.move_to_end(key)
         return prefix
 
-    def extend(
-        self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
-    ) -> BoxPrefix:
+    def extend(self, key: BoxKey, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]) -> BoxPrefix:
         """`known`, if it is of the box's version, and the rows after it; caches them for the next read."""
         kept = known.since(opened.since) if opened.version == known.version else BoxPrefix(opened.version, (), 0)
         if not rows and kept.cards:
@@ -127,10 +127,10 @@ class BoxCache:
         added = tuple(BoxedCard(row["position"], row["expires_at"], card_of(row)) for row in rows)
         size = kept.size + sum(len(row["content"]) + len(row["metadata"]) + 200 for row in rows)
         extended = BoxPrefix(opened.version, kept.cards + added, size)
-        self._keep((project, box), extended)
+        self._keep(key, extended)
         return extended
 
-    def _keep(self, key: tuple[ProjectId, BoxId], prefix: BoxPrefix) -> None:
+    def _keep(self, key: BoxKey, prefix: BoxPrefix) -> None:
         held = self._boxes.pop(key, _EMPTY)
         longer = held.version == prefix.version and held.position > prefix.position
         kept = held if longer else prefix

@@ -122,7 +122,7 @@ older AS MATERIALIZED (  -- a queued turn whose box has become free is leased fi
     WHERE head.status = 'idle' AND NOT head.paused
 ),
 go AS MATERIALIZED (
-    SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
+    SELECT plan.*, {next_epoch(head.turn_epoch)} AS turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            CASE WHEN lease.leases_mine OR :max_queued_turns::int = 0 THEN 'free'
                 WHEN queue.found >= :max_queued_turns::int THEN 'full'
@@ -152,7 +152,7 @@ mine AS (
         (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id, turn_epoch,
          context_headers, payload, status, next_retry_at, created_at, request_digest)
     SELECT :inbox_id, :project_id, :agent_id, :channel_id, :message_type, 'call', :correlation_id, :agent_turn_id,
-           CASE WHEN go.leases_mine THEN go.turn_epoch + 1 ELSE 0 END, go.headers,
+           CASE WHEN go.leases_mine THEN go.turn_epoch ELSE 0 END, go.headers,
            jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id,
                               'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb || CASE
                                   WHEN go.conversation_id IS NULL THEN '{}' ELSE '{"remember": true}'::jsonb END)
@@ -208,10 +208,10 @@ woken AS (
 made_head AS (
     INSERT INTO state.agent_state_head (project_id, agent_id, status, turn_epoch, queue_seq, active_agent_turn_id, active_inbox_id,
         active_channel_id, active_recursion_depth, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id)
-    SELECT :project_id, :agent_id, CASE WHEN l.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END, CASE WHEN l.inbox_id IS NULL THEN 0 ELSE 1 END,
+    SELECT :project_id, :agent_id, CASE WHEN l.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END, CASE WHEN l.inbox_id IS NULL THEN 0 ELSE go.turn_epoch END,
            1, l.agent_turn_id, l.inbox_id, l.channel_id, coalesce(l.recursion_depth, 0), l.parent_step_id, l.trace_id, l.profile_box_id,
            l.context_box_id, l.output_box_id
-    FROM mine CROSS JOIN head LEFT JOIN lease l ON true WHERE head.version IS NULL
+    FROM mine CROSS JOIN head CROSS JOIN go LEFT JOIN lease l ON true WHERE head.version IS NULL
     RETURNING active_inbox_id, turn_epoch, updated_at
 ),
 counted AS (  -- every enqueue changes the head, so that a finish that waits for the lock looks again
@@ -220,8 +220,8 @@ counted AS (  -- every enqueue changes the head, so that a finish that waits for
 ),
 leased AS (
     UPDATE state.agent_state_head h SET
-        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, {turn_on_head}
-    FROM lease n WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+        status = 'dispatched', turn_epoch = go.turn_epoch, queue_seq = h.queue_seq + 1, {turn_on_head}
+    FROM lease n CROSS JOIN go WHERE h.agent_id = :agent_id AND h.project_id = :project_id
     RETURNING n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id, h.turn_epoch, h.updated_at
 ),
 rings AS (

@@ -20,7 +20,7 @@ picked AS (  -- one agent per box: two would break the unique index on each try
 ),
 leased AS (
     UPDATE state.agent_state_head h SET
-        status = 'dispatched', turn_epoch = h.turn_epoch + 1, {turn_on_head}
+        status = 'dispatched', turn_epoch = {next_epoch(h.turn_epoch)}, {turn_on_head}
     FROM picked n WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id AND h.status = 'idle'
     RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch, h.output_box_id,
               h.updated_at

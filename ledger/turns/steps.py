@@ -19,7 +19,7 @@ from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.plans import TurnBudget
 from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import BoxId, CardId, ToolCallId, interrupt_id, step_id
+from turnstile.schema.ids import BoxId, CardId, ToolCallId, era_of, interrupt_id, step_id
 from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.profiles import STORED, RuntimeConfig
 from turnstile.schema.states import HeadStatus, MessageType, StepStatus
@@ -143,7 +143,8 @@ def gate(turn: TurnRef) -> dict[str, Any]:
 async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache) -> BegunStep:
     """Open the gate for a step (0: whichever is next) and read what it needs; raises `StaleTurn` if it is closed."""
     boxes = (turn.profile_box_id, turn.context_box_id, turn.output_box_id)
-    known = [cache.get(turn.project_id, box) for box in boxes]
+    era = era_of(turn.turn_epoch)
+    known = [cache.get((era, turn.project_id, box)) for box in boxes]
     rows = await query("begin_step").many(
         conn,
         **gate(turn),
@@ -162,7 +163,7 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         parts[int(row["part"]) - 1].append(row)
     head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
     profile, context, output = (
-        cache.extend(turn.project_id, box, prefix, opened, part)
+        cache.extend((era, turn.project_id, box), prefix, opened, part)
         for box, prefix, opened, part in zip(boxes, known, head.boxes, parts[:3], strict=True)
     )
     now, upto = head.updated_at, head.boxes[1].upto

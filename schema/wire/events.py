@@ -9,7 +9,18 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, SteerId, StepId
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    ProjectId,
+    SteerId,
+    StepId,
+    in_era,
+)
 from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.people.steers import SteerEvent
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
@@ -234,8 +245,9 @@ class Address:
         return self._event("step", event, {headers.STEP_ID: event.step_id})
 
     def task(self, event: TaskEvent) -> Message:
-        """The turn's `task` event; a repeat has the same message id."""
-        return self._event("task", event, {headers.MSG_ID: f"task-{event.agent_turn_id}"}, required=True)
+        """The turn's `task` event; a repeat has the same message id, and another outcome in a later era another."""
+        message_id = in_era(f"task-{event.agent_turn_id}", self.turn_epoch)
+        return self._event("task", event, {headers.MSG_ID: message_id}, required=True)
 
     def ended(self, event: TaskEvent, action: ActionRef | None) -> list[Message]:
         """The messages that announce a turn's end: its `task` event and, of a UI action, the final ack (§7.10)."""
@@ -243,7 +255,7 @@ class Address:
         if action is not None:
             fields = (event.status, event.tool_result_card_id, event.error_code, event.error)
             ack = final_ack(action, self.agent_id, *fields)
-            messages.append(self.action_ack(ack, f"action-{event.agent_turn_id}"))
+            messages.append(self.action_ack(ack, in_era(f"action-{event.agent_turn_id}", self.turn_epoch)))
         return messages
 
     def action_ack(self, ack: ActionAck, message_id: str) -> Message:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from turnstile.ledger.pool import Pool, Session, connect
+from turnstile.ledger.histories import connect
+from turnstile.ledger.pool import Pool, Session
 from turnstile.schema.ids import uuid7
 
 # What a test may change beside rows. Storage and statistics are not in it: emptying a table changes them too. A row

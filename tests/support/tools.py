@@ -48,8 +48,8 @@ def calling(*named: str | tuple[str, Any], **line: Any) -> JsonObject:
 
 
 def call_of(turn: AgentTurnId, index: int = 0, step: int = 1) -> ToolCallId:
-    """The id of a call, by its place in its step."""
-    return tool_call_id(step_id(turn, step), index)
+    """The id of a call in the ledger's first era, by its place in its step."""
+    return tool_call_id(step_id(turn, step), index, 1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import asyncpg
 
 from turnstile.ledger.address import read_address
-from turnstile.ledger.pool import Session, connect
+from turnstile.ledger.histories import connect
+from turnstile.ledger.pool import Session
 from turnstile.ledger.queries import Query, parse
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId, ProjectId, uuid7

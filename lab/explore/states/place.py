@@ -14,7 +14,8 @@ import asyncpg
 
 from lab.explore.states.folding import Key, Rows
 from turnstile.ledger.budgets.steering import refusal_of
-from turnstile.ledger.pool import Pool, Session, connect
+from turnstile.ledger.histories import connect
+from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Again, Connection
 
 T = TypeVar("T")

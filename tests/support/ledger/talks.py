@@ -16,11 +16,11 @@ from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Row
-from turnstile.ledger.turns.cards import BoxCache, BoxPrefix, OpenedBox
+from turnstile.ledger.turns.cards import BoxCache, BoxKey, BoxPrefix, OpenedBox
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import AgentTurnId, BoxId, ProjectId
+from turnstile.schema.ids import AgentTurnId, BoxId
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
 from turnstile.schema.turns import QuickStepResult, RunStepInput, StepContinues, StepEnds, StepResult, TurnRef
 from turnstile.schema.wire.events import Message
@@ -92,12 +92,10 @@ class CountedCache(BoxCache):
         super().__init__(max_bytes)
         self.rows = 0
 
-    def extend(
-        self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
-    ) -> BoxPrefix:
+    def extend(self, key: BoxKey, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]) -> BoxPrefix:
         """As ever."""
         self.rows += len(rows)
-        return super().extend(project, box, known, opened, rows)
+        return super().extend(key, known, opened, rows)
 
 
 @dataclass
