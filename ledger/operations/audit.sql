@@ -125,6 +125,22 @@ WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL AND t.turn
 GROUP BY t.project_id, t.agent_id, t.turn_epoch HAVING count(*) > 1
 ORDER BY ids LIMIT :row_limit::int;
 
+-- name: epoch_of_another_era :many
+-- Protocol §16: a turn in hand has an epoch of the ledger's era, and so has one that ended in it. A minute's difference between the
+-- clocks of two servers is allowed for.
+SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.turn) AS ids,
+       format('it is %s at epoch %s, and the era''s epochs begin at %s', t.how, t.turn_epoch, t.epoch_floor) AS detail
+FROM (
+    SELECT h.project_id, h.agent_id, h.active_agent_turn_id AS turn, h.turn_epoch, 'in hand' AS how, e.epoch_floor
+    FROM state.ledger_era e JOIN state.agent_state_head h ON h.turn_epoch < e.epoch_floor AND h.status <> 'idle'
+    UNION ALL
+    SELECT o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, 'over', e.epoch_floor
+    FROM state.ledger_era e JOIN state.turn_outcomes o ON o.turn_epoch < e.epoch_floor AND o.ended_at > e.begun_at + interval '1 min'
+    WHERE o.turn_epoch > 0 AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
+) t
+WHERE :project_id::text IS NULL OR t.project_id = :project_id
+ORDER BY ids LIMIT :row_limit::int;
+
 -- name: epoch_beyond_its_head :many
 -- Protocol §2.5: no turn has an epoch higher than its agent's head.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id) AS ids,
