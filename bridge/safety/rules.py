@@ -201,6 +201,7 @@ class Rules(LedgerRules):
             *self._by_ledger(),
             Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
             Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
+            Rule("engine_unknown", engine.list_unknown, engine.close_unknown, 6 * times.engine_interval),
             *self._reaps(),
             *self.more,
         ]
