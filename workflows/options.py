@@ -72,6 +72,9 @@ SEARCH_ATTRIBUTES = (
 )
 """The last two are set on turns that another turn asked for (protocol §12.9)."""
 
+LEDGER_MEMO = "ledger"
+"""The memo of a turn's workflow that has the id of the ledger which started it (protocol §8)."""
+
 
 def task_queue(worker_target: str) -> str:
     """The task queue of a worker target."""

@@ -22,6 +22,7 @@ from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.endings import end_by_force
+from turnstile.ledger.operations.recovery import name_ledger
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import STOP_REASON, STOPPED
 from turnstile.ledger.turns.lease import Claim
@@ -58,6 +59,13 @@ class Starter(Claims):
         super().__init__(pool, publisher, served, telemetry)
         self._client = client
         self._limits = {"heartbeat_timeout_seconds": heartbeat_timeout_seconds, "quick_steps": quick_steps}
+        self._ledger = ""
+
+    async def ledger(self) -> str:
+        """The id of this ledger, which every workflow carries in its memo; asked once."""
+        if not self._ledger:
+            self._ledger = await self._pool.run(name_ledger)
+        return self._ledger
 
     async def ring(self, claims: list[Claim]) -> None:
         """Signal the workflow of these rows' turn once; it applies them together (§7.5, greedy batch).
@@ -154,6 +162,7 @@ class Starter(Claims):
                 id_conflict_policy=conflict,
                 task_timeout=options.WORKFLOW_TASK_TIMEOUT,
                 search_attributes=attributes,
+                memo={options.LEDGER_MEMO: await self.ledger()},
                 priority=options.priority(turn.project_id),
                 static_summary=f"{turn.agent_id} in {turn.project_id}",
                 static_details=_details(turn),

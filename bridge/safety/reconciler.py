@@ -1,35 +1,46 @@
 """Compares ledger and Temporal, and mends where they disagree (protocol §8, rules *engine* and *reap*).
 
 The ledger decides. A live turn whose workflow is missing or closed is started again from its head: a sleeping turn
-keeps its deadline, a running turn repeats at most the step that had not committed. An open workflow whose turn is over
-is closed. A visibility query finds suspects; since visibility lags, `describe` confirms each, and the ledger is queried
-again before anything changes. Workflows of turns that this ledger does not know are ignored, since several databases
-may share a Temporal.
+keeps its deadline, a running turn repeats at most the step that had not committed. An open workflow whose turn is over,
+or that carries this ledger's id and whose turn it does not know, is closed. Visibility names suspects; since it lags,
+`describe` confirms each, and the ledger is queried again before anything changes. Workflows of other ledgers are
+ignored, since several databases may share a Temporal.
+
+What a look costs does not depend on how many turns sleep: it asks which workflows closed since the last one, and
+whether as many are open as turns are in hand. All of them are listed at the first look, where the numbers differ,
+where Temporal is another one, and every `list_seconds`.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.publishing.endings import end_by_force
+from turnstile.bridge.safety.visibility import RPC_TIMEOUT, Visibility
 from turnstile.ledger.operations.recovery import (
     EndedTurn,
+    InHand,
     Run,
     confirm_in_hand,
+    count_in_hand,
+    find_in_hand,
     list_in_hand,
     list_over,
     list_silent,
     list_undispatched,
+    list_unknown,
     restart_turn,
 )
 from turnstile.ledger.pool import Pool
@@ -54,9 +65,13 @@ OVER_SECONDS = 10.0
 """A workflow that is open so long after its turn's end is cancelled."""
 TERMINATE_SECONDS = 60.0
 """A workflow that is open so long after its turn's end is terminated."""
+UNKNOWN_SECONDS = 60.0
+"""A workflow of this ledger is closed when its turn was unknown at two looks that far apart."""
+LIST_SECONDS = 600.0
 _AT_ONCE = 16
 _ROW_LIMIT = 500
-_RPC_TIMEOUT = timedelta(seconds=10)
+_OVERLAP = timedelta(seconds=60)
+"""How late a closed workflow may become visible. Beyond that the numbers, or a list, tell that it is gone."""
 _REFUSED = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
 """Statuses with which Temporal refuses this one workflow every time. Any other status is trouble of Temporal itself:
 a call that it does not answer in time ends as CANCELLED."""
@@ -73,8 +88,36 @@ class Workflow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownTurn:
+    """A turn that this ledger does not know, and whose open workflow carries the ledger's id."""
+
+    agent_turn_id: AgentTurnId
+
+
+@dataclass(slots=True)
+class Looks:
+    """What the looks of this process saw. Without it, as after a start, the next look lists everything."""
+
+    engine: str = ""
+    """The namespace of the last look."""
+    listed: dict[str, float] = field(default_factory=dict[str, float])
+    """When each rule last listed all open workflows and found nothing."""
+    latest_close: datetime | None = None
+    settled: frozenset[str] = frozenset()
+    """Closed runs that visibility still lists, and whose turn is over or has another workflow."""
+    unknown: dict[AgentTurnId, float] = field(default_factory=dict[AgentTurnId, float])
+    """Unknown turns of this ledger, and when each was first seen."""
+
+    def are_of(self, engine: str) -> None:
+        """Forget everything if it was of another Temporal."""
+        if engine != self.engine:
+            self.engine, self.latest_close, self.settled = engine, None, frozenset()
+            self.listed.clear()
+
+
+@dataclass(frozen=True, slots=True)
 class Reconciler:
-    """Finds and mends disagreements between ledger and Temporal. Holds clients only."""
+    """Finds and mends disagreements between ledger and Temporal. Holds clients, and what its last looks saw."""
 
     pool: Pool
     client: Client
@@ -82,15 +125,42 @@ class Reconciler:
     publisher: Publisher
     served: ServedTargets
     telemetry: Telemetry = SILENT
+    list_seconds: float = LIST_SECONDS
+    """How often all open workflows are listed although nothing speaks for it."""
+    looks: Looks = field(default_factory=Looks)
 
     async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
         """Live turns without an open workflow, except leased turns that were never started (rule *dispatched_reap*)."""
-        visible = set(await self._visible())
-        suspects = [
-            turn
-            async for turn in list_in_hand(run, self.served.now(), older_seconds=fresh_seconds)
-            if turn.agent_turn_id not in visible
-        ]
+        if not self.served.now():
+            return []  # a standby, which serves nothing else
+        opened, in_hand = await self._count(run, fresh_seconds)
+        if opened < in_hand.older or self._is_due("engine"):
+            return await self._list_all_lost(run, fresh_seconds)
+        return await self._list_lately_lost(run)
+
+    async def _list_all_lost(self, run: Run, fresh_seconds: float) -> list[LiveTurn]:
+        targets = self.served.now()
+        if self.looks.latest_close is None:
+            self.looks.latest_close = await self.visibility.latest_close(targets)
+        opened = await self.visibility.list_open(targets)
+        suspects = list_in_hand(run, targets, older_seconds=fresh_seconds, but=opened)
+        lost = await self._confirm(run, [turn async for turn in suspects])
+        self._note("engine", lost)
+        return lost
+
+    async def _list_lately_lost(self, run: Run) -> list[LiveTurn]:
+        looks, targets = self.looks, self.served.now()
+        after = looks.latest_close and looks.latest_close - _OVERLAP
+        closed = await self.visibility.list_closed(targets, after=after)
+        told = [each.agent_turn_id for each in closed if each.run_id not in looks.settled]
+        suspects = await run(lambda conn: find_in_hand(conn, targets, told)) if told else []
+        lost = await self._confirm(run, suspects)
+        unsettled = {turn.agent_turn_id for turn in lost}
+        looks.settled = frozenset(each.run_id for each in closed if each.agent_turn_id not in unsettled)
+        looks.latest_close = max((each.closed_at for each in closed), default=looks.latest_close)
+        return lost
+
+    async def _confirm(self, run: Run, suspects: Sequence[LiveTurn]) -> list[LiveTurn]:
         found = await for_each(suspects, self._describe)
         lost = [
             turn
@@ -107,12 +177,33 @@ class Reconciler:
 
     async def list_over(self, run: Run) -> list[EndedTurn]:
         """Turns that ended at least `OVER_SECONDS` ago and have an open workflow according to visibility."""
-        visible = await self._visible()
-        return await run(lambda conn: list_over(conn, visible, older_seconds=OVER_SECONDS)) if visible else []
+        opened = await self._list_surplus(run, "engine_over")
+        if opened is None:
+            return []
+        over = await run(lambda conn: list_over(conn, list(opened), older_seconds=OVER_SECONDS)) if opened else []
+        self._note("engine_over", over)
+        return over
 
     async def close(self, over: Sequence[EndedTurn]) -> int:
         """Cancel the workflow of each turn, or terminate it after `TERMINATE_SECONDS`; returns how many were open."""
         return sum(await for_each(over, self._close))
+
+    async def list_unknown(self, run: Run, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
+        """Turns that the ledger has not known for `older_seconds`, and that have an open workflow of this ledger."""
+        opened = await self._list_surplus(run, "engine_unknown")
+        if opened is None:
+            return []
+        found = await run(lambda conn: list_unknown(conn, list(opened))) if opened else []
+        ours = [turn for turn in found if await self._is_ours(opened[turn])]
+        self._note("engine_unknown", ours)
+        now = time.monotonic()
+        self.looks.unknown = {turn: self.looks.unknown.get(turn, now) for turn in ours}
+        return [UnknownTurn(turn) for turn, since in self.looks.unknown.items() if now - since >= older_seconds]
+
+    async def close_unknown(self, unknown: Sequence[UnknownTurn]) -> int:
+        """Terminate the workflow of each turn; returns how many were open."""
+        reason = "the ledger does not know its turn"
+        return sum(await for_each(unknown, lambda turn: self._terminate(turn.agent_turn_id, reason)))
 
     async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns leased `older_seconds` ago and not begun, although a worker is present, without an open workflow."""
@@ -145,30 +236,46 @@ class Reconciler:
         """Start each turn again with a new workflow, or end it after `MAX_RESTARTS`; returns how many were mended."""
         return sum(await for_each(quiet, self._reap_silent))
 
-    async def _visible(self) -> list[AgentTurnId]:
-        """The turns with an open workflow, according to visibility."""
-        await ensure_engine(self.client)
+    @property
+    def visibility(self) -> Visibility:
+        """What Temporal lists and counts."""
+        return Visibility(self.client)
+
+    async def _count(self, run: Run, fresh_seconds: float) -> tuple[int, InHand]:
+        """The number of open workflows, and then the number of turns in hand."""
         targets = self.served.now()
-        if not targets:
-            return []  # a standby, which serves nothing else
-        queues = ", ".join(f"'{options.task_queue(target)}'" for target in targets)
-        request = ListWorkflowExecutionsRequest(
-            namespace=self.client.namespace,
-            query=f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
-            page_size=1000,
-        )
-        found: list[AgentTurnId] = []
+        self.looks.are_of(await self.visibility.engine())
+        opened = await self.visibility.count_open(targets)
+        return opened, await run(lambda conn: count_in_hand(conn, targets, older_seconds=fresh_seconds))
+
+    def _is_due(self, rule: str) -> bool:
+        listed = self.looks.listed.get(rule)
+        return listed is None or time.monotonic() - listed >= self.list_seconds
+
+    def _note(self, rule: str, found: Sequence[object]) -> None:
+        """Remember that a list found nothing; one that found something is repeated, to see that it was mended."""
+        if not found:
+            self.looks.listed[rule] = time.monotonic()
+
+    async def _list_surplus(self, run: Run, rule: str) -> dict[AgentTurnId, WorkflowExecutionInfo] | None:
+        """The open workflows; None if there are not more than turns in hand, and the rule is not due."""
+        if not self.served.now():
+            return None
+        opened, in_hand = await self._count(run, 0)
+        if opened <= in_hand.in_hand and not self._is_due(rule):
+            return None
+        return await self.visibility.list_open(self.served.now())
+
+    async def _is_ours(self, flow: WorkflowExecutionInfo) -> bool:
+        """Whether the workflow carries this ledger's id."""
+        memo = flow.memo.fields.get(options.LEDGER_MEMO)
+        if memo is None:
+            return False
         try:
-            while True:  # the raw call: `Client.list_workflows` would decode search attributes that are not needed
-                page = await self.client.workflow_service.list_workflow_executions(
-                    request, retry=True, timeout=_RPC_TIMEOUT
-                )
-                found += [options.turn_of(each.execution.workflow_id) for each in page.executions]
-                if not page.next_page_token:
-                    return found
-                request.next_page_token = page.next_page_token
-        except (RPCError, OSError) as error:
-            raise ServerUnavailable(f"Temporal: {error}") from error
+            [ledger] = await self.client.data_converter.decode([memo], [str])
+        except (ApplicationError, RuntimeError, ValueError):  # not to be read here, so it is of others
+            return False
+        return ledger == await self.starter.ledger()
 
     async def _described(self, turns: Sequence[LiveTurn]) -> list[tuple[LiveTurn, Workflow]]:
         if turns:
@@ -177,7 +284,7 @@ class Reconciler:
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
         try:
-            found = await self._handle(turn.agent_turn_id).describe(rpc_timeout=_RPC_TIMEOUT)
+            found = await self._handle(turn.agent_turn_id).describe(rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return Workflow()
@@ -243,7 +350,7 @@ class Reconciler:
         if turn.over_seconds > TERMINATE_SECONDS:
             return await self._terminate(turn.agent_turn_id, "its turn is over")
         try:
-            await self._handle(turn.agent_turn_id).cancel(rpc_timeout=_RPC_TIMEOUT)
+            await self._handle(turn.agent_turn_id).cancel(rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return False
@@ -252,7 +359,7 @@ class Reconciler:
 
     async def _terminate(self, turn: AgentTurnId, reason: str) -> bool:
         try:
-            await self._handle(turn).terminate(reason=reason, rpc_timeout=_RPC_TIMEOUT)
+            await self._handle(turn).terminate(reason=reason, rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return False

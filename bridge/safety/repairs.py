@@ -34,6 +34,7 @@ SENTENCES: Mapping[str, str] = {
     "era": "turn {turn} of {agent} was in hand as the ledger's era began; started again from the ledger",
     "engine": "turn {turn} of {agent} had no open workflow; started again, or ended if that was done too often",
     "engine_over": "turn {turn} is over and its workflow was still open; closed",
+    "engine_unknown": "turn {turn} is unknown to the ledger that started its workflow; the workflow is closed",
     "dispatched_reap": "turn {turn} of {agent} was begun by no worker in {times.dispatched_timeout:g} s; ended",
     "running_reap": "turn {turn} of {agent} gave no sign of life for {times.active_reap:g} s; started again, "
     "or ended if that was done too often",

@@ -204,6 +204,7 @@ class Rules(LedgerRules):
             Rule("era", self.eras.list_carried, self.eras.carry, times.poll_interval),
             Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
             Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
+            Rule("engine_unknown", engine.list_unknown, engine.close_unknown, 6 * times.engine_interval),
             *self._reaps(),
             *self.more,
         ]

@@ -15,12 +15,11 @@ from lab.explore.statements import statement
 from lab.explore.world import Move
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
-from turnstile.bridge.safety.reconciler import Reconciler, Workflow
+from turnstile.bridge.safety.reconciler import FRESH_SECONDS, UNKNOWN_SECONDS, Reconciler, UnknownTurn, Workflow
 from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
-from turnstile.ledger.operations.recovery import EndedTurn, Run, list_undispatched
+from turnstile.ledger.operations.recovery import EndedTurn, Run, list_in_hand, list_undispatched
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn
-from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.events import Message
 from turnstile.workflows import options
@@ -97,7 +96,16 @@ class LostEngine(Reconciler):
     def __init__(self, pool: Pool, starter: Starter) -> None:
         super().__init__(pool, cast("Client", None), starter, SilentPublisher(), ServedTargets([TARGET]))
 
+    async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
+        """As the reconciler does where no workflow is open."""
+        suspects = list_in_hand(run, self.served.now(), older_seconds=fresh_seconds)
+        return await self._confirm(run, [turn async for turn in suspects])
+
     async def list_over(self, run: Run) -> list[EndedTurn]:
+        """No workflow is open."""
+        return []
+
+    async def list_unknown(self, run: Run, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
         """No workflow is open."""
         return []
 
@@ -110,9 +118,6 @@ class LostEngine(Reconciler):
         return await run(
             lambda conn: list_undispatched(conn, self.served.now(), older_seconds=older_seconds, row_limit=500)
         )
-
-    async def _visible(self) -> list[AgentTurnId]:
-        return []
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
         found = await self.pool.run(

@@ -3,7 +3,7 @@
 The ledger's part of the rules *engine* and *reap*: it lists the turns to look up in the engine, and records restarts.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
 
@@ -35,6 +35,13 @@ class EndedTurn(Tolerant):
     over_seconds: float
 
 
+class InHand(Tolerant):
+    """How many turns are active, and how many of them have not changed for a while."""
+
+    in_hand: int
+    older: int
+
+
 class Repairs(Tolerant):
     """How often a rule has repaired something."""
 
@@ -48,10 +55,17 @@ async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> boo
     return await query("take_duty").opt(conn, duty=duty, every_seconds=every_seconds) is not None
 
 
-async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[LiveTurn]:
-    """Yields every active turn whose head has not changed for that long, page by page."""
+async def list_in_hand(
+    run: Run, worker_targets: Sequence[str], *, older_seconds: float, but: Collection[AgentTurnId] = ()
+) -> AsyncGenerator[LiveTurn]:
+    """Yields every active turn whose head has not changed for that long, but for those given, page by page."""
     box = _NO_BOX
-    values = {"worker_targets": list(worker_targets), "older_seconds": older_seconds, "row_limit": _PAGE}
+    values = {
+        "worker_targets": list(worker_targets),
+        "older_seconds": older_seconds,
+        "except_turn_ids": list(but),
+        "row_limit": _PAGE,
+    }
     while True:
         page = await run(lambda conn, box=box: query("list_in_hand").all_as(conn, LiveTurn, after_box_id=box, **values))
         for turn in page:
@@ -59,6 +73,19 @@ async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds
         if len(page) < _PAGE:
             return
         box = page[-1].output_box_id
+
+
+async def find_in_hand(conn: Connection, worker_targets: Sequence[str], turns: Sequence[AgentTurnId]) -> list[LiveTurn]:
+    """Those of the turns that are active."""
+    values = {"worker_targets": list(worker_targets), "agent_turn_ids": list(turns)}
+    return await query("find_in_hand").all_as(conn, LiveTurn, **values)
+
+
+async def count_in_hand(conn: Connection, worker_targets: Sequence[str], *, older_seconds: float) -> InHand:
+    """How many turns are active, and how many of them have not changed for that long."""
+    return await query("count_in_hand").one_as(
+        conn, InHand, worker_targets=list(worker_targets), older_seconds=older_seconds
+    )
 
 
 async def confirm_in_hand(conn: Connection, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
@@ -100,6 +127,16 @@ async def list_carried(conn: Connection, worker_targets: Sequence[str], *, row_l
 async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:
     """Those of the turns that ended at least that long ago."""
     return await query("list_over").all_as(conn, EndedTurn, agent_turn_ids=list(turns), older_seconds=older_seconds)
+
+
+async def list_unknown(conn: Connection, turns: Sequence[AgentTurnId]) -> list[AgentTurnId]:
+    """Those of the turns that the ledger does not know."""
+    return [row["agent_turn_id"] for row in await query("list_unknown").many(conn, agent_turn_ids=list(turns))]
+
+
+async def name_ledger(conn: Connection) -> str:
+    """The id of this ledger, in all of its eras (protocol §16)."""
+    return (await query("name_ledger").one(conn))["ledger_id"]
 
 
 async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:

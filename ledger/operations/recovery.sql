@@ -7,13 +7,30 @@ ON CONFLICT (duty) DO UPDATE SET taken_at = now() WHERE d.taken_at < now() - mak
 RETURNING d.duty;
 
 -- name: list_in_hand :many
--- Turns that have been active for a while, in the order of their output boxes, after a given one. It reads the index of busy
--- heads, whose size does not depend on idle agents.
+-- Turns that have been active for a while and are not among those given, in the order of their output boxes, after a given one. It
+-- reads the index of busy heads, whose size does not depend on idle agents.
 SELECT t.* FROM state.agent_state_head h
 JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
 WHERE h.output_box_id > :after_box_id::text::uuid AND t.worker_target = ANY (:worker_targets::text[])
   AND t.updated_at < now() - make_interval(secs => :older_seconds::float8)
+  AND t.agent_turn_id NOT IN (SELECT e FROM unnest(:except_turn_ids::text[]) e)  -- hashed once, unlike an array
 ORDER BY h.output_box_id LIMIT :row_limit::int;
+
+-- name: find_in_hand :many
+-- Those of these turns that are active.
+SELECT t.* FROM (
+    SELECT DISTINCT i.project_id, i.agent_id, i.agent_turn_id FROM state.agent_inbox i WHERE i.agent_turn_id = ANY (:agent_turn_ids::text[])) n
+JOIN state.turns_in_hand t ON t.agent_id = n.agent_id AND t.project_id = n.project_id
+WHERE t.agent_turn_id = n.agent_turn_id AND t.worker_target = ANY (:worker_targets::text[]);
+
+-- name: count_in_hand :one
+-- How many turns are active, and how many of them have been so for a while.
+SELECT count(*) AS in_hand, count(*) FILTER (WHERE h.updated_at < now() - make_interval(secs => :older_seconds::float8)) AS older
+FROM state.agent_state_head h
+CROSS JOIN LATERAL (  -- LIMIT, so that each row is looked up by its key
+    SELECT a.worker_target FROM resource.project_agents a
+    WHERE a.agent_id = h.agent_id AND a.project_id = h.project_id LIMIT 1) a
+WHERE h.output_box_id IS NOT NULL AND a.worker_target = ANY (:worker_targets::text[]);
 
 -- name: confirm_in_hand :many
 -- Those of these turns that are still active, at these epochs.
@@ -76,6 +93,17 @@ LIMIT :row_limit::int;
 SELECT o.agent_turn_id, extract(epoch FROM now() - o.ended_at)::float8 AS over_seconds
 FROM state.turn_outcomes o
 WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.ended_at < now() - make_interval(secs => :older_seconds::float8);
+
+-- name: list_unknown :many
+-- Those of these turns that the ledger does not know: no inbox row, no outcome, no head.
+SELECT n.agent_turn_id FROM unnest(:agent_turn_ids::text[]) n (agent_turn_id)
+WHERE NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = n.agent_turn_id OFFSET 0)
+  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = n.agent_turn_id OFFSET 0)
+  AND n.agent_turn_id NOT IN (SELECT coalesce(h.active_agent_turn_id, '') FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL);
+
+-- name: name_ledger :one
+-- The id of this ledger, which its workflows carry.
+SELECT e.ledger_id::text AS ledger_id FROM state.enter_era() e;
 
 -- name: record_repairs :exec
 -- Adds repairs to the sums by rule, over all bridges.

@@ -168,7 +168,9 @@ def safety_rules(
         telemetry=telemetry,
     )
     times = watchdog_times(settings.bridge)
-    reconciler = Reconciler(pool, client, starter, publisher, served, telemetry)
+    reconciler = Reconciler(
+        *(pool, client, starter, publisher, served, telemetry), list_seconds=settings.bridge.engine_list_seconds
+    )
     threads = ThreadRules(
         pool,
         client,

@@ -193,6 +193,7 @@ class BridgeSettings(Strict):
     dispatched_timeout_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
     active_reap_seconds: Seconds = 300.0
     engine_interval_seconds: Seconds = 10.0
+    engine_list_seconds: Seconds = 600.0
     command_retry_seconds: Seconds = 30.0
     stop_grace_seconds: Seconds = 5.0
     ui_actions: bool = False

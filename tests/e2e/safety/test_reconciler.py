@@ -5,7 +5,7 @@ The stack's own net does not look; each test does, when it has lost something.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 
 from tests.support.conditions import until
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.net import (
     AGO,
     COMPLETED,
     FAILED,
     OPEN,
-    STILL,
     TERMINATED,
     Net,
     claim,
@@ -29,7 +27,6 @@ from tests.support.processes.net import (
     delete,
     in_hand,
     net_of,
-    nobody_serves,
     pass_time,
     repairs,
     restarts,
@@ -39,12 +36,12 @@ from tests.support.processes.net import (
     unheard,
     until_invisible,
     until_status,
+    visible,
     workflow,
 )
 from tests.support.processes.process import processes_of
 from tests.support.processes.stack import Stack, running_here
-from tests.support.processes.stacks import Stacks
-from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
+from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.bridge.publishing.publisher import NatsPublisher
@@ -53,7 +50,7 @@ from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import request_stop
-from turnstile.processes.run import run_bridge, run_worker
+from turnstile.processes.run import run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, uuid7
@@ -64,38 +61,6 @@ TEXT: JsonObject = {"text": "done"}
 BOB = AgentId("bob")
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot find activity to cancel")  # temporalio's, of a terminated run
 Lose = Callable[[Stack, AgentTurnId], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """A bridge in this process, whose own net does not look."""
-    async with (
-        stacks.open(STILL) as opened,
-        running_here(opened, run_bridge),
-    ):
-        yield opened
-
-
-@pytest.fixture
-async def worker(stack: Stack) -> AsyncIterator[None]:
-    """A worker in this process."""
-    async with running_here(stack, run_worker):
-        yield
-
-
-@pytest.fixture
-async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
-    """A project of this test alone, where nobody serves yet; what protocol §2 says holds when it ends."""
-    await nobody_serves(stack)
-    yield new_tenant(stack)
-    async with stack.pool.connection() as conn:
-        await assert_invariants(conn)
-
-
-@pytest.fixture
-def net(stack: Stack) -> Net:
-    """The net of a bridge more."""
-    return net_of(stack)
 
 
 async def fail(stack: Stack, turn: AgentTurnId) -> None:
@@ -527,10 +492,10 @@ async def test_workflows_of_another_ledger_are_left_alone(tenant: Tenant, net: N
         "AgentTurn", id=options.turn_workflow_id(stranger), task_queue=options.task_queue(target)
     )
 
-    async def visible() -> bool:
-        return stranger in await net.rules.reconciler._visible()
+    async def there() -> bool:
+        return stranger in await visible(tenant.stack)
 
-    await until(visible, 10, "the stranger is visible")
+    await until(there, 10, "the stranger is visible")
     assert (await net.look("engine_over")).found == []
     assert await status_of(tenant.stack, stranger) is OPEN
     await terminate(tenant.stack, stranger)

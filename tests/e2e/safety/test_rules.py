@@ -1,8 +1,8 @@
 """Every rule of the safety net by name: what it finds, what it mends, and that it counts (protocol §8).
 
 The stack's own net does not look; each test does, when something was left behind. What the engine lost (the rules
-*engine*, *engine_over* and both reaps) is in `test_reconciler.py`; *outcome*, of a tool that died, in
-`tests/sdk/tools/test_unknown_outcomes.py`.
+*engine*, *engine_over*, *engine_unknown* and both reaps) is in `test_reconciler.py` and `test_looks.py`; *outcome*, of
+a tool that died, in `tests/sdk/tools/test_unknown_outcomes.py`.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ HERE = {
     *("claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"),
     *("batch", "batch_due", "interrupts", "marked_queued", "marked"),
 }
-ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap", "outcome"}
+ELSEWHERE = {"engine", "engine_over", "engine_unknown", "dispatched_reap", "running_reap", "outcome"}
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 """Of the message pump: in its own tests."""
 
@@ -69,12 +69,6 @@ async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
     yield new_tenant(stack)
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
-
-
-@pytest.fixture
-def net(stack: Stack) -> Net:
-    """The net of a bridge more."""
-    return net_of(stack)
 
 
 async def unannounced(tenant: Tenant) -> AgentTurnId:

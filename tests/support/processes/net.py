@@ -156,12 +156,17 @@ async def terminate(stack: Stack, *turns: AgentTurnId) -> None:
     await until_invisible(stack, *turns)
 
 
+async def visible(stack: Stack) -> set[AgentTurnId]:
+    """The turns of the stack's targets with an open workflow, according to visibility."""
+    reconciler = net_of(stack).rules.reconciler
+    return set(await reconciler.visibility.list_open(reconciler.served.now()))
+
+
 async def until_invisible(stack: Stack, *turns: AgentTurnId) -> None:
     """Wait until visibility, which lags, does not list their workflows as open."""
-    reconciler = net_of(stack).rules.reconciler
 
     async def gone() -> bool:
-        return not set(turns) & set(await reconciler._visible())
+        return not set(turns) & await visible(stack)
 
     await until(gone, 10, "the workflows are not visible")
 
