@@ -40,6 +40,20 @@ async def answer(hand: Hand, number: int) -> None:
     await hand.report((await hand.heard(number))[number - 1].call)
 
 
+async def beyond_ledger(tenant: Tenant) -> list[tuple[str, str]]:
+    """What was told and lost, as the ledger's rejections name it, once they do."""
+
+    async def found() -> list[tuple[str, str]]:
+        rows = await tenant.rows(
+            "SELECT ids ->> 'agent_turn_id' AS turn, error FROM state.rejections"
+            " WHERE project_id = $1 AND error_code = 'beyond_ledger' ORDER BY 1",
+            tenant.project,
+        )
+        return [(row["turn"], row["error"].partition(" was told")[0]) for row in rows]
+
+    return await until(found, 20, "what is beyond the ledger is told")
+
+
 @asynccontextmanager
 async def answering(*hands: Hand) -> AsyncGenerator[None]:
     """Each tool answers each command that it hears, as a real one would; what the ledger says of it is not asked."""
@@ -112,5 +126,7 @@ async def test_what_an_asynchronous_standby_has_not_received_is_found_and_told(
             "SELECT tool_call_id FROM state.turn_waiting_tools WHERE project_id = $1", tenant.project
         )
         assert lost_call not in {row["tool_call_id"] for row in calls}  # its step was made again, with another call
+        beyond = await beyond_ledger(ended.tenant), await beyond_ledger(tenant)
+        assert beyond == ([(known[0], "an end of this turn")], [(lost, "the end of a turn")])
     async with failing.pool.connection() as conn:
         await assert_invariants(conn)
