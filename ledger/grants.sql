@@ -79,9 +79,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, DELETE, UPDATE (description, agent_id, is_agent, peers, root_tag, xsd, answers, declared_at)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
-    ('state.rejections', 'INSERT', 'INSERT'),
-    ('state.ledger_era', 'SELECT', 'SELECT'),  -- the owner's function writes
-    ('state.beyond_ledger', 'SELECT, INSERT', null),
+    ('state.rejections', 'SELECT, INSERT', 'INSERT'),  -- SELECT: to tell once what is ahead of the ledger
+    ('state.ledger_era', 'SELECT, UPDATE (compared_era)', 'SELECT'),  -- the owner's function writes the rest
     ('state.migrations', 'SELECT', 'SELECT')
 ), readable (relation) AS (VALUES  -- by a gateway
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),

@@ -11,6 +11,7 @@ its files away. A stream created in between loses its files, and acknowledges no
 """
 
 import asyncio
+from datetime import datetime
 from typing import Final, Literal
 
 import nats.errors
@@ -27,6 +28,7 @@ COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
 UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
 PMO_CONSUMER: Final = "turnstile_pmo"
 THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
+PAST_TURNS_CONSUMER: Final = "turnstile_past_turns"
 _SECOND = 1_000_000_000
 _UI_ACTION_SECONDS = 5
 """Short, since a user waits: an action that a bridge took and did not answer goes to another bridge after this."""
@@ -100,6 +102,10 @@ class _StreamInfo(Tolerant):
 
 class _Purged(Tolerant):
     purged: int
+
+
+class _Pending(Tolerant):
+    num_pending: int
 
 
 def wakeup_consumer(worker_target: str) -> str:
@@ -251,6 +257,32 @@ async def declare_thread_turns(conn: NatsConnection) -> None:
     )
 
 
+async def declare_past_turns(conn: NatsConnection, since: datetime) -> int:
+    """Make the consumer of `task` events since this moment anew; returns how many there are.
+
+    It needs no acknowledgements, and goes when nobody reads it for a minute. Raises as `declare_streams` does.
+    """
+    await declare_streams(conn)
+    try:
+        await call_api(conn, f"CONSUMER.DELETE.{subjects.EVT_STREAM}.{PAST_TURNS_CONSUMER}", {})
+    except JetStreamError as error:
+        if error.status != _NOT_FOUND:
+            raise
+    wanted: JsonObject = {
+        "name": PAST_TURNS_CONSUMER,
+        "filter_subject": subjects.TASK_EVENTS,
+        "ack_policy": "none",
+        "deliver_policy": "by_start_time",
+        "opt_start_time": since.isoformat(),
+        "replay_policy": "instant",
+        "inactive_threshold": 60 * _SECOND,
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+    made = await _create_consumer(conn, subjects.EVT_STREAM, wanted)
+    return _Pending.model_validate(made).num_pending
+
+
 async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bool = False) -> dict[str, int]:
     """Delete every stored message of the project; returns how many there were, by stream.
 
@@ -282,10 +314,10 @@ async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _Consu
         raise
 
 
-async def _create_consumer(conn: NatsConnection, stream: str, config: JsonObject) -> None:
+async def _create_consumer(conn: NatsConnection, stream: str, config: JsonObject) -> JsonObject:
     # the subject with the filter in it is the one a bridge's user may publish to
     subject = f"CONSUMER.CREATE.{stream}.{config['name']}.{config['filter_subject']}"
-    await call_api(conn, subject, {"stream_name": stream, "config": config})
+    return await call_api(conn, subject, {"stream_name": stream, "config": config})
 
 
 async def _remake_consumer(conn: NatsConnection, stream: str, wanted: JsonObject, acknowledged: int) -> None:

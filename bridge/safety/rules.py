@@ -15,6 +15,7 @@ from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.safety.beyond_ledger import BeyondLedger
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import end_marked, fence_stopped
@@ -195,6 +196,8 @@ class Rules(LedgerRules):
 
     reconciler: Reconciler
     eras: Eras
+    beyond: BeyondLedger | None = None
+    """Without it (no NATS) what was told and lost is not looked for."""
 
     def all(self) -> list[Rule[Any]]:
         """All rules, in the order in which they run."""
@@ -202,12 +205,18 @@ class Rules(LedgerRules):
         return [
             *self._by_ledger(),
             Rule("era", self.eras.list_carried, self.eras.carry, times.poll_interval),
+            *self._beyond(),
             Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
             Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
             Rule("engine_unknown", engine.list_unknown, engine.close_unknown, 6 * times.engine_interval),
             *self._reaps(),
             *self.more,
         ]
+
+    def _beyond(self) -> list[Rule[Any]]:
+        if self.beyond is None:
+            return []
+        return [Rule("beyond", self.beyond.list_eras, self.beyond.compare, self.times.engine_interval)]
 
     def _reaps(self) -> list[Rule[Any]]:
         engine, times = self.reconciler, self.times

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributePair, WorkflowIDReusePolicy
+from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from lab.explore.statements import statement
 from lab.explore.world import Move
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import FRESH_SECONDS, UNKNOWN_SECONDS, Reconciler, UnknownTurn, Workflow
 from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
 from turnstile.ledger.operations.recovery import EndedTurn, Run, list_in_hand, list_undispatched
@@ -81,6 +82,7 @@ class LostStarter(Starter):
         turn: TurnRef,
         reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE,
         attributes: Sequence[SearchAttributePair[str]] = (),
+        conflict: WorkflowIDConflictPolicy = options.TURN_ID_CONFLICT,
     ) -> bool:
         """The engine takes it."""
         await self._pool.run(lambda conn: statement("note_workflow").many(conn, agent_turn_id=turn.agent_turn_id))

@@ -44,3 +44,6 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
+
+ALTER TABLE state.ledger_era ADD COLUMN compared_era bigint NOT NULL DEFAULT 0;
+COMMENT ON COLUMN state.ledger_era.compared_era IS 'the last era in which what NATS holds of the one before was compared with the ledger';

@@ -6,6 +6,7 @@ The ledger's part of the rules *engine* and *reap*: it lists the turns to look u
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
+from uuid import UUID
 
 from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
@@ -40,6 +41,20 @@ class InHand(Tolerant):
 
     in_hand: int
     older: int
+
+
+class Era(Tolerant):
+    """The era of the ledger (protocol §16)."""
+
+    ledger_id: UUID
+    """Of the ledger in all of its eras."""
+    era: int
+    """0 is the first."""
+    epoch_floor: int
+    """Epochs of this era are at least this."""
+    carried_count: int
+    """Turns that were in hand as it began."""
+    begun_at: datetime
 
 
 class Repairs(Tolerant):
@@ -122,6 +137,11 @@ list_silent = rule_rows("list_silent", LiveTurn)
 async def list_carried(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[LiveTurn]:
     """Rule 'era': turns that were carried over into a new era of the ledger and not started again yet."""
     return await query("list_carried").all_as(conn, LiveTurn, worker_targets=list(worker_targets), row_limit=row_limit)
+
+
+async def find_era(conn: Connection) -> Era | None:
+    """The ledger's era; None before the first session that writes."""
+    return await query("find_era").opt_as(conn, Era)
 
 
 async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:

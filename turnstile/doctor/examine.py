@@ -27,6 +27,7 @@ from turnstile.embedded import Endpoints, ServerName, find_data, read_endpoints
 from turnstile.embedded.server import log_path
 from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import pending
+from turnstile.ledger.operations.recovery import Era, find_era
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
 from turnstile.ledger.turns.usage import list_profile_models
@@ -275,6 +276,7 @@ async def _postgres(url: str) -> list[Check]:
     try:
         await pool.open()
         missing = await pending(pool)
+        era = None if missing else await pool.run(find_era)
     finally:
         await pool.close()
     if missing:
@@ -282,7 +284,16 @@ async def _postgres(url: str) -> list[Check]:
         return [
             Check(name="PostgreSQL", status="fail", says=f"{pool.server} lacks {len(missing)} migrations", hint=hint)
         ]
-    return [Check(name="PostgreSQL", status="ok", says=pool.server)]
+    return [Check(name="PostgreSQL", status="ok", says=pool.server), *_era(era)]
+
+
+def _era(era: Era | None) -> list[Check]:
+    """One line if the ledger is not in its first era: its server was replaced, or a backup was restored."""
+    if era is None or era.era == 0:
+        return []
+    says = f"era {era.era} since {era.begun_at:%Y-%m-%d %H:%M:%S} UTC; {era.carried_count} turns were in hand then"
+    hint = "what NATS told before and the ledger has lost is in the rejections, as beyond_ledger"
+    return [Check(name="ledger", status="ok", says=says, hint=hint)]
 
 
 async def _nats(url: str) -> list[Check]:

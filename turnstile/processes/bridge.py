@@ -26,6 +26,7 @@ from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
 from turnstile.bridge.pump.thread_rules import ThreadRules
 from turnstile.bridge.pump.thread_wakes import ThreadTurns
+from turnstile.bridge.safety.beyond_ledger import BeyondLedger
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.safety.rules import Rules
@@ -188,6 +189,7 @@ def safety_rules(
         queue=queue,
         reconciler=reconciler,
         eras=Eras(pool, starter, served),
+        beyond=BeyondLedger(pool, conn),
     )
 
 

@@ -20,6 +20,7 @@ from tests.e2e.crashes import (
     test_tree_crashes,
     test_unknown_call_crashes,
 )
+from tests.e2e.durability import test_era
 from tests.e2e.people import test_steering_crashes
 from tests.e2e.pump import test_agents_talk_crashes, test_pump_crashes
 from tests.support.ledger.invariants import assert_invariants
@@ -151,6 +152,6 @@ def test_every_point_has_a_test_that_fails_there() -> None:
     killed |= {*test_steering_crashes.IN_WORKER, *test_steering_crashes.IN_BRIDGE, *test_multitask_crashes.POINTS}
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
     killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_unknown_call_crashes.POINTS}
-    killed |= {*test_spending_crashes.POINTS}
+    killed |= {*test_spending_crashes.POINTS, *test_era.POINTS}
     thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}
     assert set(Fault) - killed == thrown

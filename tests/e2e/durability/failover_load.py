@@ -1,4 +1,4 @@
-"""Clients of many projects, and their tools: they note what was acknowledged to them, and compare it with the ledger."""
+"""Clients of many projects, and their tools: they note what was acknowledged to them, and compare the ledger."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.support.conditions import until
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import Hand, calling, hand_of
@@ -136,9 +137,11 @@ class Load:
     async def more(self, count: int, timeout: float = PATIENCE_SECONDS) -> float:
         """Seconds until so many more turns are over."""
         began, wanted = time.monotonic(), self.over + count
-        async with asyncio.timeout(timeout):
-            while self.over < wanted:
-                await asyncio.sleep(0.01)
+
+        async def enough() -> bool:
+            return self.over >= wanted
+
+        await until(enough, timeout, f"{count} more turns are over")
         return time.monotonic() - began
 
     async def lost(self) -> list[str]:

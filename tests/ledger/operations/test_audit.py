@@ -149,6 +149,13 @@ DAMAGES = [
         {"agent_id": "alice", "agent_turn_id": "$plain", "other_agent_turn_id": "$running"},
         {"first_come_first_served", "pointers_name_the_last_box"},
     ),
+    Damage(
+        "epoch_of_another_era",
+        "INSERT INTO state.ledger_era (era, epoch_floor, system_identifier, timeline_id, database_oid)"
+        " SELECT 1, h.turn_epoch + 1, 1, 1, 1 FROM state.agent_state_head h WHERE h.agent_id = 'alice'"
+        " ON CONFLICT (is_only) DO UPDATE SET era = 1, epoch_floor = EXCLUDED.epoch_floor",
+        {"agent_id": "alice", "agent_turn_id": "$running"},
+    ),
     Damage("epoch_beyond_its_head", head("carol", "turn_epoch = 0"), {"agent_id": "carol", "agent_turn_id": "$child"}),
     Damage(
         "first_come_first_served",

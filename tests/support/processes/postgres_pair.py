@@ -1,6 +1,5 @@
 """Two real PostgreSQL servers, a primary and its standby, that tests may cut apart, kill -9, promote and bring back."""
 
-import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncGenerator
@@ -68,6 +67,16 @@ class PostgresPair:
         await self.fetch("a", "ALTER SYSTEM SET synchronous_standby_names = '*'")
         await self.fetch("a", "SELECT pg_reload_conf()")
         await self._until_standby("sync")
+
+    async def until_standby_has_all(self) -> None:
+        """Wait until the standby has replayed what the primary has written so far."""
+        [written] = await self.fetch("a", "SELECT pg_current_wal_lsn() AS at")
+
+        async def there() -> bool:
+            [found] = await self.fetch("b", "SELECT pg_last_wal_replay_lsn() >= $1 AS there", written["at"])
+            return bool(found["there"])
+
+        await until(there, 30, "the standby has all")
 
     async def cut(self) -> None:
         """`b` receives nothing more of `a`."""
@@ -155,4 +164,3 @@ async def postgres_pair(directory: Path) -> AsyncGenerator[PostgresPair]:
         yield pair
     finally:
         await supervisor.close()
-        await asyncio.sleep(0)

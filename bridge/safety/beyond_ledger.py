@@ -1,0 +1,113 @@
+"""Compares the ends that NATS has told with the ledger when an era begins (protocol §16, rule *beyond*).
+
+A failover may have lost ends whose `task` events are in the stream: of turns that the ledger knows and will end again,
+and of turns that it does not know. Each is recorded as a rejection with the code `beyond_ledger` and logged, so that
+who has acted on it can be asked. Once an era, the events of the hour before its begin are read; nothing else changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from nats.aio.msg import Msg
+from pydantic import ValidationError
+
+from turnstile.ledger.operations.recovery import Run
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import Tolerant
+from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.events import TaskEvent
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.pull import ContinuousPull
+from turnstile.transport.streams import PAST_TURNS_CONSUMER, declare_past_turns
+
+log = logging.getLogger(__name__)
+WINDOW = timedelta(hours=1)
+"""How long before the begin of an era an end may have been told that the ledger has lost."""
+_READ_SECONDS = 60.0
+_SHOWN = 5
+
+
+class NewEra(Tolerant):
+    """An era whose beginning was not looked at yet."""
+
+    era: int
+    begun_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondLedger:
+    """Finds ends that were told and that the ledger does not have. Holds clients only."""
+
+    pool: Pool
+    conn: NatsConnection
+
+    async def list_eras(self, run: Run) -> Sequence[NewEra]:
+        """The era, if it is not compared yet."""
+        found = await run(lambda conn: query("find_uncompared").opt_as(conn, NewEra))
+        return [] if found is None else [found]
+
+    async def compare(self, eras: Sequence[NewEra]) -> int:
+        """Read the stream and record what is ahead; returns how many ends are.
+
+        Raises `ServerUnavailable` while NATS or the ledger is away: then all of it is done again.
+        """
+        return sum([await self._compare(each) for each in eras])
+
+    async def _compare(self, era: NewEra) -> int:
+        pending = await declare_past_turns(self.conn, era.begun_at - WINDOW)
+        read, found, stop = 0, 0, asyncio.Event()
+
+        async def take(messages: list[Msg]) -> None:
+            nonlocal read, found
+            told = await self.pool.run(lambda conn: _tell(conn, messages))
+            for turn, error in told[: max(0, _SHOWN - found)]:
+                log.warning("era %d: turn %s: %s", era.era, turn, error)
+            read, found = read + len(messages), found + len(told)
+            if read >= pending:
+                stop.set()
+
+        if pending:
+            timer = asyncio.get_running_loop().call_later(_READ_SECONDS, stop.set)
+            await ContinuousPull(self.conn, subjects.EVT_STREAM, PAST_TURNS_CONSUMER, _is_there).run(take, stop)
+            timer.cancel()
+        if read < pending:
+            log.warning("only %d of %d ends told before the era were compared", read, pending)
+        await self.pool.run(lambda conn: query("record_compared").many(conn, era=era.era))
+        log.warning("era %d: %d of %d ends that NATS has told are not in the ledger", era.era, found, read)
+        return found
+
+
+async def _is_there() -> None:
+    """The consumer was made a moment ago."""
+
+
+async def _tell(conn: Connection, messages: Sequence[Msg]) -> list[tuple[str, str]]:
+    """Record which of these events the ledger does not have; returns turn and reason of each."""
+    ends = [end for message in messages if (end := _end(message)) is not None]
+    projects, turns, epochs, statuses, cards = (list(each) for each in zip(*ends, strict=True)) if ends else ([],) * 5
+    rows = await query("tell_beyond").many(
+        conn,
+        project_ids=projects,
+        agent_turn_ids=turns,
+        turn_epochs=epochs,
+        statuses=statuses,
+        deliverable_card_ids=cards,
+    )
+    return [(row["agent_turn_id"], row["error"]) for row in rows]
+
+
+def _end(message: Msg) -> tuple[str, str, int, str, str] | None:
+    """Project, turn, epoch, status and deliverable of a `task` event; None for one that is not ours."""
+    given = message.headers or {}
+    epoch, project = given.get(headers.TURN_EPOCH, ""), given.get(headers.PROJECT_ID, "")
+    try:
+        event = TaskEvent.model_validate_json(message.data)
+    except ValidationError:
+        return None
+    if not (epoch.isascii() and epoch.isdigit() and len(epoch) <= 16 and project):
+        return None
+    return project, event.agent_turn_id, int(epoch), event.status.value, event.deliverable_card_id
