@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.service import RPCError
 
 from turnstile.activities.pump.thread_metrics import record_replies
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
 from turnstile.bridge.safety.rules import ROW_LIMIT, Rule
+from turnstile.bridge.safety.visibility import list_executions
 from turnstile.ledger.operations.recovery import Run
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import (
@@ -28,7 +28,6 @@ from turnstile.ledger.pump.thread_views import (
 )
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
-from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.pump.threads import ThreadId, ThreadRef, thread_workflow_id
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.workflows import options
@@ -133,12 +132,5 @@ class ThreadRules:
 
     async def _visible(self) -> set[str]:
         queues = ", ".join(f"'{options.task_queue(target)}'" for target in self.worker_targets)
-        listed = self.client.list_workflows(
-            f"WorkflowType = 'MessageThread' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
-            page_size=_PAGE,
-            rpc_timeout=_RPC_TIMEOUT,
-        )
-        try:
-            return {flow.id async for flow in listed}
-        except (RPCError, OSError) as error:
-            raise ServerUnavailable(f"Temporal: {error}") from error
+        query = f"WorkflowType = 'MessageThread' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})"
+        return {each.execution.workflow_id for each in await list_executions(self.client, query)}

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from turnstile.bridge.safety.reconciler import for_each
+from turnstile.bridge.safety.visibility import OPEN_TURNS, RPC_TIMEOUT, for_each, list_executions
 from turnstile.ledger.operations.audit import (
     Audit,
     AuditedTurn,
@@ -25,7 +25,6 @@ from turnstile.ledger.operations.audit import (
     list_expected_workflows,
 )
 from turnstile.ledger.pool import Pool
-from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.workflows import options
 
@@ -34,7 +33,6 @@ LOST = "turns_have_their_workflow"
 OVER = "workflows_have_their_turn"
 SENTENCES = {LOST: "a live turn has an open workflow.", OVER: "a turn that is over has no open workflow."}
 _PAGE = 10_000
-_RPC_TIMEOUT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +90,7 @@ class _Engine:
 
     async def visible(self) -> set[AgentTurnId]:
         """The turns with an open workflow, according to visibility."""
-        listed = self.client.list_workflows(
-            "WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running'", page_size=1000, rpc_timeout=_RPC_TIMEOUT
-        )
-        try:
-            return {options.turn_of(flow.id) async for flow in listed}
-        except (RPCError, OSError) as error:
-            raise ServerUnavailable(f"Temporal: {error}") from error
+        return {options.turn_of(each.execution.workflow_id) for each in await list_executions(self.client, OPEN_TURNS)}
 
     async def lost(self, visible: set[AgentTurnId]) -> list[Violation]:
         """Live turns without an open workflow."""
@@ -143,7 +135,7 @@ class _Engine:
     async def _describe(self, turn: AuditedTurn) -> _Workflow:
         handle = self.client.get_workflow_handle(options.turn_workflow_id(turn.agent_turn_id))
         try:
-            found = await handle.describe(rpc_timeout=_RPC_TIMEOUT)
+            found = await handle.describe(rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return _Workflow("is missing", is_open=False, closed_at=None)

@@ -11,13 +11,13 @@ whether as many are open as turns are in hand. All of them are listed at the fir
 where Temporal is another one, and every `list_seconds`.
 """
 
-import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
@@ -28,7 +28,7 @@ from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.publishing.endings import end_by_force
-from turnstile.bridge.safety.visibility import RPC_TIMEOUT, Visibility
+from turnstile.bridge.safety.visibility import RPC_TIMEOUT, Visibility, for_each
 from turnstile.ledger.operations.recovery import (
     EndedTurn,
     InHand,
@@ -37,6 +37,7 @@ from turnstile.ledger.operations.recovery import (
     count_in_hand,
     find_in_hand,
     list_in_hand,
+    list_not_in_hand,
     list_over,
     list_silent,
     list_undispatched,
@@ -47,15 +48,13 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
-from turnstile.schema.errors import ServerUnavailable, StaleTurn
+from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-V = TypeVar("V")
 MAX_RESTARTS = 3
 DISPATCH_TIMEOUT = "dispatch_timeout"
 REAPED = "timeout_reaped_by_watchdog"
@@ -68,7 +67,8 @@ TERMINATE_SECONDS = 60.0
 UNKNOWN_SECONDS = 60.0
 """A workflow of this ledger is closed when its turn was unknown at two looks that far apart."""
 LIST_SECONDS = 600.0
-_AT_ONCE = 16
+_RELIST_SECONDS = 5.0
+"""A list this recent serves the next rule of the same tick."""
 _ROW_LIMIT = 500
 _OVERLAP = timedelta(seconds=60)
 """How late a closed workflow may become visible. Beyond that the numbers, or a list, tell that it is gone."""
@@ -100,8 +100,11 @@ class Looks:
 
     engine: str = ""
     """The namespace of the last look."""
-    listed: dict[str, float] = field(default_factory=dict[str, float])
-    """When each rule last listed all open workflows and found nothing."""
+    compared_at: float = -math.inf
+    """When no live turn was missing in a list of all open workflows."""
+    listed_at: float = -math.inf
+    surplus: dict[AgentTurnId, WorkflowExecutionInfo] = field(default_factory=dict[AgentTurnId, WorkflowExecutionInfo])
+    """The open workflows of the last list whose turns were not in hand."""
     latest_close: datetime | None = None
     settled: frozenset[str] = frozenset()
     """Closed runs that visibility still lists, and whose turn is over or has another workflow."""
@@ -109,10 +112,10 @@ class Looks:
     """Unknown turns of this ledger, and when each was first seen."""
 
     def are_of(self, engine: str) -> None:
-        """Forget everything if it was of another Temporal."""
+        """Forget what was seen of another Temporal."""
         if engine != self.engine:
             self.engine, self.latest_close, self.settled = engine, None, frozenset()
-            self.listed.clear()
+            self.compared_at = self.listed_at = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class Reconciler:
         if not self.served.now():
             return []  # a standby, which serves nothing else
         opened, in_hand = await self._count(run, fresh_seconds)
-        if opened < in_hand.older or self._is_due("engine"):
+        if opened < in_hand.older or _is_past(self.looks.compared_at, self.list_seconds):
             return await self._list_all_lost(run, fresh_seconds)
         return await self._list_lately_lost(run)
 
@@ -142,10 +145,11 @@ class Reconciler:
         targets = self.served.now()
         if self.looks.latest_close is None:
             self.looks.latest_close = await self.visibility.latest_close(targets)
-        opened = await self.visibility.list_open(targets)
+        opened = await self._list_open(run)
         suspects = list_in_hand(run, targets, older_seconds=fresh_seconds, but=opened)
         lost = await self._confirm(run, [turn async for turn in suspects])
-        self._note("engine", lost)
+        # After a loss the next look lists them too, and sees whether it was mended.
+        self.looks.compared_at = -math.inf if lost else time.monotonic()
         return lost
 
     async def _list_lately_lost(self, run: Run) -> list[LiveTurn]:
@@ -176,13 +180,11 @@ class Reconciler:
         return sum(mended)
 
     async def list_over(self, run: Run) -> list[EndedTurn]:
-        """Turns that ended at least `OVER_SECONDS` ago and have an open workflow according to visibility."""
-        opened = await self._list_surplus(run, "engine_over")
-        if opened is None:
-            return []
-        over = await run(lambda conn: list_over(conn, list(opened), older_seconds=OVER_SECONDS)) if opened else []
-        self._note("engine_over", over)
-        return over
+        """Turns that ended at least `OVER_SECONDS` ago and have an open workflow."""
+        surplus = list(await self._list_surplus(run))
+        over = await run(lambda conn: list_over(conn, surplus, older_seconds=OVER_SECONDS)) if surplus else []
+        still = await self._list_still_open([turn.agent_turn_id for turn in over])
+        return [turn for turn in over if turn.agent_turn_id in still]
 
     async def close(self, over: Sequence[EndedTurn]) -> int:
         """Cancel the workflow of each turn, or terminate it after `TERMINATE_SECONDS`; returns how many were open."""
@@ -190,14 +192,11 @@ class Reconciler:
 
     async def list_unknown(self, run: Run, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
         """Turns that the ledger has not known for `older_seconds`, and that have an open workflow of this ledger."""
-        opened = await self._list_surplus(run, "engine_unknown")
-        if opened is None:
-            return []
-        found = await run(lambda conn: list_unknown(conn, list(opened))) if opened else []
-        ours = [turn for turn in found if await self._is_ours(opened[turn])]
-        self._note("engine_unknown", ours)
+        surplus = await self._list_surplus(run)
+        found = await run(lambda conn: list_unknown(conn, list(surplus))) if surplus else []
+        ours = [turn for turn in found if await self._is_ours(surplus[turn])]
         now = time.monotonic()
-        self.looks.unknown = {turn: self.looks.unknown.get(turn, now) for turn in ours}
+        self.looks.unknown = {turn: self.looks.unknown.get(turn, now) for turn in await self._list_still_open(ours)}
         return [UnknownTurn(turn) for turn, since in self.looks.unknown.items() if now - since >= older_seconds]
 
     async def close_unknown(self, unknown: Sequence[UnknownTurn]) -> int:
@@ -248,23 +247,30 @@ class Reconciler:
         opened = await self.visibility.count_open(targets)
         return opened, await run(lambda conn: count_in_hand(conn, targets, older_seconds=fresh_seconds))
 
-    def _is_due(self, rule: str) -> bool:
-        listed = self.looks.listed.get(rule)
-        return listed is None or time.monotonic() - listed >= self.list_seconds
+    async def _list_open(self, run: Run) -> Collection[AgentTurnId]:
+        """The turns with an open workflow, according to visibility; keeps those that are not in hand."""
+        opened = await self.visibility.list_open(self.served.now())
+        surplus = await run(lambda conn: list_not_in_hand(conn, list(opened)))
+        self.looks.surplus = {turn: opened[turn] for turn in surplus}
+        self.looks.listed_at = time.monotonic()
+        return opened.keys()
 
-    def _note(self, rule: str, found: Sequence[object]) -> None:
-        """Remember that a list found nothing; one that found something is repeated, to see that it was mended."""
-        if not found:
-            self.looks.listed[rule] = time.monotonic()
-
-    async def _list_surplus(self, run: Run, rule: str) -> dict[AgentTurnId, WorkflowExecutionInfo] | None:
-        """The open workflows; None if there are not more than turns in hand, and the rule is not due."""
+    async def _list_surplus(self, run: Run) -> dict[AgentTurnId, WorkflowExecutionInfo]:
+        """The open workflows whose turns were not in hand; listed anew if there are more than turns in hand."""
         if not self.served.now():
-            return None
+            return {}
         opened, in_hand = await self._count(run, 0)
-        if opened <= in_hand.in_hand and not self._is_due(rule):
-            return None
-        return await self.visibility.list_open(self.served.now())
+        if _is_past(self.looks.listed_at, _RELIST_SECONDS if opened > in_hand.in_hand else self.list_seconds):
+            await self._list_open(run)
+        return self.looks.surplus
+
+    async def _list_still_open(self, turns: Sequence[AgentTurnId]) -> list[AgentTurnId]:
+        """Those of these surplus turns whose workflow is open; the others are none any more."""
+        flows = await for_each(turns, self._describe_turn)
+        for turn, flow in zip(turns, flows, strict=True):
+            if not flow.open:
+                self.looks.surplus.pop(turn, None)
+        return [turn for turn in turns if turn in self.looks.surplus]
 
     async def _is_ours(self, flow: WorkflowExecutionInfo) -> bool:
         """Whether the workflow carries this ledger's id."""
@@ -283,8 +289,11 @@ class Reconciler:
         return list(zip(turns, await for_each(turns, self._describe), strict=True))
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
+        return await self._describe_turn(turn.agent_turn_id)
+
+    async def _describe_turn(self, turn: AgentTurnId) -> Workflow:
         try:
-            found = await self._handle(turn.agent_turn_id).describe(rpc_timeout=RPC_TIMEOUT)
+            found = await self._handle(turn).describe(rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return Workflow()
@@ -370,23 +379,6 @@ class Reconciler:
         return self.client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn))
 
 
-async def for_each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list[V]:
-    """Call `action` for each item, `_AT_ONCE` at a time; returns the results in order.
-
-    Raises `ServerUnavailable` if Temporal did not answer one of the calls.
-    """
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(item: T) -> V:
-        async with gate:
-            return await action(item)
-
-    done = await asyncio.gather(*map(one, items), return_exceptions=True)
-    results: list[V] = []
-    for each in done:
-        if isinstance(each, RPCError | OSError):
-            raise ServerUnavailable(f"Temporal: {each}") from each
-        if isinstance(each, BaseException):
-            raise each
-        results.append(each)
-    return results
+def _is_past(moment: float, seconds: float) -> bool:
+    """Whether a moment, by the monotonic clock, is at least that long ago."""
+    return time.monotonic() - moment >= seconds

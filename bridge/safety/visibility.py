@@ -6,9 +6,11 @@ times are compared with other close times only, so no bridge's clock matters. Ev
 while Temporal is away.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.api.workflowservice.v1 import (
@@ -24,10 +26,13 @@ from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.workflows import options
 
+T = TypeVar("T")
+V = TypeVar("V")
 RPC_TIMEOUT = timedelta(seconds=10)
 _PAGE = 1000
-_OPEN = "WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running'"
-_CLOSED = (
+_AT_ONCE = 16
+OPEN_TURNS = "WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running'"
+_CLOSED_TURNS = (
     "WorkflowType = 'AgentTurn' AND ExecutionStatus IN ('Completed', 'Failed', 'Terminated', 'TimedOut', 'Canceled')"
 )
 
@@ -60,7 +65,7 @@ class Visibility:
     async def count_open(self, worker_targets: Sequence[str]) -> int:
         """The number of open workflows of these targets."""
         request = CountWorkflowExecutionsRequest(
-            namespace=self.client.namespace, query=f"{_OPEN} AND {_queues(worker_targets)}"
+            namespace=self.client.namespace, query=f"{OPEN_TURNS} AND {_queues(worker_targets)}"
         )
         try:
             found = await self.client.workflow_service.count_workflow_executions(
@@ -72,18 +77,18 @@ class Visibility:
 
     async def list_open(self, worker_targets: Sequence[str]) -> dict[AgentTurnId, WorkflowExecutionInfo]:
         """The open workflows of these targets, by turn."""
-        found = await list_executions(self.client, f"{_OPEN} AND {_queues(worker_targets)}")
+        found = await list_executions(self.client, f"{OPEN_TURNS} AND {_queues(worker_targets)}")
         return {options.turn_of(each.execution.workflow_id): each for each in found}
 
     async def list_closed(self, worker_targets: Sequence[str], *, after: datetime | None) -> list[ClosedRun]:
         """The runs of these targets that closed after this close time, or all that Temporal still has."""
         since = "" if after is None else f" AND CloseTime > '{after.isoformat()}'"
-        found = await list_executions(self.client, f"{_CLOSED} AND {_queues(worker_targets)}{since}")
+        found = await list_executions(self.client, f"{_CLOSED_TURNS} AND {_queues(worker_targets)}{since}")
         return [_closed(each) for each in found]
 
     async def latest_close(self, worker_targets: Sequence[str]) -> datetime | None:
         """When the newest closed run of these targets closed. Temporal lists closed runs newest first."""
-        found = await list_executions(self.client, f"{_CLOSED} AND {_queues(worker_targets)}", limit=1)
+        found = await list_executions(self.client, f"{_CLOSED_TURNS} AND {_queues(worker_targets)}", limit=1)
         return _closed(found[0]).closed_at if found else None
 
 
@@ -103,6 +108,28 @@ async def list_executions(client: Client, query: str, limit: int | None = None) 
             request.next_page_token = page.next_page_token
     except (RPCError, OSError) as error:
         raise ServerUnavailable(f"Temporal: {error}") from error
+
+
+async def for_each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list[V]:
+    """Call `action` for each item, `_AT_ONCE` at a time; returns the results in order.
+
+    Raises `ServerUnavailable` if Temporal did not answer one of the calls.
+    """
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(item: T) -> V:
+        async with gate:
+            return await action(item)
+
+    done = await asyncio.gather(*map(one, items), return_exceptions=True)
+    results: list[V] = []
+    for each in done:
+        if isinstance(each, RPCError | OSError):
+            raise ServerUnavailable(f"Temporal: {each}") from each
+        if isinstance(each, BaseException):
+            raise each
+        results.append(each)
+    return results
 
 
 def _queues(worker_targets: Sequence[str]) -> str:

@@ -96,6 +96,11 @@ async def find_in_hand(conn: Connection, worker_targets: Sequence[str], turns: S
     return await query("find_in_hand").all_as(conn, LiveTurn, **values)
 
 
+async def list_not_in_hand(conn: Connection, turns: Sequence[AgentTurnId]) -> list[AgentTurnId]:
+    """Those of the turns that are not active."""
+    return [row["agent_turn_id"] for row in await query("list_not_in_hand").many(conn, agent_turn_ids=list(turns))]
+
+
 async def count_in_hand(conn: Connection, worker_targets: Sequence[str], *, older_seconds: float) -> InHand:
     """How many turns are active, and how many of them have not changed for that long."""
     return await query("count_in_hand").one_as(

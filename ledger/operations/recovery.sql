@@ -23,6 +23,11 @@ SELECT t.* FROM (
 JOIN state.turns_in_hand t ON t.agent_id = n.agent_id AND t.project_id = n.project_id
 WHERE t.agent_turn_id = n.agent_turn_id AND t.worker_target = ANY (:worker_targets::text[]);
 
+-- name: list_not_in_hand :many
+-- Those of these turns that are not active.
+SELECT n.agent_turn_id FROM unnest(:agent_turn_ids::text[]) n (agent_turn_id)
+WHERE n.agent_turn_id NOT IN (SELECT coalesce(h.active_agent_turn_id, '') FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL);
+
 -- name: count_in_hand :one
 -- How many turns are active, and how many of them have been so for a while.
 SELECT count(*) AS in_hand, count(*) FILTER (WHERE h.updated_at < now() - make_interval(secs => :older_seconds::float8)) AS older
@@ -95,11 +100,10 @@ FROM state.turn_outcomes o
 WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.ended_at < now() - make_interval(secs => :older_seconds::float8);
 
 -- name: list_unknown :many
--- Those of these turns that the ledger does not know: no inbox row, no outcome, no head.
+-- Those of these turns that the ledger does not know. Of a turn in hand it has the inbox row.
 SELECT n.agent_turn_id FROM unnest(:agent_turn_ids::text[]) n (agent_turn_id)
 WHERE NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = n.agent_turn_id OFFSET 0)
-  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = n.agent_turn_id OFFSET 0)
-  AND n.agent_turn_id NOT IN (SELECT coalesce(h.active_agent_turn_id, '') FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL);
+  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = n.agent_turn_id OFFSET 0);
 
 -- name: name_ledger :one
 -- The id of this ledger, which its workflows carry.

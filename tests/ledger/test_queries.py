@@ -139,6 +139,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "count_in_hand": recovery.InHand,
     "find_in_hand": lease.LiveTurn,
+    "list_not_in_hand": {"agent_turn_id"},
     "list_unknown": {"agent_turn_id"},
     "name_ledger": {"ledger_id"},
     "find_message": threads._EarlierMessage,

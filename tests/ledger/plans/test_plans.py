@@ -265,6 +265,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "list_in_hand": lambda conn: in_hand(conn, targets),
         "find_in_hand": lambda conn: recovery.find_in_hand(conn, targets, [now.lost.agent_turn_id]),
         "count_in_hand": lambda conn: recovery.count_in_hand(conn, targets, older_seconds=-9),
+        "list_not_in_hand": lambda conn: recovery.list_not_in_hand(conn, [now.lost.agent_turn_id]),
         "list_unknown": lambda conn: recovery.list_unknown(conn, [now.lost.agent_turn_id, AgentTurnId("unknown")]),
         "list_undispatched": lambda conn: recovery.list_undispatched(conn, targets, older_seconds=-9, row_limit=9),
         "list_silent": lambda conn: recovery.list_silent(conn, targets, older_seconds=-9, row_limit=9),
