@@ -31,6 +31,7 @@ SENTENCES: Mapping[str, str] = {
     "doorbell": "agent {agent}: a request waited for {times.pending_wakeup:g} s and no doorbell was heard; taken up",
     "unannounced": "turn {turn} of {agent}: NATS did not acknowledge its end for {times.unannounced:g} s; "
     "published again",
+    "clock": "agent {agent}: the database's clock was set back; what was to wait until it is there again is due now",
     "engine": "turn {turn} of {agent} had no open workflow; started again, or ended if that was done too often",
     "engine_over": "turn {turn} is over and its workflow was still open; closed",
     "dispatched_reap": "turn {turn} of {agent} was begun by no worker in {times.dispatched_timeout:g} s; ended",
