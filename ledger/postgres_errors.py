@@ -57,8 +57,7 @@ _KINDS = {
     "3D000": ErrorKind.REFUSED,  # no such database
     "40": ErrorKind.CONFLICT,  # serialization failure, deadlock
     "40002": ErrorKind.PERMANENT,  # integrity constraint violation
-    "53": ErrorKind.UNABLE,  # insufficient resources
-    "53300": ErrorKind.AWAY,  # too many connections
+    "53": ErrorKind.UNABLE,  # insufficient resources, such as connections
     "55000": ErrorKind.UNABLE,  # not in prerequisite state
     "55006": ErrorKind.UNABLE,  # object in use
     "55P03": ErrorKind.UNABLE,  # lock not available

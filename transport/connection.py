@@ -320,6 +320,8 @@ class NatsConnection:
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
+        if isinstance(error, BrokenPipeError | ConnectionResetError):  # its reason may be lost with the connection
+            text = f"the server closes the connection; its log says why, such as maximum connections exceeded ({text})"
         self.last_error = text
         lowered = text.lower()
         if "permissions violation" in lowered:

@@ -47,6 +47,8 @@ class AgentTurn:
         self._turn = turn.ref()
         self._events: deque[_turn.Event] = deque()
         self._stop = False
+        self._early_looks = 0
+        """How often in a row a deadline was looked at that the ledger's clock had not reached."""
         self._quick = turn.quick_steps
         self._status = _turn.Phase.BUSY.value
 
@@ -103,6 +105,7 @@ class AgentTurn:
                 self._events.append(_turn.Settled(applied))
             case _turn.Expire():
                 rings = await self._run_locally("inject_timeouts", self._turn, list[Ring])
+                self._early_looks = 0 if rings else self._early_looks + 1
                 self._events.append(_turn.Expired(tuple(rings)))
             case _turn.Stop():
                 self._events.append(_turn.Stopped(await self._run_locally("stop_turn", self._turn, TurnStopped)))
@@ -192,9 +195,15 @@ class AgentTurn:
             return await handle
 
     async def _wait(self, action: _turn.Wait) -> None:
-        """Sleep until an event or the deadline; without one, for `OVERDUE_LOOK`, and then look what is due."""
+        """Sleep until an event or the deadline; without one, for `OVERDUE_LOOK`, and then look what is due.
+
+        The deadline is the ledger's. Where its clock is behind the engine's, it is looked at ever more seldom.
+        """
         self._set_status(_turn.Phase.WAITING.value)
         left = options.OVERDUE_LOOK if action.deadline is None else action.deadline - workflow.now()
+        again = options.look_again(self._early_looks)
+        if left < again and workflow.patched("look-ever-more-seldom"):
+            left = again
         try:
             await workflow.wait_condition(
                 lambda: bool(self._events), timeout=max(left, timedelta()), timeout_summary="resume deadline"

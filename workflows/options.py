@@ -56,6 +56,12 @@ OVERDUE_LOOK = timedelta(seconds=5)
 THREAD_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE
 """A thread whose messages are all settled has ended; the next message starts it again."""
 
+
+def look_again(times: int) -> timedelta:
+    """How long to wait after so many looks in a row at a deadline that the ledger's clock had not reached."""
+    return min(DEADLINE_LOOK * 2 ** min(times - 1, 10), OVERDUE_LOOK) if times else timedelta()
+
+
 _FAIRNESS_KEY_LIMIT = 64
 
 TURN_PROJECT = SearchAttributeKey.for_keyword("TurnProject")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
-from turnstile.bridge.safety.reconciler import for_each
+from turnstile.bridge.safety.visibility import for_each
 from turnstile.ledger.operations.recovery import Run, list_carried, restart_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import LiveTurn

@@ -17,8 +17,9 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.exceptions import ApplicationError
@@ -55,6 +56,7 @@ from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
 
 log = logging.getLogger(__name__)
+Live = TypeVar("Live", bound=LiveTurn)
 MAX_RESTARTS = 3
 DISPATCH_TIMEOUT = "dispatch_timeout"
 REAPED = "timeout_reaped_by_watchdog"
@@ -72,6 +74,7 @@ _RELIST_SECONDS = 5.0
 _ROW_LIMIT = 500
 _OVERLAP = timedelta(seconds=60)
 """How late a closed workflow may become visible. Beyond that the numbers, or a list, tell that it is gone."""
+_STARTED = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
 _REFUSED = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
 """Statuses with which Temporal refuses this one workflow every time. Any other status is trouble of Temporal itself:
 a call that it does not answer in time ends as CANCELLED."""
@@ -85,6 +88,17 @@ class Workflow:
     open: bool = False
     heartbeat: datetime | None = None
     """The latest heartbeat of its pending activities."""
+    proven: timedelta | None = None
+    """Temporal has had a sign of life of a running activity within this, its heartbeat timeout, by its own clock."""
+
+    def is_silent(self, since: datetime, older_seconds: float) -> bool:
+        """Whether it has an open run without a sign of life for `older_seconds`, that is, since this time.
+
+        The time is the ledger's and heartbeats have Temporal's, so what Temporal itself has proven goes first.
+        """
+        if self.proven is not None and self.proven.total_seconds() <= older_seconds:
+            return False
+        return self.open and (self.heartbeat is None or self.heartbeat < since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +242,7 @@ class Reconciler:
             lambda conn: list_silent(conn, self.served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
         flows = await self._described(quiet)
-        since = datetime.now(UTC) - timedelta(seconds=older_seconds)
-        return [turn for turn, flow in flows if flow.open and (flow.heartbeat is None or flow.heartbeat < since)]
+        return [turn for turn, flow in flows if flow.is_silent(turn.silent_since, older_seconds)]
 
     async def reap_silent(self, quiet: Sequence[LiveTurn]) -> int:
         """Start each turn again with a new workflow, or end it after `MAX_RESTARTS`; returns how many were mended."""
@@ -283,7 +296,7 @@ class Reconciler:
             return False
         return ledger == await self.starter.ledger()
 
-    async def _described(self, turns: Sequence[LiveTurn]) -> list[tuple[LiveTurn, Workflow]]:
+    async def _described(self, turns: Sequence[Live]) -> list[tuple[Live, Workflow]]:
         if turns:
             await ensure_engine(self.client)
         return list(zip(turns, await for_each(turns, self._describe), strict=True))
@@ -298,10 +311,13 @@ class Reconciler:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return Workflow()
             raise
-        pending = [each.last_heartbeat_time for each in found.raw_description.pending_activities]
-        beats = [each.ToDatetime(UTC) for each in pending if each.seconds]
+        pending = found.raw_description.pending_activities
+        times = [each.last_heartbeat_time for each in pending]
+        beats = [each.ToDatetime(UTC) for each in times if each.seconds]
+        bounds = [each.activity_options.heartbeat_timeout for each in pending if each.state == _STARTED]
+        proven = [each.ToTimedelta() for each in bounds if each.ToTimedelta()]
         is_open = found.status is WorkflowExecutionStatus.RUNNING
-        return Workflow(known=True, open=is_open, heartbeat=max(beats, default=None))
+        return Workflow(known=True, open=is_open, heartbeat=max(beats, default=None), proven=min(proven, default=None))
 
     async def _bring_back(self, turn: LiveTurn, *, counted: bool) -> bool:
         if counted and turn.restart_count >= MAX_RESTARTS:

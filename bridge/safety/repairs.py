@@ -33,6 +33,7 @@ SENTENCES: Mapping[str, str] = {
     "published again",
     "era": "turn {turn} of {agent} was in hand as the ledger's era began; started again from the ledger",
     "beyond": "ends that NATS told before the ledger's era, and that the ledger does not have, are in its rejections",
+    "clock": "agent {agent}: the database's clock was set back; what was to wait until it is there again is due now",
     "engine": "turn {turn} of {agent} had no open workflow; started again, or ended if that was done too often",
     "engine_over": "turn {turn} is over and its workflow was still open; closed",
     "engine_unknown": "turn {turn} is unknown to the ledger that started its workflow; the workflow is closed",

@@ -20,7 +20,7 @@ from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
-from turnstile.ledger.operations.recovery import Run
+from turnstile.ledger.operations.recovery import Run, follow_clock
 from turnstile.ledger.operations.sweep import MarkedTurn, SilentCall, Unannounced, Undecided
 from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
 from turnstile.ledger.people.unknown_calls import UnsureCall, list_unsure
@@ -111,6 +111,7 @@ class LedgerRules:
             Rule("stranded", self._stranded, self._dispatch),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
+            Rule("clock", lambda run: run(follow_clock), self._claim, times.engine_interval),
         ]
 
     def _rows(

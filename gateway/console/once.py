@@ -56,6 +56,6 @@ class OneTimeLinks:
 
 def _is_late(path: Path) -> bool:
     try:
-        return time.time() - path.stat().st_mtime > LINK_SECONDS
+        return abs(time.time() - path.stat().st_mtime) > LINK_SECONDS  # made later than now: the clock was set back
     except FileNotFoundError:
         return True

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.turns.lease import LiveTurn
+from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.ledger.turns.steps import gate
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import StaleTurn
@@ -57,6 +57,12 @@ class Era(Tolerant):
     begun_at: datetime
 
 
+class SilentTurn(LiveTurn):
+    """An active turn whose head has not changed at least since `silent_since`, by the clock of the ledger."""
+
+    silent_since: datetime
+
+
 class Repairs(Tolerant):
     """How often a rule has repaired something."""
 
@@ -68,6 +74,11 @@ class Repairs(Tolerant):
 async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> bool:
     """Whether this bridge takes the duty now; some bridge does, at most once per `every_seconds`."""
     return await query("take_duty").opt(conn, duty=duty, every_seconds=every_seconds) is not None
+
+
+async def follow_clock(conn: Connection) -> list[AgentKey]:
+    """Bring times that lie ahead back to now if the ledger's clock was set back; returns the agents concerned."""
+    return [(row["project_id"], row["agent_id"]) for row in await query("follow_clock").many(conn)]
 
 
 async def list_in_hand(
@@ -135,7 +146,7 @@ async def restart_turn(conn: Connection, turn: LiveTurn, *, counted: bool) -> in
 
 list_undispatched = rule_rows("list_undispatched", LiveTurn)
 """Rule 'dispatched, reap': turns leased that long ago and not begun, although a worker was there all that time."""
-list_silent = rule_rows("list_silent", LiveTurn)
+list_silent = rule_rows("list_silent", SilentTurn)
 """Rule 'running, reap': turns whose head has not changed for that long, with a worker there all that time."""
 
 

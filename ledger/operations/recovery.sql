@@ -1,10 +1,42 @@
 -- Turns that the engine lost, and turns that make no progress (protocol §8, rules engine and reap).
 
 -- name: take_duty :opt
--- A duty that some bridge does, at most once per interval: returns one row to the bridge that takes it now.
+-- A duty that some bridge does, at most once per interval: returns one row to the bridge that takes it now. A duty that was taken in
+-- the future, before the clock was set back, is free.
 INSERT INTO state.duties AS d (duty) VALUES (:duty)
-ON CONFLICT (duty) DO UPDATE SET taken_at = now() WHERE d.taken_at < now() - make_interval(secs => :every_seconds::float8)
+ON CONFLICT (duty) DO UPDATE SET taken_at = now()
+WHERE d.taken_at NOT BETWEEN now() - make_interval(secs => :every_seconds::float8) AND now() + interval '1 second'
 RETURNING d.duty;
+
+-- name: follow_clock :many
+-- Rule 'clock': if the ledger's clock is a minute or more behind its time at the last look, it was set back. Then those times of what is
+-- in hand that lie ahead become now, or everything that goes by them would wait until the clock is there again. Deadlines stay. Returns
+-- the agents.
+WITH look AS (
+    INSERT INTO state.duties AS d (duty) VALUES ('clock') ON CONFLICT (duty) DO UPDATE SET taken_at = now()
+    RETURNING old.taken_at AS before
+),
+back AS MATERIALIZED (SELECT FROM look WHERE look.before > now() + interval '1 minute'),
+heads AS (
+    UPDATE state.agent_state_head h SET updated_at = now()
+    WHERE EXISTS (SELECT FROM back) AND h.output_box_id IS NOT NULL AND h.updated_at > now() + interval '1 minute'
+    RETURNING h.project_id, h.agent_id, h.active_agent_turn_id
+),
+due AS (
+    UPDATE state.agent_inbox i SET next_retry_at = now(), processed_at = least(i.processed_at, now())
+    WHERE EXISTS (SELECT FROM back) AND i.archived_at IS NULL AND i.inbox_id >= ''
+      AND i.next_retry_at > now() + interval '1 minute' AND i.next_retry_at < 'infinity'
+    RETURNING i.project_id, i.agent_id
+),
+calls AS (
+    UPDATE state.turn_waiting_tools w SET updated_at = now(), begun_at = least(w.begun_at, now()) FROM heads
+    WHERE w.agent_turn_id = heads.active_agent_turn_id AND w.project_id = heads.project_id AND w.wait_status = 'waiting'
+),
+workers AS (
+    UPDATE state.workers w SET last_seen_at = now()
+    WHERE EXISTS (SELECT FROM back) AND w.last_seen_at > now() + interval '1 minute'
+)
+SELECT due.project_id, due.agent_id FROM due UNION SELECT heads.project_id, heads.agent_id FROM heads;
 
 -- name: list_in_hand :many
 -- Turns that have been active for a while and are not among those given, in the order of their output boxes, after a given one. It
@@ -80,8 +112,9 @@ LIMIT :row_limit::int;
 
 -- name: list_silent :many
 -- Rule 'running, reap': turns that run, or should have resumed, and have not changed for long, although a worker was there. A
--- suspended turn should have resumed when its deadline passed, or since a report of one of its calls is there.
-SELECT t.* FROM state.turns_in_hand t
+-- suspended turn should have resumed when its deadline passed, or since a report of one of its calls is there. Each with the time since
+-- which it has been silent, at least, by the clock of the ledger.
+SELECT t.*, now() - make_interval(secs => :older_seconds::float8) AS silent_since FROM state.turns_in_hand t
 WHERE t.status IN ('running', 'suspended') AND t.worker_target = ANY (:worker_targets::text[])
   AND greatest(t.updated_at, t.resume_deadline) < now() - make_interval(secs => :older_seconds::float8)
   AND (t.status = 'running' OR t.resume_deadline IS NOT NULL OR EXISTS (

@@ -114,6 +114,11 @@ async def sole(pool: Pool) -> AsyncGenerator[None]:
             await query("leave_retention").one(conn)
 
 
+async def ledger_time(conn: Connection) -> datetime:
+    """The ledger's time: ages of what ended count from it, whatever this machine's clock says."""
+    return (await query("ledger_time").one(conn))["now"]
+
+
 async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Report = lambda _: None) -> Pruned:
     """Remove what the limits allow; calls `report` after each batch. The pool needs two connections.
 

@@ -9,6 +9,10 @@ SELECT pg_try_advisory_lock(hashtextextended('turnstile.retention', 0)) AS taken
 -- Releases the lock on removals.
 SELECT pg_advisory_unlock(hashtextextended('turnstile.retention', 0)) AS left;
 
+-- name: ledger_time :one
+-- The time by the clock that ends were recorded with.
+SELECT clock_timestamp() AS now;
+
 -- name: begin_retention :one
 -- The first statement of a batch: it marks the transaction as retention (invariant 10), and makes plans use indexes where a plan for
 -- large batches would scan.

@@ -95,7 +95,7 @@ SELECT o.agent_turn_id, o.project_id, o.agent_id, o.channel_id, o.turn_epoch, o.
 FROM state.turn_outcomes o
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 LEFT JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
-WHERE o.announced_at IS NULL AND o.ended_at < now() - make_interval(secs => :older_seconds::float8)
+WHERE o.announced_at IS NULL AND o.ended_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
   AND (a.worker_target IS NULL OR a.worker_target = ANY (:worker_targets::text[]))
 ORDER BY o.ended_at LIMIT :row_limit::int;
 
@@ -117,7 +117,7 @@ FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
     listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads, protocol_level = EXCLUDED.protocol_level,
     started_at = CASE WHEN :restarted::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
-                      THEN now() ELSE w.started_at END;
+                      THEN now() ELSE least(w.started_at, now()) END;
 
 -- name: touch_bridge :exec
 -- Signs a bridge on, in a row of the target _bridge.
@@ -156,11 +156,12 @@ FROM late WHERE i.inbox_id = late.inbox_id
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_stops_overdue :many
--- Rule 'stop': turns that were asked to stop and are not over after the grace.
+-- Rule 'stop': turns that were asked to stop and are not over after the grace. A row of before the clock was set back became due again.
 SELECT t.* FROM state.agent_inbox i
 JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
 WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AND i.message_type = 'stop'
-  AND i.created_at < now() - make_interval(secs => :older_seconds::float8) AND t.worker_target = ANY (:worker_targets::text[])
+  AND least(i.created_at, i.next_retry_at) < now() - make_interval(secs => :older_seconds::float8)
+  AND t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;
 
 -- name: retry_commands :many
@@ -236,7 +237,7 @@ SELECT i.project_id, i.agent_id, i.agent_turn_id, i.inbox_id, i.channel_id, a.wo
 JOIN state.agent_inbox i ON i.agent_turn_id = n.agent_turn_id AND i.message_type IN {turn_types}
 JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
 WHERE n.stopping_at IS NOT NULL AND NOT n.ended AND i.status = 'queued' AND a.worker_target = ANY (:worker_targets::text[])
-  AND n.stopping_at < now() - make_interval(secs => :older_seconds::float8)
+  AND n.stopping_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
 ORDER BY n.stopping_at LIMIT :row_limit::int;
 
 -- name: list_marked_in_hand :many
@@ -244,6 +245,7 @@ ORDER BY n.stopping_at LIMIT :row_limit::int;
 SELECT t.* FROM state.turn_nodes n
 JOIN state.agent_inbox i ON i.agent_turn_id = n.agent_turn_id AND i.message_type IN {turn_types}
 JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
-WHERE n.stopping_at IS NOT NULL AND NOT n.ended AND n.stopping_at < now() - make_interval(secs => :older_seconds::float8)
+WHERE n.stopping_at IS NOT NULL AND NOT n.ended
+  AND n.stopping_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
   AND t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;

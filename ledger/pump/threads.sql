@@ -286,7 +286,8 @@ FROM state.thread_replies r
 JOIN state.thread_messages m ON m.message_id = r.request_id
 JOIN state.threads t ON t.thread_id = r.thread_id
 LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
-WHERE r.announced_at IS NULL AND r.created_at <= clock_timestamp() - make_interval(secs => :older_seconds::float8)
+WHERE r.announced_at IS NULL
+  AND r.created_at NOT BETWEEN clock_timestamp() - make_interval(secs => :older_seconds::float8) AND clock_timestamp() + interval '1 minute'
   AND t.worker_target = ANY (:worker_targets::text[])
 ORDER BY r.created_at LIMIT :row_limit::int;
 
@@ -307,8 +308,10 @@ SELECT DISTINCT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM st
 JOIN state.threads t ON t.thread_id = m.thread_id
 LEFT JOIN LATERAL (SELECT x.ended_at FROM state.turn_outcomes x WHERE x.agent_turn_id = m.agent_turn_id LIMIT 1) o ON true
 WHERE m.status IN ('pending', 'handling', 'waiting') AND t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
-  AND now() - make_interval(secs => :older_seconds::float8)
-      > CASE m.status WHEN 'pending' THEN m.created_at WHEN 'waiting' THEN least(m.deadline, o.ended_at) END
+  AND CASE m.status
+      WHEN 'pending' THEN m.created_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
+      WHEN 'waiting' THEN m.deadline < now() - make_interval(secs => :older_seconds::float8)
+          OR o.ended_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute' END
 LIMIT :row_limit::int;
 
 -- name: list_unserved :many
@@ -367,7 +370,8 @@ GROUP BY l.listener ORDER BY l.listener;
 -- Rule 'thread_engine': open threads that have not changed for a while, in the order of their ids, after a given one.
 SELECT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.threads t
 WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
-  AND t.updated_at < now() - make_interval(secs => :older_seconds::float8) AND t.thread_id > :after_thread_id
+  AND t.updated_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
+  AND t.thread_id > :after_thread_id
 ORDER BY t.thread_id LIMIT :row_limit::int;
 
 -- name: list_threads :many

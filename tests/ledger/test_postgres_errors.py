@@ -239,7 +239,7 @@ async def test_what_cannot_be_had_again_is_tried_for_as_long_as_it_takes(hasty: 
     [
         ("08006", ErrorKind.AWAY),
         ("57P03", ErrorKind.AWAY),
-        ("53300", ErrorKind.AWAY),
+        ("53300", ErrorKind.UNABLE),
         ("53000", ErrorKind.UNABLE),
         ("55006", ErrorKind.UNABLE),
         ("40P01", ErrorKind.CONFLICT),

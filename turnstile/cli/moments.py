@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def moment(text: str, option: str) -> "datetime":
-    """Parse a time in ISO 8601, in the local zone unless it names one, or an age such as `24h`.
+def moment(text: str, option: str, now: "datetime | None" = None) -> "datetime":
+    """Parse a time in ISO 8601, in the local zone unless it names one, or an age such as `24h` before `now`.
 
     Raises `BadRequest` for any other text, and for a time in the future.
     """
@@ -20,7 +20,7 @@ def moment(text: str, option: str) -> "datetime":
 
     from turnstile.schema.errors import BadRequest
 
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     try:
         if age := re.fullmatch(r"([0-9]{1,9})([smhdw])", text):
             found = now - timedelta(seconds=int(age[1]) * _UNITS[age[2]])

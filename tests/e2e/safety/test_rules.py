@@ -49,7 +49,7 @@ TEXT: JsonObject = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
 HERE = {
     *("claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"),
-    *("batch", "batch_due", "interrupts", "marked_queued", "marked"),
+    *("batch", "batch_due", "interrupts", "marked_queued", "marked", "clock"),
 }
 ELSEWHERE = {"engine", "engine_over", "engine_unknown", "dispatched_reap", "running_reap", "outcome"}
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
@@ -312,6 +312,20 @@ async def test_an_end_that_nobody_was_told_of(tenant: Tenant, net: Net) -> None:
     assert (await net.look("unannounced")).found == []
 
 
+async def test_a_turn_of_before_the_clock_was_set_back(tenant: Tenant, net: Net) -> None:
+    await tenant.agent("player")
+    turn = await unheard(tenant, instruction=SAID)
+    assert (await net.look("clock")).found == []
+    for later in (
+        "UPDATE state.duties SET taken_at = taken_at + interval '1 h' WHERE duty = 'clock' AND $1::text <> ''",
+        "UPDATE state.agent_inbox SET next_retry_at = next_retry_at + interval '1 h' WHERE project_id = $1",
+    ):
+        await tenant.rows(later, tenant.project)
+    assert (await net.look("doorbell")).found == []
+    await mends(net, "clock", agent(tenant))
+    assert (await tenant.ended(turn)).view.status == "success"
+
+
 async def test_a_rule_with_a_bug_leaves_the_others_running(
     tenant: Tenant, stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -335,6 +349,7 @@ async def test_a_rule_with_a_bug_leaves_the_others_running(
     failed = [record.args[0] for record in caplog.records if "failed" in record.msg and isinstance(record.args, tuple)]
     assert failed == [
         "claims",
+        "clock",
         "engine",
         "engine_over",
         "dispatched_reap",

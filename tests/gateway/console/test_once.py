@@ -52,11 +52,12 @@ def test_a_code_that_nobody_made_is_refused(tmp_path: Path, own: Secret, code: s
     assert (tmp_path / "token").read_text().strip() == own.text
 
 
-def test_an_old_link_is_refused_and_forgotten(tmp_path: Path, own: Secret) -> None:
+@pytest.mark.parametrize("late", [LINK_SECONDS + 1, -LINK_SECONDS - 1], ids=["old", "before-the-clock-was-set-back"])
+def test_an_old_link_is_refused_and_forgotten(tmp_path: Path, own: Secret, late: float) -> None:
     links = OneTimeLinks(tmp_path)
     old, older = links.make(), links.make()
     for file in (tmp_path / "console-links").iterdir():
-        then = file.stat().st_mtime - LINK_SECONDS - 1
+        then = file.stat().st_mtime - late
         os.utime(file, (then, then))
     with pytest.raises(Refused):
         links.take(old)

@@ -4,6 +4,7 @@ Every statement touches only served worker targets and what is old enough, and s
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import pytest
@@ -40,6 +41,7 @@ from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.operations.recovery import (
     EndedTurn,
     confirm_in_hand,
+    follow_clock,
     list_in_hand,
     list_over,
     list_repairs,
@@ -91,7 +93,7 @@ async def in_hand(pool: Pool, turn: TurnRef) -> LiveTurn:
     return found
 
 
-def names(turns: list[LiveTurn]) -> list[AgentTurnId]:
+def names(turns: Sequence[LiveTurn]) -> list[AgentTurnId]:
     """Their ids."""
     return [turn.agent_turn_id for turn in turns]
 
@@ -118,6 +120,76 @@ async def test_a_duty_is_taken_by_one_of_two_bridges_at_once(agents: Pool, known
         await rows(agents, "UPDATE state.duties SET taken_at = now() - interval '61 s'")
     assert not await overtaken(agents, lambda conn: take_duty(conn, "engine", every_seconds=60), taken(agents))
     assert sum(await asyncio.gather(*(taken(agents, "another") for _ in range(6)))) == 1
+
+
+TIMES = (
+    ("state.agent_state_head", "updated_at"),
+    ("state.agent_inbox", "next_retry_at"),
+    ("state.agent_inbox", "processed_at"),
+    ("state.turn_waiting_tools", "updated_at"),
+    ("state.workers", "last_seen_at"),
+    ("state.duties", "taken_at"),
+)
+
+
+async def set_clock_back(pool: Pool, by: timedelta) -> None:
+    """As if the ledger's clock had been so far ahead until now; deadlines stay."""
+    for table, column in TIMES:
+        await rows(pool, f"UPDATE {table} SET {column} = {column} + $1::interval", by)  # noqa: S608 -- words of this test
+
+
+async def ahead(pool: Pool) -> set[tuple[str, str]]:
+    """The columns with times that are still to come; a queued turn has no time."""
+    found: set[tuple[str, str]] = set()
+    for table, column in TIMES:
+        live = "archived_at IS NULL AND" if table == "state.agent_inbox" else ""
+        if await rows(pool, f"SELECT FROM {table} WHERE {live} {column} > now() AND {column} < 'infinity'"):
+            found.add((table, column))
+    return found
+
+
+async def test_what_was_due_before_the_clock_was_set_back_is_due_now(agents: Pool) -> None:
+    await serve(agents)
+    await ask(agents)
+    await ask(agents)  # queued behind: it has no time
+    await lease(agents, BOB)
+    await sleeper(agents, "a", agent=CAROL)
+    assert await taken(agents)
+    assert await agents.run(follow_clock) == []
+    await set_clock_back(agents, timedelta(seconds=50))
+    assert await agents.run(follow_clock) == []  # a minute is waited out
+    await set_clock_back(agents, OLD)
+    assert await ahead(agents) == set(TIMES)
+    assert not await claim(agents, ALICE)
+    assert {agent for _, agent in await agents.run(follow_clock)} == {ALICE, BOB, CAROL}
+    assert await ahead(agents) == {("state.duties", "taken_at")}
+    assert await taken(agents)
+    assert not await taken(agents)
+    assert await ahead(agents) == set()
+    assert [row["n"] for row in await rows(agents, "SELECT count(*) AS n FROM state.queued_turns")] == [1]
+    assert len(await claim(agents, ALICE)) == 1
+    assert await agents.run(follow_clock) == []
+
+
+async def test_two_bridges_that_see_the_clock_set_back_bring_times_back_once(agents: Pool) -> None:
+    await lease(agents)
+    await agents.run(follow_clock)
+    await set_clock_back(agents, OLD)
+    assert await overtaken(agents, follow_clock, agents.run(follow_clock)) == []
+
+
+async def test_an_end_of_before_the_clock_was_set_back_is_announced(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    await finish(agents, turn)
+
+    async def found() -> list[AgentTurnId]:
+        ends = await agents.run(lambda conn: sweep.list_unannounced(conn, [TARGET], older_seconds=60, row_limit=9))
+        return [each.agent_turn_id for each in ends]
+
+    assert await found() == []
+    await age(agents, -OLD)
+    assert await found() == [turn.agent_turn_id]
 
 
 async def listed(pool: Pool, target: str = TARGET, older: float = 5) -> list[LiveTurn]:

@@ -114,12 +114,13 @@ class Hatchery:
 
 
 @asynccontextmanager
-async def hatchery() -> AsyncGenerator[Hatchery]:
-    """A parent process that is ready to fork."""
+async def hatchery(**environment: str) -> AsyncGenerator[Hatchery]:
+    """A parent process that is ready to fork; it has these variables beside the test's own."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", __name__)
     root = ROOT
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=root)
+    own = {**os.environ, **environment}
+    process = await asyncio.create_subprocess_exec(*command, env=own, stdin=pipe, stdout=pipe, cwd=root)
     opened = Hatchery(process)
     try:
         yield opened

@@ -1,4 +1,4 @@
-"""`turnstile worker` and `turnstile bridge` as separate processes that tests may kill and restart."""
+"""`turnstile worker`, `turnstile bridge` and others as separate processes that tests may kill and restart."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from typing import Literal
 from tests.support.conditions import until
 from tests.support.processes.hatchery import Hatched, Hatchery
 
-Role = Literal["worker", "bridge"]
+Role = Literal["worker", "bridge", "gateway"]
 ROLES: tuple[Role, Role] = ("worker", "bridge")
 
 

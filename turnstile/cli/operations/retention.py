@@ -29,28 +29,30 @@ async def prune(
     import time
     from datetime import UTC, datetime, timedelta
 
-    from turnstile.ledger.operations.retention import Limits
+    from turnstile.ledger.operations.retention import Limits, ledger_time
     from turnstile.ledger.operations.retention import prune as run
     from turnstile.schema.ids import ProjectId, token
 
     named = None if project is None else ProjectId(token(project, "--project"))
-    unused = datetime.now(UTC) - timedelta(days=session.settings.retention.instances_after_days)
-    limits = Limits(_parse_age(older_than), named, batch, pause, unused)
+    _parse_age(older_than, datetime.now(UTC))
     began = time.monotonic()
     async with session.ledger() as pool:
+        now = await pool.run(ledger_time)
+        unused = now - timedelta(days=session.settings.retention.instances_after_days)
+        limits = Limits(_parse_age(older_than, now), named, batch, pause, unused)
         with session.out.progress("counting" if dry_run else "pruning") as show:
             done = await run(pool, limits, dry_run=dry_run, report=lambda sums: show(_summary(sums)))
     _print_result(session, limits, done, time.monotonic() - began, dry_run=dry_run)
 
 
-def _parse_age(text: str) -> "datetime":
-    """A time at least an hour ago, so that clients that wait for a turn have read it."""
-    from datetime import UTC, datetime, timedelta
+def _parse_age(text: str, now: "datetime") -> "datetime":
+    """A time at least an hour before `now`, so that clients that wait for a turn have read it."""
+    from datetime import timedelta
 
     from turnstile.schema.errors import BadRequest
 
-    before = moment(text, "--older-than")
-    if before > datetime.now(UTC) - timedelta(hours=1) + timedelta(seconds=5):
+    before = moment(text, "--older-than", now)
+    if before > now - timedelta(hours=1) + timedelta(seconds=5):
         raise BadRequest(f"--older-than must be an hour or more, got {text[:40]!r}")
     return before
 
