@@ -4,9 +4,12 @@ A table holds the applied ones with their checksums. A migration that was edited
 have, raises an error that names it.
 """
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from importlib import resources
+
+import asyncpg
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
@@ -70,3 +73,12 @@ async def _missing(conn: Connection) -> list[Migration]:
         if here[name] != checksum:
             raise MigrationError(f"migration {name} was edited after it was applied: restore it and add a new one")
     return [migration for migration in known if migration.name not in applied]
+
+
+async def probe_storage(pool: Pool) -> None:
+    """Store a megabyte and roll it back; raises `ServerUnavailable` with the reason if the server cannot store it.
+
+    A server whose disk is full still answers queries. A role that may make no temporary tables probes nothing.
+    """
+    with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
+        await pool.rehearse(lambda conn: query("store_probe").many(conn))

@@ -24,3 +24,7 @@ INSERT INTO state.migrations (name, checksum) VALUES (:name, :checksum);
 -- The server's version as a number and as text, and whether the server is read-only.
 SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS text,
   current_setting('transaction_read_only')::bool AS read_only;
+
+-- name: store_probe :exec
+-- Stores a megabyte in a table that only this transaction sees, which must be rolled back: a full disk refuses it.
+CREATE TEMPORARY TABLE turnstile_probe ON COMMIT DROP AS SELECT repeat('x', 1000) FROM generate_series(1, 1000);

@@ -59,7 +59,7 @@ class Watchdog:
 
     async def _run(self, rules: Sequence[Rule[Any]], stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self._tick(rules)
+            await self._tick(rules, stop)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._times.poll_interval)
 
@@ -67,8 +67,11 @@ class Watchdog:
         """Run each rule that is due once."""
         await self._tick(self._rules)
 
-    async def _tick(self, rules: Sequence[Rule[Any]]) -> None:
+    async def _tick(self, rules: Sequence[Rule[Any]], stop: asyncio.Event | None = None) -> None:
+        """Run the rules that are due. No rule begins once `stop` is set: each may wait for an absent server."""
         for rule in rules:
+            if stop is not None and stop.is_set():
+                return
             await self._attempt(rule.name, self._run_if_due(rule))
 
     async def once(self, *, dry_run: bool) -> list[RuleReport]:

@@ -90,22 +90,30 @@ async def test_a_conversation_goes_on_after_everything_was_killed_and_started_ag
     ]
 
 
-async def kill_nats(data: Path) -> None:
-    """SIGKILL, by its id, for the NATS server of this directory."""
-    [pid] = [pid for pid, command in await processes_of(data) if "nats-server -c" in command]
+async def kill_server(data: Path, program: str) -> None:
+    """SIGKILL, by its id, for the server of this directory whose command line has these words."""
+    [pid] = [pid for pid, command in await processes_of(data) if program in command]
     os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.long
-async def test_a_server_that_dies_is_started_again_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "program", "seconds"),
+    [
+        pytest.param("nats", "nats-server -c", 20, id="nats"),
+        # What waits for the ledger gives up after [database].patience_seconds, 20.
+        pytest.param("postgres", "bin/postgres -D", 40, id="postgres"),
+    ],
+)
+async def test_a_server_that_dies_is_started_again_once(tmp_path: Path, name: str, program: str, seconds: int) -> None:
     process = await launch("up", cwd=tmp_path)
     await read_until(process.stdout, "serves")
-    await kill_nats(tmp_path / ".turnstile")
-    told = await read_until(process.stderr, "nats answers again")
-    assert "nats died: it was ended by SIGKILL" in told
-    assert "Server is ready" in told  # the tail of its log
-    await kill_nats(tmp_path / ".turnstile")
-    async with asyncio.timeout(20):
+    await kill_server(tmp_path / ".turnstile", program)
+    told = await read_until(process.stderr, f"{name} answers again")
+    assert f"{name} died: it was ended by SIGKILL" in told
+    assert f"The last lines of {tmp_path}/.turnstile/logs/{name}.log" in told
+    await kill_server(tmp_path / ".turnstile", program)
+    async with asyncio.timeout(seconds):
         _, err = await process.communicate()
     assert process.returncode == 1
     assert b"(server_died)" in err

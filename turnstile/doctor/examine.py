@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -22,11 +22,12 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.bridge.engine import are_known, ensure_readable
 from turnstile.doctor.checks import SECONDS, Check, looked
+from turnstile.doctor.disks import check_disks
 from turnstile.doctor.serving import check_serving
 from turnstile.embedded import Endpoints, ServerName, find_data, read_endpoints
 from turnstile.embedded.server import log_path
 from turnstile.ledger.address import read_address
-from turnstile.ledger.migrate import pending
+from turnstile.ledger.migrate import pending, probe_storage
 from turnstile.ledger.operations.recovery import Era, find_era
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
@@ -90,7 +91,13 @@ class _Doctor:
         if url := self._gateway():
             looks.append(looked("gateway", lambda: _gateway(url), at=url))
         looks.append(check_serving(self.settings, endpoints, self._log("nats", endpoints)))
-        return [check for found in await asyncio.gather(*looks) for check in found]
+        found = [check for each in await asyncio.gather(*looks) for check in each]
+        return [*found, *check_disks(self._homes(endpoints))]
+
+    def _homes(self, endpoints: Endpoints) -> list[Path]:
+        """The data directories of those servers of a `turnstile up` here that are in use."""
+        logs = {name: self._log(name, endpoints) for name in get_args(ServerName)}
+        return [log.parent.parent / name for name, log in logs.items() if log is not None]
 
     def _gateway(self) -> str | None:
         """Where the gateway of the settings, or of a `turnstile up` here, serves; None if there is none."""
@@ -274,9 +281,10 @@ def _shown(read: Callable[[str], _Shown], url: str) -> str:
 async def _postgres(url: str) -> list[Check]:
     pool = Pool(url, size=1, name="turnstile doctor", patience=SECONDS)
     try:
-        await pool.open()
+        await pool.open(writable=True)
         missing = await pending(pool)
         era = None if missing else await pool.run(find_era)
+        await probe_storage(pool)
     finally:
         await pool.close()
     if missing:

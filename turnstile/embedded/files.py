@@ -1,10 +1,48 @@
-"""File helpers for the data directory: private directories, atomic writes, rotating and reading logs."""
+"""File helpers for the data directory: private directories, atomic writes, logs, and the room on its disks."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 LOG_KEPT = 8 * 1024 * 1024
 """A log that has more bytes when its server starts is renamed to `NAME.log.1`."""
+
+FULL_MB = 32
+"""Free space below which a disk counts as full: the next file of PostgreSQL's log (WAL) takes 17 MB at once."""
+LOW_MB = 512
+"""Free space below which people are told to make room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system of a directory, and what programs of ordinary users may still store there."""
+
+    path: Path
+    device: int
+    free_mb: int
+    read_only: bool
+
+    @property
+    def trouble(self) -> str:
+        """Why no server can write there, in words; empty if it can."""
+        if self.read_only:
+            return f"the file system of {self.path} is read-only"
+        if self.free_mb < FULL_MB:
+            return f"the disk is full: {self.free_mb} MB are free at {self.path}, and {FULL_MB} are needed"
+        return ""
+
+
+def disk_of(path: Path) -> Disk:
+    """The file system of a directory that exists."""
+    found = os.statvfs(path)
+    free = found.f_bavail * found.f_frsize // 1_000_000
+    return Disk(path, path.stat().st_dev, free, bool(found.f_flag & os.ST_RDONLY))
+
+
+def disks_of(*directories: Path) -> list[Disk]:
+    """The file systems of those directories that exist, each once; PostgreSQL may have its log on one of its own."""
+    places = [place for each in directories for place in (each, each / "pg_wal") if place.is_dir()]
+    return list({disk.device: disk for disk in map(disk_of, reversed(places))}.values())[::-1]
 
 
 def private_directory(path: Path) -> Path:

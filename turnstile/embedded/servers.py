@@ -16,7 +16,7 @@ from typing import Self
 
 from turnstile.embedded.account import check_owner, postgres_account
 from turnstile.embedded.endpoints import DEFAULT_DATA, Endpoints, remove_endpoints, write_endpoints
-from turnstile.embedded.files import private_directory, tail
+from turnstile.embedded.files import Disk, disks_of, private_directory, tail
 from turnstile.embedded.lock import DataLock
 from turnstile.embedded.nats_server import NatsServer
 from turnstile.embedded.ports import Moved, choose_ports
@@ -33,7 +33,7 @@ START_TIMEOUT = timedelta(seconds=90)
 class ServerFailure:
     """A server that ended although nobody stopped it."""
 
-    server: str
+    server: ServerName
     reason: str
     log: Path
     tail: str
@@ -123,6 +123,14 @@ class EmbeddedServers:
         """The data directory and the log of an embedded server."""
         return self._data / name, log_path(self._data, name)
 
+    def disks(self, *names: ServerName) -> list[Disk]:
+        """The file systems that these servers, or all embedded ones, write to."""
+        return disks_of(*(self._data / name for name in names or self.embedded))
+
+    def disk_trouble(self, name: ServerName) -> str:
+        """Why an embedded server cannot write its data, in words; empty if it can."""
+        return next((each.trouble for each in self.disks(name) if each.trouble), "")
+
     def pid(self, name: ServerName) -> int:
         """The pid of an embedded server; raises `ServerNotRunning`."""
         return self._running().pid(name)
@@ -142,12 +150,16 @@ class EmbeddedServers:
         await start_server(supervisor, server, self._start_timeout)
 
     async def wait_failed(self) -> ServerFailure:
-        """Waits until a server dies that nobody stopped, and returns it. Waits for ever if no server is embedded."""
+        """Waits until a server dies that nobody stopped, and returns each such end once.
+
+        Waits for ever if no server is embedded.
+        """
         if self._supervisor is None:
             await asyncio.Event().wait()
         failure = await self._running().wait_failed()
-        log = self._servers[failure.name].log
-        return ServerFailure(failure.name, describe_exit(failure.code), log, tail(log))
+        self._running().forget(failure.name)
+        server = self._servers[failure.name]
+        return ServerFailure(server.name, describe_exit(failure.code), server.log, tail(server.log))
 
     def _forget(self) -> None:
         self._endpoints = None

@@ -7,20 +7,16 @@ per stream and probe; never ends `up`.
 """
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.embedded.files import last_error
+from turnstile.embedded.files import disk_of, last_error
 from turnstile.embedded.server_errors import EmbeddedError
 from turnstile.schema.errors import TurnstileError
 from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.stream_probe import NoStream, probe_streams
 from turnstile.transport.streams import declare_streams
-
-NEEDED_MB = 16
-"""Free space below which the disk counts as full, and a restart would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,11 @@ class StreamWatch:
         try:
             while True:
                 await asyncio.sleep(self.times.every)
-                free = shutil.disk_usage(self.home).free // 1_000_000
+                disk = disk_of(self.home)
                 if not conn.connected.is_set():  # it died or is starting: `up` restarts it
                     self._failed = 0
-                elif free < NEEDED_MB:  # a probe that cannot be written would itself make the stream refuse
-                    self._print_full(free)
+                elif disk.trouble:  # a probe that cannot be written would itself make the stream refuse
+                    self._print_full(disk.trouble)
                 elif why := await self._trouble(conn):
                     await self._mend(why)
                 else:
@@ -71,11 +67,10 @@ class StreamWatch:
         finally:
             await conn.close()
 
-    def _print_full(self, free: int) -> None:
+    def _print_full(self, trouble: str) -> None:
         logged = last_error(self.log)
         said = f" Its log says: {logged}." if logged else ""
-        make_room = f"{free} MB are free at {self.home}: make room, it needs {NEEDED_MB}"
-        self._print("full", f"the disk of NATS is full, so events are not stored; no turn is lost. {make_room}.{said}")
+        self._print("full", f"NATS cannot store events, and no turn is lost: {trouble}. Make room.{said}")
 
     def _recovered(self) -> None:
         if self._last_refusal:
@@ -85,9 +80,9 @@ class StreamWatch:
         self._failed, self._last_refusal = 0, ""
 
     async def _mend(self, why: str) -> None:
-        """Restart the server if enough probes have failed and the pause is over."""
+        """Restart the server if enough probes have failed, or the disk was just full, and the pause is over."""
         self._failed += 1
-        if self._failed < self.times.failures:
+        if self._failed < self.times.failures and self._last_refusal != "full":
             return
         refuses, now = f"NATS refuses messages: {why}", asyncio.get_running_loop().time()
         if now < self._not_before:

@@ -3,18 +3,22 @@
 The server of a local model is started when the model is first asked for, or at once if a profile names it.
 
 A server that dies is restarted once, on the same data and port: worker and bridge wait for it, and no turn is lost. If
-the same server dies again, everything stops with an error that shows its log. However this process ends, the servers
-end with it.
+the same server dies again, everything stops with an error that shows its log. A server that dies because its disk is
+full is restarted when there is room, however often. However this process ends, the servers end with it.
 """
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.embedded.files import FULL_MB, LOW_MB, disk_of
+from turnstile.embedded.server_errors import DataDirectoryUnusable, ServerStartFailed
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.local.model_servers import LocalServers
 from turnstile.processes.addresses import NAMESPACE
@@ -31,6 +35,12 @@ from turnstile.telemetry.health import Health
 from turnstile.telemetry.health_file import serving_health
 
 T = TypeVar("T")
+Restart = Callable[[ServerName], Awaitable[None]]
+ROOM_SECONDS = 1.0
+"""Seconds between two looks for room on the disk of a server that waits for it."""
+DISKS_SECONDS = 10.0
+"""Seconds between two looks at the disks of servers that run."""
+_NO_ROOM = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
 class ServerDied(TurnstileError):
@@ -63,9 +73,10 @@ async def run_up(
 ) -> None:
     """Run until `stop` is set, then drain; calls `ready` once everything serves.
 
-    Raises `EmbeddedError` (another `up` holds the data, a server does not start), `ServerDied`, and what
-    `turnstile.processes.run` raises.
+    Raises `EmbeddedError` (another `up` holds the data, its disk is full, a server does not start), `ServerDied`, and
+    what `turnstile.processes.run` raises.
     """
+    _check_room(data)
     servers = EmbeddedServers(
         data,
         database_url=settings.database.url or None,
@@ -94,6 +105,15 @@ async def run_up(
             await _serve(settings, servers, local, stop, say, serves, health, watch or WatchTimes(), OneTimeLinks(data))
     except Stopped:
         return
+
+
+def _check_room(data: Path) -> None:
+    """Raise `DataDirectoryUnusable` if the servers could not write into the data directory."""
+    place = data.absolute()
+    while not place.exists():
+        place = place.parent
+    if trouble := disk_of(place).trouble:
+        raise DataDirectoryUnusable(f"{trouble}. Mend that, or choose another data directory.")
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
@@ -165,12 +185,16 @@ async def _guard(servers: EmbeddedServers, say: Callable[[str], None], watch: Wa
         async with starting:
             await servers.restart(name)
 
-    watching = asyncio.create_task(_watch(servers, say, watch, lambda: restart("nats")))
+    watching = [
+        asyncio.create_task(_watch(servers, say, watch, lambda: restart("nats"))),
+        asyncio.create_task(_watch_disks(servers, say)),
+    ]
     try:
         await _revive(servers, say, restart)
     finally:
-        watching.cancel()
-        await asyncio.wait({watching})
+        for each in watching:
+            each.cancel()
+        await asyncio.wait(watching)
 
 
 async def _watch(
@@ -181,23 +205,65 @@ async def _watch(
         await StreamWatch(servers.endpoints.nats_url, home, log, restart=restart, say=say, times=times).run()
 
 
-async def _revive(
-    servers: EmbeddedServers, say: Callable[[str], None], restart: Callable[[ServerName], Awaitable[None]]
-) -> None:
-    """Restart each server that dies, once."""
-    restarted: set[str] = set()
+async def _watch_disks(servers: EmbeddedServers, say: Callable[[str], None]) -> None:
+    """Warn of each disk with less than `LOW_MB`, once until there is twice as much again."""
+    low: set[int] = set()
     while True:
-        failure = await servers.wait_failed()
-        if failure.server in restarted:
-            raise ServerDied(
-                _died(failure, "It had been started again once before, so everything stops.")
-                + "\nMend what they name and start again: the data is untouched. "
-                f"Or set the address of a {failure.server} server of your own."
-            )
-        restarted.add(failure.server)
-        say(_died(failure, "Starting it again on the same data; turns go on when it answers."))
-        await restart(cast("ServerName", failure.server))
-        say(f"{failure.server} answers again")
+        for disk in servers.disks():
+            if disk.free_mb < LOW_MB and disk.device not in low:
+                low.add(disk.device)
+                needed = f"below {FULL_MB} MB servers refuse to write, or end, until there is room"
+                say(f"WARNING: {disk.free_mb} MB are free at {disk.path}: make room; {needed}")
+            elif disk.free_mb >= 2 * LOW_MB:
+                low.discard(disk.device)
+        await asyncio.sleep(DISKS_SECONDS)
+
+
+async def _revive(servers: EmbeddedServers, say: Callable[[str], None], restart: Restart) -> None:
+    """Restart each server that dies, once, and as often as its disk was full. Several wait for room at a time."""
+    died: set[str] = set()
+    starting: dict[str, asyncio.Task[None]] = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                failure = await servers.wait_failed()
+                name = failure.server
+                if name in starting and not starting[name].done():
+                    continue  # it ended while it was started, which `_start_again` is told, too
+                if not (servers.disk_trouble(name) or any(each in failure.tail for each in _NO_ROOM)):
+                    if name in died:
+                        raise ServerDied(
+                            _died(failure, "It had been started again once before, so everything stops.")
+                            + "\nMend what they name and start again: the data is untouched. "
+                            f"Or set the address of a {name} server of your own."
+                        )
+                    died.add(name)
+                starting[name] = group.create_task(_start_again(servers, failure, say, restart))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _start_again(
+    servers: EmbeddedServers, failure: ServerFailure, say: Callable[[str], None], restart: Restart
+) -> None:
+    """Start a server that died, as soon as its disk has room."""
+    while True:
+        name = failure.server
+        if trouble := servers.disk_trouble(name):
+            say(_died(failure, f"It cannot run: {trouble}. Make room: then it is started again, and turns go on."))
+            while servers.disk_trouble(name):  # noqa: ASYNC110 -- a disk sets no event
+                await asyncio.sleep(ROOM_SECONDS)
+        else:
+            say(_died(failure, "Starting it again on the same data; turns go on when it answers."))
+        try:
+            await restart(name)
+        except ServerStartFailed as error:
+            if not servers.disk_trouble(name):
+                raise
+            failure = ServerFailure(name, error.reason, error.log, error.tail)
+        else:
+            say(f"{name} answers again")
+            return
 
 
 def _died(failure: ServerFailure, what: str) -> str:

@@ -1,17 +1,24 @@
-"""A full disk under the embedded NATS that was freed: refusals are told in the server's words, and do not last."""
+"""Full disks under the embedded servers: what is told, what `up` waits for, and what it then mends by itself.
+
+NATS stands for all three where the server does not matter: it starts in a tenth of a second.
+"""
 
 import asyncio
 import os
-import subprocess
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.conditions import until
+from tests.support.processes.small_disks import SmallDisk, small_disk
+from tests.turnstile.support import turnstile
 from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.doctor.disks import check_disks
 from turnstile.doctor.serving import check_streams
 from turnstile.embedded import EmbeddedServers
+from turnstile.processes import up
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
@@ -21,30 +28,25 @@ from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.stream_probe import probe_streams
 from turnstile.transport.streams import declare_streams
 
-SIZE_MB = 24
+SIZE_MB = 40
 SUBJECT = subjects.agent_event(ProjectId("p1"), ChannelId("c1"), AgentId("a1"), "task")
 STREAM = subjects.EVT_STREAM
 HASTY = WatchTimes(every=0.2, timeout=0.4, failures=2, pause=20)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """The data directory, where `nats` is a small disk of its own."""
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """What `nats` of the data directory is on."""
     home = tmp_path / "nats"
     home.mkdir(mode=0o700)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m,mode=0700", "tmpfs", str(home)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(home)], check=True)
+    with small_disk(home, SIZE_MB) as disk:
+        yield disk
 
 
 @pytest.fixture
-async def nats(disk: Path) -> AsyncIterator[EmbeddedServers]:
+async def nats(disk: SmallDisk) -> AsyncIterator[EmbeddedServers]:
     """NATS alone, on it."""
-    async with EmbeddedServers(disk, database_url="postgresql://a", temporal_address="b:7233") as servers:
+    async with EmbeddedServers(disk.path.parent, database_url="postgresql://a", temporal_address="b:7233") as servers:
         yield servers
 
 
@@ -57,16 +59,6 @@ async def conn(nats: EmbeddedServers) -> AsyncIterator[NatsConnection]:
     await conn.close()
 
 
-def fill(file: Path) -> None:
-    """No byte is left."""
-    descriptor = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)
-    try:
-        for _ in range(SIZE_MB * 1024):
-            os.write(descriptor, b"x" * 1024)
-    except OSError:
-        os.close(descriptor)
-
-
 def message(size: int = 10) -> Message:
     """One that must be stored."""
     return Message(subject=SUBJECT, payload=b"x" * size, headers={}, required=True)
@@ -74,12 +66,12 @@ def message(size: int = 10) -> Message:
 
 @pytest.mark.long
 async def test_streams_that_refuse_after_a_full_disk_are_started_again(
-    disk: Path, nats: EmbeddedServers, conn: NatsConnection
+    disk: SmallDisk, nats: EmbeddedServers, conn: NatsConnection
 ) -> None:
     said: list[str] = []
     publisher = NatsPublisher(conn, give_up_seconds=0)
     assert set((await probe_streams(conn, remove=True)).values()) == {None}
-    fill(disk / "nats" / "fill")
+    disk.fill()
     with pytest.raises(ServerUnavailable, match=r"acknowledged no message on \S+: no answer in time"):
         await publisher.publish([message(300_000)])
     home, log = nats.home("nats")
@@ -92,7 +84,7 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
         return bool(said)
 
     await until(told, 10, "the refusal is told")
-    assert said[0].startswith("the disk of NATS is full, so events are not stored; no turn is lost. 0 MB are free at ")
+    assert said[0].startswith("NATS cannot store events, and no turn is lost: the disk is full: 0 MB are free at ")
     assert "Its log says: " in said[0]
     assert "no space left on device" in said[0]
     refused = {each.name: each for each in await check_streams(conn, log)}[f"stream {STREAM}"]
@@ -100,7 +92,7 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     assert refused.hint.startswith("no event comes while it refuses: make room on its disk")
     assert all(isinstance(each, ServerUnavailable) for each in (await probe_streams(conn, remove=True)).values())
     before = nats.pid("nats")
-    (disk / "nats" / "fill").unlink()
+    disk.free()
     found = await probe_streams(conn, timeout=0.5)
     assert isinstance(found[STREAM], ServerUnavailable)  # it refuses for ever, with a disk that is empty
 
@@ -117,12 +109,16 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     await NatsPublisher(conn).publish([message()])
 
 
-async def test_what_the_server_says_is_told(disk: Path, nats: EmbeddedServers, conn: NatsConnection) -> None:
+async def test_what_the_server_says_is_told(disk: SmallDisk, nats: EmbeddedServers, conn: NatsConnection) -> None:
     """It takes at most three quarters of what was free when it started, and says so when that is used up."""
     publisher = NatsPublisher(conn, give_up_seconds=0)
-    sizes = [message(1_000_000)] * SIZE_MB
+
+    async def overfill() -> None:
+        for _ in range(SIZE_MB):
+            await publisher.publish([message(1_000_000)])
+
     with pytest.raises(ServerUnavailable, match=r"insufficient resources \(JetStream error 10023\)"):
-        await publisher.publish(sizes)
+        await overfill()
     refused = {each.name: each for each in await check_streams(conn, nats.home("nats")[1])}[f"stream {STREAM}"]
     assert refused.status == "fail"
     assert "it refuses messages: insufficient resources (JetStream error 10023)" in refused.says
@@ -134,3 +130,60 @@ async def test_a_probe_leaves_nothing_where_that_is_asked_for(conn: NatsConnecti
         assert await probe_streams(conn, remove=True) == dict.fromkeys((subjects.CMD_STREAM, subjects.EVT_STREAM))
     for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
         assert (await conn.js.stream_info(stream)).state.messages == 0
+
+
+async def test_a_server_that_dies_on_a_full_disk_is_started_when_there_is_room_however_often(
+    disk: SmallDisk, nats: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "ROOM_SECONDS", 0.02)
+    said: list[str] = []
+    reviving = asyncio.create_task(up._revive(nats, said.append, nats.restart))
+
+    async def says(words: str, times: int = 1) -> None:
+        async def often() -> bool:
+            return sum(words in each for each in said) == times
+
+        await until(often, 10, f"up says {words!r} {times} times")
+
+    for times in (1, 2):
+        disk.fill()
+        os.kill(nats.pid("nats"), signal.SIGKILL)
+        await says("nats died: it was ended by SIGKILL. It cannot run: the disk is full: 0 MB are free at ", times)
+        [line] = check_disks([disk.path])
+        assert (line.status, line.name) == ("fail", f"disk of {disk.path}")
+        assert line.says.startswith("the disk is full: 0 MB are free at ")
+        disk.free()
+        await says("nats answers again", times)
+    os.kill(nats.pid("nats"), signal.SIGKILL)
+    await says("nats answers again", 3)
+    os.kill(nats.pid("nats"), signal.SIGKILL)
+    with pytest.raises(up.ServerDied, match="It had been started again once before"):
+        await asyncio.wait_for(reviving, 10)
+
+
+async def test_little_room_is_told_before_it_ends(disk: SmallDisk, nats: EmbeddedServers) -> None:
+    said: list[str] = []
+    watching = asyncio.create_task(up._watch_disks(nats, said.append))
+
+    async def told() -> bool:
+        return bool(said)
+
+    await until(told, 10, "the warning")
+    watching.cancel()
+    assert f" MB are free at {disk.path}: make room; below 32 MB servers refuse to write, or end" in said[0]
+    [line] = check_disks([disk.path])
+    assert (line.status, line.says.partition(" ")[2]) == ("warn", "MB are free")
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+async def test_up_does_not_start_on_a_disk_that_it_cannot_write(disk: SmallDisk, how: str) -> None:
+    if how == "full":
+        disk.fill()
+        says = f"the disk is full: 0 MB are free at {disk.path}, and 32 are needed. Mend that, or choose another"
+    else:
+        disk.protect()
+        says = f"the file system of {disk.path} is read-only. Mend that, or choose another"
+    ran = await turnstile("up", "--data", disk.path / "new", cwd=disk.path.parent)
+    assert ran.code == 1
+    assert "(data_directory_unusable)" in ran.err
+    assert says in " ".join(ran.err.split())
