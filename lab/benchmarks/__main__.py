@@ -1,13 +1,19 @@
-"""`python -m lab.benchmarks`: measures audit, retention and fairness, one after the other."""
+"""`python -m lab.benchmarks [NAME]`: measures audit, retention, fairness and sync, or one of them with its options."""
 
 import asyncio
+import sys
 
-from lab.benchmarks import audit, fairness, retention
+from lab.benchmarks import audit, fairness, retention, sync
+
+_ALL = {"audit": audit, "retention": retention, "fairness": fairness, "sync": sync}
 
 
 def main() -> None:
-    """Run each benchmark with its defaults."""
-    for measurement in (audit, fairness, retention):
+    """Run the one that is named with the options after its name, or each with its defaults."""
+    named = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if named and named not in _ALL:
+        sys.exit(f"there is no {named!r}: {', '.join(_ALL)}")
+    for measurement in [_ALL[named]] if named else _ALL.values():
         asyncio.run(measurement.main())
 
 

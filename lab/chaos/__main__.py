@@ -18,6 +18,7 @@ from rich.console import Console
 from lab.chaos.run import QUIET_SECONDS, RunOptions, run_chaos
 from lab.chaos.scenarios import SCENARIOS
 from lab.chaos.trees import TURNS_A_TREE
+from tests.support.processes.power_failure import STRACE
 
 RATE = 12.0
 """Turns a second that two cores can run while processes are restarted."""
@@ -34,6 +35,7 @@ def read_options() -> tuple[str, RunOptions]:
     parser.add_argument("--quiet-seconds", type=float, default=QUIET_SECONDS, help="how long the last turns may take")
     parser.add_argument("--wipes", type=int, default=1, help="how often Temporal's data is deleted")
     parser.add_argument("--deletions", type=int, default=None, help="how often both streams are deleted")
+    parser.add_argument("--tails", type=int, default=None, help="power failures of NATS (default: a 20th of the kills)")
     parser.add_argument("--scenario", choices=["chaos", *SCENARIOS], default="chaos")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument("--dir", type=Path, default=None, help="for logs, data and notes; kept")
@@ -50,6 +52,7 @@ def read_options() -> tuple[str, RunOptions]:
         kills=kills,
         wipes=given.wipes,
         deletions=given.deletions if given.deletions is not None else max(1, kills // 20),
+        tails=given.tails if given.tails is not None else max(1, kills // 20) if STRACE else 0,
         directory=given.dir or Path(tempfile.mkdtemp(prefix="turnstile-chaos-")),
         json=given.json,
         quiet_seconds=given.quiet_seconds,

@@ -1,4 +1,4 @@
-"""Injects the faults of a schedule: kills, pauses, cuts, deletions and wipes, one at a time for each target.
+"""Injects the faults of a schedule: kills, pauses, cuts, deletions, wipes, power failures, one at a time for a target.
 
 It restarts what it killed and continues what it stopped, also after an error. A fault waits until an earlier fault of
 the same target is over.
@@ -16,10 +16,13 @@ from lab.chaos.environment import SERVERS, Environment
 from lab.chaos.observer import STREAMS, Observer
 from lab.chaos.proxy import Proxy
 from lab.chaos.schedule import Fault
+from tests.support.processes.power_failure import PowerFailure
 
 LATE_SECONDS = 9.0
 """Longer than the heartbeat timeout and the retry of a step elsewhere."""
 LATE_AT_MOST = 25.0
+WATCH_SECONDS = 1.0
+"""How long NATS is watched, and slow, before its power fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Injector:
     """Number of faults by action and target."""
     kills: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     """Times and targets of kills, wipes and deletions."""
+    cut_bytes: list[int] = field(default_factory=list[int])
+    """What each power failure of NATS took from its streams."""
     lates: list[Late] = field(default_factory=list[Late])
     errors: list[str] = field(default_factory=list[str])
     now: dict[str, str] = field(default_factory=dict[str, str])
@@ -103,6 +108,22 @@ class Injector:
             case "wipe":
                 self.kills.append((time.time(), "engine wiped"))
                 await self.environment.wipe_engine()
+            case "tail":
+                await self._cut_tail(fault.seconds)
+
+    async def _cut_tail(self, seconds: float) -> None:
+        """Watch NATS for a moment of load, kill it, and take from its store what it had not synced in that moment."""
+        servers = self.environment.servers
+        store, _ = servers.home("nats")
+        failure = PowerFailure(store, servers.pid("nats"))
+        await asyncio.to_thread(failure.watch)
+        await asyncio.sleep(WATCH_SECONDS)
+        self.kills.append((time.time(), "nats, its tail cut"))
+        await servers.kill("nats")
+        lost = await asyncio.to_thread(failure.cut)
+        self.cut_bytes.append(sum(lost.values()))
+        await asyncio.sleep(seconds)
+        await servers.restart("nats")
 
     async def _kill(self, target: str, seconds: float) -> None:
         self.kills.append((time.time(), target))

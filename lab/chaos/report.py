@@ -52,6 +52,7 @@ def table_of(run: Run, verdict: Verdict, injector: Injector) -> Table:
             f"{verdict.executions} of {verdict.executed_calls} calls, {verdict.repeated_calls} run again",
         ),
         *((f"{action}s", _counts(found)) for action, found in _fault_counts(injector).items()),
+        *([("bytes cut from NATS", ", ".join(map(str, injector.cut_bytes)))] if injector.cut_bytes else []),
         ("woken late", _counts(verdict.lates)),
         ("repairs", _counts(Counter(verdict.repairs))),
         ("ended by themselves", str(len(verdict.deaths))),

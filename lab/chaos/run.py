@@ -33,6 +33,8 @@ class RunOptions:
     wipes: int
     deletions: int
     directory: Path
+    tails: int = 0
+    """Power failures of NATS."""
     json: Path | None = None
     trees: int = 0
     """Roots of trees, beside the turns."""
@@ -67,7 +69,10 @@ async def open_run(options: RunOptions, console: Console) -> AsyncGenerator[RunS
 async def run_chaos(options: RunOptions, console: Console) -> bool:
     """Run the schedule of the seed under load; True if nothing is wrong."""
     faults = make_schedule(
-        options.seed, options.kills, options.seconds, options.size, wipes=options.wipes, deletions=options.deletions
+        *(options.seed, options.kills, options.seconds, options.size),
+        wipes=options.wipes,
+        deletions=options.deletions,
+        tails=options.tails,
     )
     console.print(f"schedule of seed {options.seed}: {len(faults)} faults in {options.seconds:.0f} s")
     for fault in faults:

@@ -10,13 +10,14 @@ from typing import Literal
 from lab.chaos.environment import SERVERS, Size
 from turnstile.schema.wire import subjects
 
-Action = Literal["kill", "pause", "late", "cut", "stall", "refuse", "delete", "wipe"]
+Action = Literal["kill", "pause", "late", "cut", "stall", "refuse", "delete", "wipe", "tail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault. `seconds` is how long it lasts, or how long a killed process stays dead. `target` is a process, a
-    server, or `process:server` for the connection between them. `late` hits a worker that is running steps."""
+    server, or `process:server` for the connection between them. `late` hits a worker that is running steps. `tail` is
+    a power failure of NATS; `seconds` is how long it stays dead."""
 
     at: float
     action: Action
@@ -30,7 +31,9 @@ class Fault:
 _SHARES = {"worker": 0.3, "bridge": 0.24, "tools": 0.1, "nats": 0.14, "temporal": 0.1, "postgres": 0.12}
 
 
-def make_schedule(seed: int, kills: int, seconds: float, size: Size, *, wipes: int, deletions: int) -> list[Fault]:
+def make_schedule(
+    seed: int, kills: int, seconds: float, size: Size, *, wipes: int, deletions: int, tails: int = 0
+) -> list[Fault]:
     """The faults of a seed: `kills` kills in `seconds`, and pauses and cuts in proportion."""
     draw = random.Random(seed)  # noqa: S311 -- a schedule, not a secret
     count = {"worker": size.workers, "bridge": size.bridges, "tools": size.tools}
@@ -64,6 +67,7 @@ def make_schedule(seed: int, kills: int, seconds: float, size: Size, *, wipes: i
     streams = ["streams", subjects.EVT_STREAM, subjects.CMD_STREAM]
     faults += [Fault(moment(5), "delete", streams[number % 3]) for number in range(deletions)]
     faults += [Fault(moment(10), "wipe", "temporal") for _ in range(wipes)]
+    faults += [Fault(moment(10), "tail", "nats", draw.uniform(0.2, 2.0)) for _ in range(tails)]
     return sorted(faults, key=lambda fault: fault.at)
 
 

@@ -11,16 +11,20 @@ from rich.console import Console
 from lab.chaos.environment import Size
 from lab.chaos.run import RunOptions, run_chaos
 from lab.chaos.schedule import make_schedule
+from tests.support.processes.power_failure import STRACE
 
 
 class _Small(TypedDict):
     size: Size
     wipes: int
     deletions: int
+    tails: int
     quiet_seconds: float
 
 
-SMALL = _Small(size=Size(workers=2, bridges=2, tools=1), wipes=1, deletions=1, quiet_seconds=120)
+SMALL = _Small(
+    size=Size(workers=2, bridges=2, tools=1), wipes=1, deletions=1, tails=int(STRACE is not None), quiet_seconds=120
+)
 
 
 async def survived(options: RunOptions) -> None:
@@ -46,8 +50,9 @@ async def test_each_batch_is_decided_and_answered_once_whatever_breaks(tmp_path:
 
 
 def test_a_seed_is_a_schedule() -> None:
-    first, again, other = (make_schedule(seed, 60, 300, Size(), wipes=1, deletions=3) for seed in (1, 1, 2))
+    first, again, other = (make_schedule(seed, 60, 300, Size(), wipes=1, deletions=3, tails=2) for seed in (1, 1, 2))
     assert first == again != other
     assert sum(fault.action == "kill" for fault in first) == 60
-    assert {fault.action for fault in first} == {"kill", "pause", "late", "cut", "stall", "refuse", "delete", "wipe"}
+    struck = {"kill", "pause", "late", "cut", "stall", "refuse", "delete", "wipe", "tail"}
+    assert {fault.action for fault in first} == struck
     assert {fault.target for fault in first if fault.action == "kill"} >= {"postgres", "nats", "temporal", "worker-1"}

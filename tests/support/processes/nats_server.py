@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from lab.chaos.proxy import Proxy
 from turnstile.schema.ids import ChannelId, ProjectId, uuid7
 from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.streams import declare_streams
@@ -35,8 +37,21 @@ class NatsServer:
         self._options = options
         self._store = tempfile.mkdtemp(prefix="turnstile-nats-")
         self._process: subprocess.Popen[bytes] | None = None
+        self.sync_interval = ""
+        """When it writes what it stores, in the words of its configuration; its default, if empty."""
         self.port = unused_port()
         self.url = f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def store(self) -> Path:
+        """The directory of its data."""
+        return Path(self._store)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
 
     def write_config(self, text: str) -> str:
         path = Path(self._store) / "nats.conf"
@@ -45,6 +60,8 @@ class NatsServer:
 
     def start(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
         listen = ["-a", "127.0.0.1", "-p", str(self.port), "-sd", self._store, "-js"]
+        if self.sync_interval:
+            listen += ["-c", self.write_config(f"jetstream {{ sync_interval: {self.sync_interval} }}")]
         self._process = subprocess.Popen(
             [self._binary, *listen, *self._options, *options],
             env=environment,
@@ -63,6 +80,13 @@ class NatsServer:
             self._process.wait()
             self._process = None
 
+    def stop(self) -> None:
+        """SIGTERM; returns when it has ended."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+        self._process = None
+
     def pause(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
@@ -75,6 +99,7 @@ class NatsServer:
         """Remove its data, while it is down."""
         assert self._process is None
         shutil.rmtree(self._store)
+        Path(self._store).mkdir()
 
     def remove(self) -> None:
         self.kill()
@@ -89,23 +114,23 @@ class NatsServer:
 
 
 class NatsCluster:
-    """Three of them that replicate streams to each other."""
+    """Three of them that replicate streams to each other, and write what they acknowledge.
 
-    def __init__(self) -> None:
-        routes = [unused_port() for _ in range(3)]
-        others = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
-        self.servers = [
-            NatsServer(
-                *("--name", f"n{number}", "--cluster_name", "test", "--cluster", f"nats://127.0.0.1:{port}"),
-                *("--routes", others),
-            )
-            for number, port in enumerate(routes)
-        ]
+    `roads` are the ports by which one reaches another, such as those of proxies; by default each is reached directly.
+    """
+
+    def __init__(self, roads: Callable[[int, int], int] | None = None) -> None:
+        self.routes = [unused_port() for _ in range(3)]
+        self.servers = [self._server(number, roads or (lambda _, there: self.routes[there])) for number in range(3)]
 
     @property
     def url(self) -> str:
         """The addresses of all."""
         return ",".join(server.url for server in self.servers)
+
+    def named(self, name: str) -> NatsServer:
+        """The server of this name, as JetStream tells its leaders."""
+        return self.servers[int(name.removeprefix("n"))]
 
     def start(self) -> None:
         for server in self.servers:
@@ -114,6 +139,39 @@ class NatsCluster:
     def remove(self) -> None:
         for server in self.servers:
             server.remove()
+
+    def _server(self, number: int, road: Callable[[int, int], int]) -> NatsServer:
+        others = ",".join(f"nats://127.0.0.1:{road(number, there)}" for there in range(3) if there != number)
+        here = f"nats://127.0.0.1:{self.routes[number]}"
+        # told to the others as an address where nobody listens, so that they keep to the roads
+        told = ("--cluster_advertise", f"127.0.0.1:{unused_port()}")
+        server = NatsServer(
+            "--name", f"n{number}", "--cluster_name", "test", "--cluster", here, "--routes", others, *told
+        )
+        server.sync_interval = "always"
+        return server
+
+
+@asynccontextmanager
+async def divisible_cluster() -> AsyncGenerator[tuple[NatsCluster, Callable[[int], list[Proxy]]]]:
+    """A cluster that runs, with a proxy for each road; the function returns those from and to a server."""
+    cluster: NatsCluster
+    proxies = {
+        (here, there): Proxy(lambda there=there: cluster.routes[there])
+        for here in range(3)
+        for there in range(3)
+        if here != there
+    }
+    for proxy in proxies.values():
+        await proxy.start()
+    cluster = NatsCluster(lambda here, there: proxies[here, there].port)
+    try:
+        await asyncio.to_thread(cluster.start)
+        yield cluster, lambda number: [proxy for pair, proxy in proxies.items() if number in pair]
+    finally:
+        cluster.remove()
+        for proxy in proxies.values():
+            await proxy.close()
 
 
 async def eventually(condition: Callable[[], object], timeout: float = 8.0) -> None:
