@@ -1,8 +1,8 @@
 -- Histories of the ledger (protocol §16).
 
 -- name: enter_era :opt
--- Begins an era if the server's history is a new one; returns the era. No row: the server is a standby.
-SELECT e.ledger_id, e.era, e.epoch_floor, e.timeline_id, e.carried_count, e.begun_at FROM state.enter_era() e;
+-- Begins an era if the server's history is a new one; returns the history. No row: the server is a standby.
+SELECT e.epoch_floor, e.timeline_id FROM state.enter_era() e;
 
 -- name: find_history :one
 -- The server's history as far as a session that only reads can tell; on a standby the timeline is unknown.
@@ -11,7 +11,7 @@ SELECT (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only) AS epoch_f
 
 -- name: find_era :opt
 -- The ledger's era.
-SELECT e.ledger_id, e.era, e.epoch_floor, e.timeline_id, e.carried_count, e.begun_at FROM state.ledger_era e WHERE e.is_only;
+SELECT e.ledger_id::text AS ledger_id, e.era, e.epoch_floor, e.carried_count, e.begun_at FROM state.ledger_era e WHERE e.is_only;
 
 -- name: find_uncompared :opt
 -- The era, if what NATS holds of the one before was not compared with the ledger yet.

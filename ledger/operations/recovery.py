@@ -6,7 +6,6 @@ The ledger's part of the rules *engine* and *reap*: it lists the turns to look u
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
-from uuid import UUID
 
 from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
@@ -46,7 +45,7 @@ class InHand(Tolerant):
 class Era(Tolerant):
     """The era of the ledger (protocol §16)."""
 
-    ledger_id: UUID
+    ledger_id: str
     """Of the ledger in all of its eras."""
     era: int
     """0 is the first."""
