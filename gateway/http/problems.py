@@ -124,7 +124,7 @@ def problem_of(error: TurnstileError, status: int | None = None) -> Problem:
     status = status_of(error) if status is None else status
     detail = str(error)
     if isinstance(error, ServerUnavailable):
-        detail = "a server that the gateway needs does not answer; try again"
+        detail = "a server that the gateway needs does not answer, or cannot do this now; try again"
     elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
         detail = "the gateway failed; its log says why"
     return Problem(

@@ -332,6 +332,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "set_agent_status": {"verdict"},
     "steer_turn": steers.AcceptedSteer,
     "stop_queued_turn": intake.QueuedStop,
+    "store_probe": NOTHING,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
     "take_duty": {"duty"},

@@ -262,7 +262,7 @@ async def test_a_full_disk_of_postgresql_is_told_to_all_who_ask_and_ends_it_only
 
 
 async def ask_all_ways(up: Up) -> None:
-    """The command line, HTTP and `doctor` name the full disk."""
+    """The command line and `doctor` name the full disk; HTTP says to try again."""
     full = "the database's disk is full (53100)"
     large = os.urandom(20_000).hex()  # it finds no place in a page that is there
     ran = await turnstile("enqueue", "c-0", large, cwd=up.directory)
@@ -273,7 +273,9 @@ async def ask_all_ways(up: Up) -> None:
     async with httpx.AsyncClient(base_url=endpoints.gateway_url or "", timeout=30, trust_env=False) as client:
         body = {"agent_id": "c-0", "instruction": large}
         answer = await client.post("/v1/turns", json=body, headers={"authorization": f"Bearer {token}"})
-    assert (answer.status_code, answer.json()["code"], full in answer.text) == (503, "server_unavailable", True)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], answer.headers["retry-after"]) == (503, "server_unavailable", "1")
+    assert "cannot do this now; try again" in problem["detail"]  # strangers are told no more
     lines = await examined(up)
     assert (lines["PostgreSQL"]["status"], full in lines["PostgreSQL"]["says"]) == ("fail", True)
 
