@@ -32,8 +32,9 @@ class MessageThread:
         self._must_look = True
         self._starts_no_more = False
         self._asked_at = datetime.min.replace(tzinfo=UTC)
+        self._asked_for: datetime | None = None
         self._early_looks = 0
-        """How often in a row the thread was looked at when a turn's deadline had passed by the engine's clock."""
+        """How often in a row this deadline was asked for, which had passed by the engine's clock only."""
 
     @workflow.signal
     def wake(self, messages: list[MessageId]) -> None:
@@ -125,10 +126,10 @@ class MessageThread:
     async def _wait(self) -> None:
         """Sleep until an event, or until the deadline of a turn that a message waits for."""
         deadline = None if self._starts_no_more else self._state.deadline
-        left = None if deadline is None else max(deadline, self._asked_at + options.DEADLINE_LOOK) - workflow.now()
-        again = options.look_again(self._early_looks)
-        if left is not None and self._early_looks > 1 and left < again and workflow.patched("look-ever-more-seldom"):
-            left = again
+        pause = options.DEADLINE_LOOK
+        if self._early_looks > 1 and deadline == self._asked_for and workflow.patched("look-ever-more-seldom"):
+            pause = options.look_again(self._early_looks)
+        left = None if deadline is None else max(deadline, self._asked_at + pause) - workflow.now()
         if left is None or left > timedelta():
             try:
                 await workflow.wait_condition(
@@ -137,10 +138,9 @@ class MessageThread:
             except TimeoutError:
                 pass
             else:
-                self._early_looks = 0
                 return
-        self._asked_at = workflow.now()
-        self._early_looks += 1
+        self._early_looks = self._early_looks + 1 if deadline == self._asked_for else 1
+        self._asked_at, self._asked_for = workflow.now(), deadline
         self._events.append(_thread.DeadlinePassed(self._asked_at))
 
     def _summary(self, message: MessageId) -> str:

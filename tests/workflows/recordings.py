@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from temporalio.client import WorkflowHistory
@@ -19,6 +20,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from tests.support.conditions import until
 from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
+from tests.support.processes.clocks import of_postgres, right_clock
 from tests.support.processes.faults import DONE
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import QUICK, Config, open_stack
@@ -49,6 +51,8 @@ HASTY: Config = {
 }
 TRYING: Config = {**HASTY, "worker": QUICK["worker"]}
 """Steps are tried as quick ones."""
+EARLY_SHAPE = "looked-early"
+BEHIND = timedelta(seconds=3)
 _IDENTITY = re.compile(r"\bturnstile(-\w+)?@[\w.-]+?-[0-9a-f]{8}\b")
 Shape = Callable[[Tenant, Processes], Awaitable[AgentTurnId]]
 ThreadShape = Callable[[Tenant, Processes], Awaitable[ThreadId]]
@@ -419,6 +423,18 @@ async def record(*names: str) -> None:
                 _keep(name, await tenant.stack.history(await shape_of(new_tenant(tenant.stack), processes)))
 
 
+async def record_early() -> None:
+    """Record a turn whose ledger's clock is behind Temporal's: its timer fires, and its deadline is not reached."""
+    with tempfile.TemporaryDirectory() as name:
+        clock = right_clock(Path(name) / "postgres.clock")
+        with of_postgres(clock):
+            async with _running() as (tenant, _), hand_of(tenant) as hand:
+                turn = await hand.suspended(calling("search"))
+                clock.shift(-BEHIND)
+                await hand.ended(turn)
+                _keep(EARLY_SHAPE, await tenant.stack.history(turn))
+
+
 async def record_long() -> None:
     """Record the shapes of threads that go on in new histories, by the number of the run."""
     for name, talk in LONG_SHAPES.items():
@@ -429,8 +445,10 @@ async def record_long() -> None:
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
-    if not wanted or set(wanted) - set(LONG_SHAPES):
+    if not wanted or set(wanted) - {*LONG_SHAPES, EARLY_SHAPE}:
         asyncio.run(record(*wanted))
+    if not wanted or EARLY_SHAPE in wanted:
+        asyncio.run(record_early())
     if not wanted or set(wanted) & set(LONG_SHAPES):
         temporal_server.DYNAMIC_CONFIG += (f"limit.historyCount.suggestContinueAsNew={LONG}",)
         asyncio.run(record_long())

@@ -349,10 +349,11 @@ async def test_the_ledgers_clock_says_whether_a_turn_is_late(stage: Stage) -> No
         return waiting
 
     async def advance(_: MessageId, number: int) -> ThreadAdvanced:
-        return waiting if number < 4 else now_open(2)
+        return waiting if number < 5 else now_open(2)
 
     stage.look, stage.advance = look, advance
     await ended(await stage.start())
-    assert stage.advanced == {M1: 4}
+    assert stage.advanced == {M1: 5}
     pauses = [after - before for before, after in pairwise(stage.at[M1])]
     assert min(pauses) > 0.15
+    assert pauses[-1] > 0.7, "it asks ever more seldom"

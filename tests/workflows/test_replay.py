@@ -21,6 +21,7 @@ from temporalio.worker import (
 from temporalio.workflow import ActivityHandle
 
 from tests.workflows.recordings import (
+    EARLY_SHAPE,
     LONG_SHAPES,
     QUICK_SHAPES,
     SHAPES,
@@ -39,7 +40,13 @@ INPUTS: dict[str, type[BaseModel]] = {"run_step": RunStepInput, "advance_message
 
 def test_every_shape_is_recorded() -> None:
     runs = {f"{name}-{number}" for name in LONG_SHAPES for number in (1, 2)}
-    assert {history.workflow_id for history in HISTORIES} == {*SHAPES, *QUICK_SHAPES, *THREAD_SHAPES, *runs}
+    assert {history.workflow_id for history in HISTORIES} == {
+        *SHAPES,
+        *QUICK_SHAPES,
+        *THREAD_SHAPES,
+        *runs,
+        EARLY_SHAPE,
+    }
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ from temporalio.api.enums.v1 import EventType
 
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.clocks import Clock, right_clock
+from tests.support.processes.clocks import Clock, of_postgres, right_clock
 from tests.support.processes.net import claim, delete, net_of, repairs, unheard, workflow
 from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.embedded import EmbeddedServers, Endpoints
-from turnstile.embedded.postgres_server import PostgresServer
-from turnstile.embedded.protocol import StartProcess
 
 HOUR = timedelta(hours=1)
 RIGHT = timedelta()
@@ -38,18 +36,10 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
 @pytest.fixture(scope="module")
 async def stack(servers: Endpoints, clock: Clock, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """On a PostgreSQL with this clock, and the session's NATS and Temporal."""
-    usual = PostgresServer.command
-    words = ("/usr/bin/env", *(f"{name}={value}" for name, value in clock.environment.items()))
     directory = tmp_path_factory.mktemp("ledger")
     bridge = {**QUICK["bridge"], "engine_interval_seconds": 0.5, "active_reap_seconds": 4.0}
     config = {**QUICK, "bridge": bridge, "tools": {"suspend_timeout_seconds": WAIT_SECONDS}}
-
-    def deceived(server: PostgresServer) -> StartProcess:
-        start = usual(server)
-        return start.model_copy(update={"argv": (*words, *start.argv)})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PostgresServer, "command", deceived)
+    with of_postgres(clock):
         own = EmbeddedServers(
             directory / ".turnstile",
             nats_url=servers.nats_url,

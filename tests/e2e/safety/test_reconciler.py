@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +396,9 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
     await pass_time(tenant)
     patient = silent_for(net, 60)
     assert await patient.look("running_reap") == RuleReport("running_reap", [])
+    flow, in_an_hour = await engine._describe(lost), datetime.now(UTC) + AGO
+    assert not flow.is_silent(in_an_hour, 60), "the ledger's clock is ahead, and Temporal has heard of it lately"
+    assert flow.is_silent(in_an_hour, 1), "a worker that is gone would not be missed so soon"
     tmp_path.joinpath("1").touch()
     tmp_path.joinpath("2").touch()
     assert (await tenant.ended(turn)).view.status == "success"

@@ -4,12 +4,16 @@ Only programs that read the clock through the C library are deceived: ours and P
 Go programs and are not. The monotonic clock stays as it is, as when an operator sets the time of a machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+
+from turnstile.embedded.postgres_server import PostgresServer
+from turnstile.embedded.protocol import StartProcess
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,18 @@ def right_clock(file: Path) -> Clock:
     clock = Clock(file)
     clock.shift(timedelta())
     return clock
+
+
+@contextmanager
+def of_postgres(clock: Clock) -> Generator[None]:
+    """PostgreSQL servers that are started in the block have this clock."""
+    usual = PostgresServer.command
+    words = ("/usr/bin/env", *(f"{name}={value}" for name, value in clock.environment.items()))
+
+    def deceived(server: PostgresServer) -> StartProcess:
+        start = usual(server)
+        return start.model_copy(update={"argv": (*words, *start.argv)})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PostgresServer, "command", deceived)
+        yield
