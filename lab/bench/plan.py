@@ -87,6 +87,8 @@ class Plan:
     """Turns that run before the measurement begins."""
     idle_seconds: float = 4.0
     """How long the use of idle worker and bridge processes is measured."""
+    asleep_seconds: float = 120.0
+    """How long it is measured while all sleep: several looks of the rules that run once a minute."""
     workers: int = 1
     """Worker processes."""
     split: bool = False

@@ -95,10 +95,10 @@ class System:
         stored = await self.environment.stored()
         return Reading(asyncio.get_running_loop().time(), cpu, round_trips, messages, stored)
 
-    async def measure_idle(self) -> None:
-        """Measure what the processes use while they are idle."""
+    async def measure_idle(self, seconds: float) -> None:
+        """Measure what the processes use in these seconds, while they are idle."""
         before = await self.read()
-        await asyncio.sleep(self.environment.plan.idle_seconds)
+        await asyncio.sleep(seconds)
         self.idle = (await self.read()).since(before)
 
     def used(self, spent: Reading, turns: int) -> dict[str, float]:
@@ -189,7 +189,7 @@ async def open_system(
         system = System(environment, project, added, load, children)
         if warm:
             await load.alone(added[: environment.plan.warm])
-        await system.measure_idle()
+        await system.measure_idle(environment.plan.idle_seconds)
         yield system
         system.peak_mb = peak_memory_mb(system.pids())
     after = await environment.pool.run(rows_touched)

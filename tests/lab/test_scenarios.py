@@ -24,6 +24,7 @@ from turnstile.embedded import Endpoints
 from turnstile.settings import Settings, load_settings
 
 TINY = Plan(
+    asleep_seconds=1.0,
     rounds=1,
     turns=6,
     alone=2,

@@ -34,7 +34,7 @@ async def run_suspended(environment: Environment, bars: Bars) -> Result:
         await _suspend(system, bars)
         seconds = time.perf_counter() - began
         asleep = resident_mb(system.pids())
-        await system.measure_idle()
+        await system.measure_idle(plan.asleep_seconds)
         before, began = await system.read(), time.perf_counter()
         took = await _wake(system, wake)
         woken = time.perf_counter() - began
