@@ -107,6 +107,10 @@ async def test_what_a_power_failure_of_nats_may_lose_is_told(stack: Stack) -> No
         assert found["NATS storage"].status == "warn"
         assert found["NATS storage"].says.startswith(says)
         assert found["storage of cg_cmd_v1r4"].says == "in files, 1 replica, and [nats].replicas is 3"
+    nats = NatsSettings(servers=servers, monitoring_url=f"{stack.settings.nats.monitoring_url}, {monitored}")
+    found = await told(stack, stack.settings.model_copy(update={"nats": nats}))
+    each = {name: line.status for name, line in found.items() if name.startswith("NATS storage")}
+    assert each == {f"NATS storage {stack.settings.nats.monitoring_url}": "ok", f"NATS storage {monitored}": "warn"}
     default.remove()
 
 

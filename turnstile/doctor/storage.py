@@ -1,6 +1,7 @@
 """The checks of `turnstile doctor` on how NATS stores the streams: when it writes to its disk, and on how many servers.
 
-When it writes is told by its monitoring address (`[nats].monitoring_url`) alone: clients cannot ask for it.
+When it writes is told by its monitoring address (`[nats].monitoring_url`; of a cluster all, separated by commas) alone:
+clients cannot ask for it.
 """
 
 import asyncio
@@ -55,30 +56,33 @@ class _Stream(Tolerant):
 async def check_storage(settings: Settings, endpoints: Endpoints, conn: NatsConnection) -> list[Check]:
     """Lines about the servers' disks and the streams' replicas."""
     embedded = None if settings.nats.servers else endpoints.nats_monitoring_url
-    url = settings.nats.monitoring_url or embedded or ""
-    return [await _written(url), *[await _replicas(settings, conn, each) for each in _STREAMS]]
+    urls = [each.strip() for each in (settings.nats.monitoring_url or embedded or "").split(",")]
+    return [
+        *[await _written(url, f"{_NAME} {url}" if urls[1:] else _NAME) for url in urls],
+        *[await _replicas(settings, conn, each) for each in _STREAMS],
+    ]
 
 
-async def _written(url: str) -> Check:
+async def _written(url: str, name: str) -> Check:
     if not url:
         hint = "set [nats].monitoring_url to its monitoring address, such as http://nats:8222"
         says = "when it writes to its disk is not known, nor what a power failure may lose"
-        return Check(name=_NAME, status="warn", says=says, hint=hint)
+        return Check(name=name, status="warn", says=says, hint=hint)
     try:
         found = await asyncio.to_thread(_ask, url)
     except (OSError, ValueError) as error:
         says = f"{url}/jsz does not answer ({type(error).__name__}), so what a power failure may lose is not known"
-        return Check(name=_NAME, status="warn", says=says, hint="see [nats].monitoring_url and `http:` of the server")
+        return Check(name=name, status="warn", says=says, hint="see [nats].monitoring_url and `http:` of the server")
     if found.config.sync_always:
         return Check(
-            name=_NAME,
+            name=name,
             status="ok",
             says="what it acknowledges for a stream in files is on its disk: a power failure loses none of it",
         )
     seconds = found.config.sync_interval / 1e9
     says = f"it writes to its disk every {seconds:g} s: a power failure may lose {_LOST}"
     hint = "set `jetstream { sync_interval: always }` in its configuration (docs/operations.md)"
-    return Check(name=_NAME, status="warn", says=says, hint=hint)
+    return Check(name=name, status="warn", says=says, hint=hint)
 
 
 def _ask(url: str) -> _Jsz:
