@@ -1,5 +1,6 @@
 """The bridge's connection to Temporal: waits for the server, checks it, and declares the search attributes once."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
@@ -16,6 +17,8 @@ from turnstile.workflows import options
 
 _HEALTH_TIMEOUT = timedelta(seconds=3)
 _CHECKED_WORKFLOWS = 5
+_LOOKS, _LOOK_SECONDS = 50, 0.2
+"""How often, and how far apart, a client looks whether attributes that it declared are known."""
 
 _FATAL = {RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED}
 _DENIED = {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED}
@@ -63,8 +66,8 @@ async def ensure_engine(client: Client) -> None:
 async def declare_search_attributes(client: Client) -> list[str]:
     """Declare Turnstile's search attributes in the client's namespace if they are missing; returns their names.
 
-    Takes some milliseconds. Raises `ConfigError` if they are missing and this client may not declare them, as in
-    Temporal Cloud.
+    Takes some milliseconds; if some were missing, some seconds, since servers keep what they know of a namespace for so
+    long. Raises `ConfigError` if they are missing and this client may not declare them, as in Temporal Cloud.
     """
     kinds = {key.name: _INDEXED_TYPES[key.indexed_value_type] for key in options.SEARCH_ATTRIBUTES}
     if await are_known(client):
@@ -79,6 +82,10 @@ async def declare_search_attributes(client: Client) -> list[str]:
                 f"this client may not create search attributes; create these in namespace {client.namespace}: {missing}"
             ) from None
         raise
+    for _ in range(_LOOKS):
+        if await are_known(client):
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
     return list(kinds)
 
 

@@ -6,10 +6,11 @@ import time
 from lab.bench.bars import Bars
 from lab.bench.children import BenchError
 from lab.bench.environment import Environment, Section
-from lab.bench.figures import Figure, Result, spread
+from lab.bench.figures import Figure, Result, percentile, ratio, spread
 from lab.bench.proc import resident_mb
 from lab.bench.system import System, open_system, usage_figures
 from lab.bench.yardsticks.measure import count_suspended, list_waiting_calls
+from lab.bench.yardsticks.take import bare_workers
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, ToolCallId
 
@@ -23,7 +24,7 @@ _POLL_SECONDS = 0.2
 
 
 async def run_suspended(environment: Environment, bars: Bars) -> Result:
-    """Put the turns to sleep, measure what that costs, and wake some."""
+    """Put the turns to sleep, measure what that costs, and wake some; then as many bare workflows."""
     plan = environment.plan
     wake = min(plan.wake, plan.asleep)
     async with open_system(
@@ -39,6 +40,8 @@ async def run_suspended(environment: Environment, bars: Bars) -> Result:
         took = await _wake(system, wake)
         woken = time.perf_counter() - began
         values = system.used((await system.read()).since(before), wake)
+    async with bare_workers(environment) as bares:
+        bare = await bares.woken(wake)
     figures = [
         Figure(name="turns put to sleep", value=plan.asleep / seconds, unit="/s"),
         Figure(name="memory for each that sleeps", value=(asleep - empty) * 1000 / plan.asleep, unit="kB"),
@@ -49,6 +52,8 @@ async def run_suspended(environment: Environment, bars: Bars) -> Result:
         ),
         Figure(name="turns woken", value=wake / woken, unit="/s"),
         *spread("report to task event", took),
+        *spread("bare workflows woken, signal to local activity", bare),
+        Figure(name="p99, a turn ÷ a bare workflow", value=ratio(percentile(took, 0.99), percentile(bare, 0.99))),
         *usage_figures(values),
         *await system.common(plan.asleep),
     ]

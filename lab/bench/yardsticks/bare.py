@@ -7,11 +7,13 @@ lines from standard input and answers each by a line on standard output. It ends
 import asyncio
 import sys
 import time
+from collections import defaultdict
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
 from temporalio import activity, workflow
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 
 from turnstile.embedded import Endpoints
 from turnstile.schema.base import Strict
@@ -20,8 +22,10 @@ from turnstile.temporal.connect import connect_engine
 from turnstile.temporal.plugin import turn_workers, turnstile_plugin, turnstile_runtime
 from turnstile.workflows.options import task_queue
 
-Kind = Literal["one", "none"]
-"""A workflow with one empty activity, or with none."""
+_ASLEEP_SECONDS = 1.0
+"""After the last start: by then all of them sleep."""
+Kind = Literal["one", "none", "woken"]
+"""A workflow with one empty activity, with none, or one that sleeps until a signal and then runs a local activity."""
 
 
 class Setting(Strict):
@@ -47,6 +51,7 @@ class Done(Strict):
 
     seconds: float
     took_ms: list[float]
+    """Of those that sleep: from the signal to the run of the local activity."""
 
 
 @activity.defn
@@ -73,6 +78,37 @@ class EmptyWorkflow:
         """Nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When each workflow was seen awake: a future for each, set by its local activity."""
+
+    awake: "defaultdict[str, asyncio.Future[float]]"
+
+    @activity.defn
+    async def note(self) -> None:
+        """Note the time of this run (`time.perf_counter`)."""
+        self.awake[activity.info().workflow_id or ""].set_result(time.perf_counter())
+
+
+@workflow.defn
+class SleepingWorkflow:
+    """A workflow that sleeps until its signal, with a deadline, like a turn whose calls are out."""
+
+    def __init__(self) -> None:
+        self._woken = False
+
+    @workflow.signal
+    def wake(self) -> None:
+        """End the sleep."""
+        self._woken = True
+
+    @workflow.run
+    async def run(self) -> None:
+        """Sleep, then run the local activity."""
+        await workflow.wait_condition(lambda: self._woken, timeout=timedelta(hours=1))
+        await workflow.execute_local_activity("note", start_to_close_timeout=timedelta(seconds=60))
+
+
 _WORKFLOWS = {"one": BareWorkflow.run, "none": EmptyWorkflow.run}
 
 
@@ -87,29 +123,35 @@ async def main(setting: Setting) -> None:
     client = await connect_engine(
         setting.temporal, engine, plugins=[turnstile_plugin()], runtime=turnstile_runtime(), identity="turnstile-bench"
     )
+    moments = Moments(defaultdict(asyncio.get_running_loop().create_future))
     [worker] = turn_workers(
         client,
         [setting.target],
         max_concurrency=setting.max_concurrency,
         max_cached_turns=setting.max_cached_turns,
-        activities=[nothing],
-        workflows=[BareWorkflow, EmptyWorkflow],
+        activities=[nothing, moments.note],
+        workflows=[BareWorkflow, EmptyWorkflow, SleepingWorkflow],
     )
     async with worker:
         number = 0
         while line := await asyncio.to_thread(sys.stdin.readline):
             order = Order.model_validate_json(line)
-            done = await _run(client, setting.target, order, number)
+            if order.kind == "woken":
+                done = await _wake(client, setting.target, order.count, number, moments)
+            else:
+                done = await _run(client, setting.target, order, number)
             sys.stdout.write(done.model_dump_json() + "\n")
             sys.stdout.flush()
             number += order.count
 
 
 async def _run(client: Client, target: str, order: Order, first: int) -> Done:
+    run = _WORKFLOWS[order.kind]
+
     async def one(number: int) -> float:
         began = time.perf_counter()
         await client.execute_workflow(
-            _WORKFLOWS[order.kind],
+            run,
             id=f"bare-{target}-{number}",
             task_queue=task_queue(target),
             request_eager_start=True,
@@ -119,6 +161,28 @@ async def _run(client: Client, target: str, order: Order, first: int) -> Done:
     began, numbers = time.perf_counter(), range(first, first + order.count)
     took = list(await asyncio.gather(*map(one, numbers))) if order.at_once else [await one(each) for each in numbers]
     return Done(seconds=time.perf_counter() - began, took_ms=took)
+
+
+async def _wake(client: Client, target: str, count: int, first: int, moments: Moments) -> Done:
+    """Put workflows to sleep, and signal all of them concurrently."""
+    queue = task_queue(target)
+    handles = [
+        await client.start_workflow(SleepingWorkflow.run, id=f"bare-{target}-{number}", task_queue=queue)
+        for number in range(first, first + count)
+    ]
+    await asyncio.sleep(_ASLEEP_SECONDS)
+
+    async def one(handle: WorkflowHandle[SleepingWorkflow, None]) -> float:
+        began = time.perf_counter()
+        await handle.signal(SleepingWorkflow.wake)
+        return (await moments.awake[handle.id] - began) * 1000
+
+    began = time.perf_counter()
+    took = list(await asyncio.gather(*map(one, handles)))
+    seconds = time.perf_counter() - began
+    await asyncio.gather(*(handle.result() for handle in handles))
+    moments.awake.clear()
+    return Done(seconds=seconds, took_ms=took)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,10 @@ class Bares:
         done = await self._one(self.children[0], Order(kind=kind, count=count, at_once=False))
         return {f"bare {kind} p50": percentile(done.took_ms, 0.5)}
 
+    async def woken(self, count: int) -> list[float]:
+        """Put `count` workflows to sleep and signal them concurrently; returns ms from each signal to its activity."""
+        return (await self._one(self.children[0], Order(kind="woken", count=count, at_once=True))).took_ms
+
     async def _order(self, kind: Kind, count: int, *, at_once: bool) -> None:
         share, rest = divmod(count, len(self.children))
         counts = [share + (number < rest) for number in range(len(self.children))]

@@ -17,7 +17,7 @@ from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
-from tests.support.processes.process import TurnstileProcess
+from tests.support.processes.process import MortalProcess, TurnstileProcess
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import DIRECTORY, Order, Relay
@@ -41,21 +41,6 @@ KILLS = sum(len(fate.split("+")) for fate in FATES if fate)
 POINTS = sorted({SETTLED, TOLD, BEGUN, Fault.REPLY_ANNOUNCED})
 
 
-class Mortal(TurnstileProcess):
-    """A worker that is started again whenever it dies."""
-
-    deaths = 0
-
-    async def revive(self) -> None:
-        """For ever; cancel it."""
-        while True:
-            assert self._process is not None
-            await self._process.wait()
-            self._process = None
-            await self.launch()
-            self.deaths += 1
-
-
 @pytest.fixture(scope="module")
 async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that mends soon what was broken."""
@@ -74,14 +59,14 @@ def directory(stack: Stack) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def workers(stack: Stack, directory: Path, hatching: Hatchery) -> AsyncIterator[list[Mortal]]:
+async def workers(stack: Stack, directory: Path, hatching: Hatchery) -> AsyncIterator[list[MortalProcess]]:
     """Two workers with the same configuration, each with a log of its own."""
-    made: list[Mortal] = []
+    made: list[MortalProcess] = []
     for name in ("one", "two"):
         home = stack.directory / name
         home.mkdir()
         (home / "config.toml").write_text(stack.config.read_text())
-        worker = Mortal("worker", home / "config.toml", hatching)
+        worker = MortalProcess("worker", home / "config.toml", hatching)
         armed = ",".join(f"{point}=kill" for point in POINTS)
         worker.env = {
             DIRECTORY: str(directory),
@@ -90,13 +75,8 @@ async def workers(stack: Stack, directory: Path, hatching: Hatchery) -> AsyncIte
             "PYTHONPATH": str(ROOT),
         }
         made.append(worker)
-    await asyncio.gather(*(worker.start() for worker in made))
-    reviving = [asyncio.create_task(worker.revive()) for worker in made]
-    yield made
-    for task in reviving:
-        task.cancel()
-    await asyncio.wait(reviving)
-    await asyncio.gather(*(worker.remove() for worker in made))
+    async with made[0].reviving(), made[1].reviving():
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +93,7 @@ async def bridge(stack: Stack, directory: Path, hatching: Hatchery) -> AsyncIter
 
 
 @pytest.fixture
-async def caller(stack: Stack, workers: list[Mortal], bridge: TurnstileProcess) -> AsyncIterator[Caller]:
+async def caller(stack: Stack, workers: list[MortalProcess], bridge: TurnstileProcess) -> AsyncIterator[Caller]:
     """A client; when the test ends, what protocol §9 says holds, and each answer is in the stream once."""
     assert workers
     await bridge.ensure()
@@ -146,7 +126,7 @@ async def test_what_a_bridge_had_taken_when_it_died_is_answered_once(
 
 @pytest.mark.long
 async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
-    caller: Caller, workers: list[Mortal], directory: Path
+    caller: Caller, workers: list[MortalProcess], directory: Path
 ) -> None:
     """The reply is that of a thread without harm, and each handler ran once for its message."""
     (directory / "fates").write_text(",".join(FATES))
@@ -172,7 +152,7 @@ async def test_a_handler_that_dies_with_its_worker_does_not_run_again(caller: Ca
 
 @pytest.mark.long
 async def test_a_handler_that_blocks_its_process_is_a_timeout_for_its_caller(
-    caller: Caller, workers: list[Mortal], directory: Path, tmp_path: Path
+    caller: Caller, workers: list[MortalProcess], directory: Path, tmp_path: Path
 ) -> None:
     """It is heard from the other worker while the first is held up still; what comes of it late changes nothing.
 
@@ -202,6 +182,6 @@ async def test_a_handler_that_blocks_its_process_is_a_timeout_for_its_caller(
     assert effects(directory)["block"] == 1
 
 
-async def died(workers: list[Mortal], times: int) -> bool:
+async def died(workers: list[MortalProcess], times: int) -> bool:
     """Whether the workers died so often in all."""
     return sum(worker.deaths for worker in workers) == times

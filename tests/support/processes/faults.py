@@ -26,18 +26,18 @@ from turnstile.schema.ids import AgentTurnId, uuid7
 Kind = Literal["plain", "answered", "silent", "stopped"]
 """It streams a text; its two calls are answered in order; nobody answers; it is stopped while it waits."""
 
-_BEGINS = (Fault.ENQUEUE_COMMITTED, Fault.ENQUEUE_PUBLISHED, Fault.CLAIM_TAKEN, Fault.WORKFLOW_STARTED)
-_STEPS = (Fault.STEP_BEGUN, Fault.MODEL_ANSWERED)
+BEGINS = (Fault.ENQUEUE_COMMITTED, Fault.ENQUEUE_PUBLISHED, Fault.CLAIM_TAKEN, Fault.WORKFLOW_STARTED)
+STEPS = (Fault.STEP_BEGUN, Fault.MODEL_ANSWERED)
 _CALLS = (Fault.STEP_COMMITTED, Fault.STEP_PUBLISHED, Fault.CALLS_COMMITTED, Fault.CALLS_PUBLISHED)
-_REPORTS = (Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.WORKFLOW_SIGNALLED, Fault.REPORTS_APPLIED)
+REPORTS = (Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.WORKFLOW_SIGNALLED, Fault.REPORTS_APPLIED)
 _TIMEOUTS = (Fault.TIMEOUTS_INJECTED, Fault.REPORTS_APPLIED)
 _STOPS = (Fault.TREE_MARKED, Fault.STOP_COMMITTED, Fault.STOP_PUBLISHED, Fault.WORKFLOW_SIGNALLED)
-_ENDS = (Fault.TURN_FINISHED, Fault.TURN_PUBLISHED, Fault.TURN_ANNOUNCED)
+ENDS = (Fault.TURN_FINISHED, Fault.TURN_PUBLISHED, Fault.TURN_ANNOUNCED)
 PASSED: dict[Kind, tuple[Fault, ...]] = {
-    "plain": (*_BEGINS, *_STEPS, *_ENDS),
-    "answered": (*_BEGINS, *_STEPS, *_CALLS, *_REPORTS, *_ENDS),
-    "silent": (*_BEGINS, *_STEPS, *_CALLS, *_TIMEOUTS, *_ENDS),
-    "stopped": (*_BEGINS, *_STEPS, *_CALLS, *_STOPS, *_ENDS),
+    "plain": (*BEGINS, *STEPS, *ENDS),
+    "answered": (*BEGINS, *STEPS, *_CALLS, *REPORTS, *ENDS),
+    "silent": (*BEGINS, *STEPS, *_CALLS, *_TIMEOUTS, *ENDS),
+    "stopped": (*BEGINS, *STEPS, *_CALLS, *_STOPS, *ENDS),
 }
 """The points that a turn of each kind passes if nothing fails; it passes no others."""
 POINTS = [point for point in Fault if any(point in passed for passed in PASSED.values())]

@@ -1,6 +1,7 @@
 """`turnstile worker`, `turnstile bridge` and others as separate processes that tests may kill and restart."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -111,6 +112,39 @@ class TurnstileProcess:
         """Gone."""
         if self._process is not None:
             await self.kill()
+
+
+class MortalProcess(TurnstileProcess):
+    """One that is started again whenever it dies."""
+
+    deaths = 0
+
+    @asynccontextmanager
+    async def reviving(self) -> AsyncGenerator[None]:
+        """Start it, and start it again whenever it dies during the block; it is killed at the end."""
+        await self.start()
+        over = asyncio.Event()
+        reviving = asyncio.create_task(self._revive(over))
+        try:
+            yield
+        finally:
+            over.set()
+            while not reviving.done():
+                if self._process is not None and self._process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):  # it dies just now
+                        self._process.kill()
+                await asyncio.wait([reviving], timeout=0.1)
+            await reviving
+
+    async def _revive(self, over: asyncio.Event) -> None:
+        while True:
+            assert self._process is not None
+            await self._process.wait()
+            self._process = None
+            if over.is_set():
+                return
+            await self.launch()
+            self.deaths += 1
 
 
 @dataclass(frozen=True)
