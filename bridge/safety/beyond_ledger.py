@@ -9,15 +9,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from turnstile.ledger.operations.recovery import Run
+from turnstile.ledger.operations.recovery import NewEra, Run, ToldEnd, find_uncompared, record_compared, tell_beyond
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.queries import Connection, query
-from turnstile.schema.base import Tolerant
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.events import TaskEvent
 from turnstile.transport.connection import NatsConnection
@@ -31,13 +29,6 @@ _READ_SECONDS = 60.0
 _SHOWN = 5
 
 
-class NewEra(Tolerant):
-    """An era whose beginning was not looked at yet."""
-
-    era: int
-    begun_at: datetime
-
-
 @dataclass(frozen=True, slots=True)
 class BeyondLedger:
     """Finds ends that were told and that the ledger does not have. Holds clients only."""
@@ -47,7 +38,7 @@ class BeyondLedger:
 
     async def list_eras(self, run: Run) -> Sequence[NewEra]:
         """The era, if it is not compared yet."""
-        found = await run(lambda conn: query("find_uncompared").opt_as(conn, NewEra))
+        found = await run(find_uncompared)
         return [] if found is None else [found]
 
     async def compare(self, eras: Sequence[NewEra]) -> int:
@@ -63,7 +54,8 @@ class BeyondLedger:
 
         async def take(messages: list[Msg]) -> None:
             nonlocal read, found
-            told = await self.pool.run(lambda conn: _tell(conn, messages))
+            ends = [end for message in messages if (end := _end(message)) is not None]
+            told = await self.pool.run(lambda conn: tell_beyond(conn, ends))
             for turn, error in told[: max(0, _SHOWN - found)]:
                 log.warning("era %d: turn %s: %s", era.era, turn, error)
             read, found = read + len(messages), found + len(told)
@@ -76,7 +68,7 @@ class BeyondLedger:
             timer.cancel()
         if read < pending:
             log.warning("only %d of %d ends told before the era were compared", read, pending)
-        await self.pool.run(lambda conn: query("record_compared").many(conn, era=era.era))
+        await self.pool.run(lambda conn: record_compared(conn, era.era))
         log.warning("era %d: %d of %d ends that NATS has told are not in the ledger", era.era, found, read)
         return found
 
@@ -85,23 +77,8 @@ async def _is_there() -> None:
     """The consumer was made a moment ago."""
 
 
-async def _tell(conn: Connection, messages: Sequence[Msg]) -> list[tuple[str, str]]:
-    """Record which of these events the ledger does not have; returns turn and reason of each."""
-    ends = [end for message in messages if (end := _end(message)) is not None]
-    projects, turns, epochs, statuses, cards = (list(each) for each in zip(*ends, strict=True)) if ends else ([],) * 5
-    rows = await query("tell_beyond").many(
-        conn,
-        project_ids=projects,
-        agent_turn_ids=turns,
-        turn_epochs=epochs,
-        statuses=statuses,
-        deliverable_card_ids=cards,
-    )
-    return [(row["agent_turn_id"], row["error"]) for row in rows]
-
-
-def _end(message: Msg) -> tuple[str, str, int, str, str] | None:
-    """Project, turn, epoch, status and deliverable of a `task` event; None for one that is not ours."""
+def _end(message: Msg) -> ToldEnd | None:
+    """The end that a `task` event tells; None for one that is not ours."""
     given = message.headers or {}
     epoch, project = given.get(headers.TURN_EPOCH, ""), given.get(headers.PROJECT_ID, "")
     try:
@@ -110,4 +87,4 @@ def _end(message: Msg) -> tuple[str, str, int, str, str] | None:
         return None
     if not (epoch.isascii() and epoch.isdigit() and len(epoch) <= 16 and project):
         return None
-    return project, event.agent_turn_id, int(epoch), event.status.value, event.deliverable_card_id
+    return ToldEnd(project, event.agent_turn_id, int(epoch), event.status.value, event.deliverable_card_id)

@@ -5,7 +5,7 @@ The ledger's part of the rules *engine* and *reap*: it lists the turns to look u
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
@@ -60,6 +60,23 @@ class SilentTurn(LiveTurn):
     """An active turn whose head has not changed at least since `silent_since`, by the clock of the ledger."""
 
     silent_since: datetime
+
+
+class NewEra(Tolerant):
+    """An era at whose begin nobody has looked at what NATS told before."""
+
+    era: int
+    begun_at: datetime
+
+
+class ToldEnd(NamedTuple):
+    """The end of a turn, as its `task` event told it."""
+
+    project_id: str
+    agent_turn_id: str
+    turn_epoch: int
+    status: str
+    deliverable_card_id: str
 
 
 class Repairs(Tolerant):
@@ -157,6 +174,26 @@ async def list_carried(conn: Connection, worker_targets: Sequence[str], *, row_l
 async def find_era(conn: Connection) -> Era | None:
     """The ledger's era; None before the first session that writes."""
     return await query("find_era").opt_as(conn, Era)
+
+
+async def find_uncompared(conn: Connection) -> NewEra | None:
+    """The era, if what NATS told before it was not compared with the ledger yet."""
+    return await query("find_uncompared").opt_as(conn, NewEra)
+
+
+async def tell_beyond(conn: Connection, ends: Sequence[ToldEnd]) -> list[tuple[str, str]]:
+    """Record which of these ends, told in an era before, the ledger does not have; returns turn and reason of each.
+
+    A repeat records nothing twice.
+    """
+    columns = {f"{name}s": [getattr(end, name) for end in ends] for name in ToldEnd._fields if name != "status"}
+    rows = await query("tell_beyond").many(conn, **columns, statuses=[end.status for end in ends])
+    return [(row["agent_turn_id"], row["error"]) for row in rows]
+
+
+async def record_compared(conn: Connection, era: int) -> None:
+    """Record that what NATS told before this era was compared."""
+    await query("record_compared").many(conn, era=era)
 
 
 async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:

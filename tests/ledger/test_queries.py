@@ -79,7 +79,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "enter_era": {"epoch_floor", "timeline_id"},
     "find_era": recovery.Era,
     "find_history": {"epoch_floor", "timeline_id"},
-    "find_uncompared": {"era", "begun_at"},
+    "find_uncompared": recovery.NewEra,
     "list_carried": lease.LiveTurn,
     "record_compared": NOTHING,
     "tell_beyond": {"agent_turn_id", "error"},
