@@ -70,6 +70,7 @@ async def statuses(tenant: Tenant) -> dict[str, int]:
     return {row["how"]: row["n"] for row in rows}
 
 
+@pytest.mark.long
 async def test_deadlines_pass_where_it_is_set_forward_and_running_turns_go_on(
     stack: Stack, tenant: Tenant, clock: Clock, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ async def test_nothing_waits_for_the_hour_where_it_is_set_back(stack: Stack, ten
     assert await statuses(tenant) == {"success": 4}
 
 
+@pytest.mark.long
 async def test_a_deadline_that_the_ledger_has_not_reached_is_looked_at_ever_more_seldom(
     stack: Stack, tenant: Tenant, clock: Clock
 ) -> None:

@@ -127,6 +127,7 @@ async def test_without_a_connection_to_postgres_callers_are_told_and_turns_go_on
         await all_succeed(tenant, turns)
 
 
+@pytest.mark.long
 async def test_statements_that_are_cut_short_are_run_again(stack: Stack, tenant: Tenant) -> None:
     """`statement_timeout`, `lock_timeout` and `idle_session_timeout` of the role, while a head is locked."""
     admin = Pool(stack.endpoints.database_url, size=1, name="admin")
@@ -152,6 +153,7 @@ async def test_statements_that_are_cut_short_are_run_again(stack: Stack, tenant:
         await admin.close()
 
 
+@pytest.mark.long
 async def test_without_a_connection_to_nats_turns_of_the_ledger_run_and_are_told_afterwards(
     stack: Stack, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
