@@ -248,6 +248,7 @@ async def judge(place: Place, tenant: Tenant, turns: Sequence[AgentTurnId]) -> N
         await assert_invariants(conn)
 
 
+@pytest.mark.long
 async def test_turns_go_on_when_the_leader_of_the_streams_is_killed(place: Place) -> None:
     tenant = new_tenant(place.stack)
     load = Load(tenant, place.stack.conn)
