@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.net import net_of, repairs, restarts, unheard
+from tests.support.processes.net import repairs, restarts, unheard, visible
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
@@ -189,10 +189,10 @@ async def test_a_visibility_that_lags_starts_no_turn_again(
             agents = await tenant.agents("player", 20, allowed_tools=["search"])
             turns = [await Hand(tenant, agent).start(calling("search")) for agent in agents]
             await hand.heard(len(turns))
-            reconciler, unseen = net_of(stack).rules.reconciler, 0
+            unseen = 0
             await asyncio.sleep(FRESH_SECONDS + 1)  # from now on their heads are not fresh
             for _ in range(6):
-                unseen = max(unseen, len(set(turns) - set(await reconciler._visible())))
+                unseen = max(unseen, len(set(turns) - await visible(stack)))
                 await asyncio.sleep(1)  # the rule *engine* looks meanwhile
             assert unseen > 0, "visibility did not lag"
             assert await restarts(tenant, turns) == [0] * len(turns)
