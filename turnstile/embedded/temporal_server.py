@@ -3,8 +3,8 @@
 The flags were measured (ARCHITECTURE.md). Without the poll rates every hop waits 50 ms. Without WAL the server is
 several times slower. The two worker-command flags let the server push cancellations, so a stop takes 60 ms. With
 fairness the workers serve projects in turn. By default a dev server reads the namespace from its file for each use of a
-search attribute, over its only connection: three quarters of what it reads and writes to wake a turn. Here it keeps the
-namespace for some seconds, as any other server does, and has the search attributes from the start.
+search attribute, over its only connection: more than half of its requests to the file when a turn wakes. Here it keeps
+the namespace for some seconds, as any other server does, and has the search attributes from the start.
 """
 
 import asyncio
