@@ -24,7 +24,8 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.safety.reconciler import FRESH_SECONDS
 from turnstile.embedded import EmbeddedServers, nats_server, postgres_server, temporal_server
-from turnstile.ledger.pool import Pool, connect
+from turnstile.ledger.histories import connect
+from turnstile.ledger.pool import Pool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import ReplyStatus

@@ -25,7 +25,6 @@ from turnstile.ledger.operations.audit import Scope, audit
 from turnstile.ledger.people.decisions import expire_interrupt, list_expired
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import fence
-from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, ToolCallId, interrupt_id
@@ -249,7 +248,7 @@ class Storms:
         """What rule `running_reap` finds; a turn that waits for people alone is never among it."""
         async with self.pool.connection() as conn, conn.transaction():
             await conn.fetch("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            found: list[LiveTurn] = await recovery.list_silent(conn, [TARGET], older_seconds=0, row_limit=20)
+            found = await recovery.list_silent(conn, [TARGET], older_seconds=0, row_limit=20)
             for turn in found:
                 assert turn.status != HeadStatus.SUSPENDED or not await conn.fetch(HELD_ONLY, turn.agent_turn_id)
         for turn in found[: self.chance(0.05)]:
