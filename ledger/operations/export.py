@@ -31,6 +31,7 @@ TABLES: Final[tuple[str, ...]] = (
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "state.migrations": "of the database",
+    "state.ledger_era": "of the database",
     "state.workers": "of processes",
     "state.listeners": "of processes",
     "state.duties": "of bridges",

@@ -203,10 +203,10 @@ def test_a_trace_is_read_for_what_was_synced() -> None:
     lines = [
         '1 pwrite64(9</s/1.blk>, ""..., 100, 0) = 100',
         '1 pwrite64(9</s/1.blk>, ""..., 50, 100 <unfinished ...>',
-        "2 fsync(9</s/1.blk> <unfinished ...>",
+        "2     fsync(9</s/1.blk> <unfinished ...>",  # padded to five digits
         "1 <... pwrite64 resumed>) = 50",
         '1 pwrite64(9</s/1.blk>, ""..., 30, 150) = 30',
-        "2 <... fsync resumed>)              = 0",
+        "2     <... fsync resumed>)              = 0",
         "1 fsync(9</s/1.blk> <unfinished ...>",
         '3 openat(AT_FDCWD</work>, "/s/o.dat.tmp", O_WRONLY|O_CREAT|O_TRUNC|O_SYNC|O_CLOEXEC, 0600) = 4</s/o.dat.tmp>',
         '3 openat(AT_FDCWD</work>, "/s/meta.inf.tmp", O_WRONLY|O_CREAT|O_TRUNC|O_CLOEXEC, 0600) = 4</s/meta.inf.tmp>',

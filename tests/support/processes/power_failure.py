@@ -24,7 +24,7 @@ from pathlib import Path
 
 _CALLS = "trace=openat,pwrite64,fsync,fdatasync"
 _LINE = re.compile(
-    r"(\d+) (?:<\.\.\. )?(\w+)(?:\((?:AT_FDCWD(?:<[^>]*>)?, \"([^\"]*)\", (\S+?)[,)]|\d+<([^>]*)>))?(.*)"
+    r"(\d+) +(?:<\.\.\. )?(\w+)(?:\((?:AT_FDCWD(?:<[^>]*>)?, \"([^\"]*)\", (\S+?)[,)]|\d+<([^>]*)>))?(.*)"
 )
 _PLACE = re.compile(r", (\d+), (\d+)(?:\)| <unfinished)")
 _BLOCKS = ".blk"

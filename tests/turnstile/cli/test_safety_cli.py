@@ -137,7 +137,7 @@ async def test_a_rule_that_cannot_look_makes_the_exit_code_1(tenant: Tenant, sta
         await conn.execute("ALTER TABLE state.workers_of_before RENAME TO workers")
     assert ran.code == 1
     failed = {rule: swept["failed"] for rule, swept in ran.json().items() if swept["failed"] is not None}
-    assert failed == dict.fromkeys(("resume", "dispatched_reap", "running_reap"), "UndefinedTableError")
+    assert failed == dict.fromkeys(("resume", "clock", "dispatched_reap", "running_reap"), "UndefinedTableError")
     assert await tenant.task_events() == {turn: 1}
 
 
