@@ -173,8 +173,14 @@ async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[Inb
 
 
 async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
-    """Inject timeouts for the calls past their deadline; returns all rows that are due, none if the gate is closed."""
-    return await query("inject_timeouts").all_as(conn, Ring, **gate(turn))
+    """Inject timeouts for the calls past their deadline; returns all rows that are due, none if the gate is closed.
+
+    Raises `Again` if the turn's state changed meanwhile.
+    """
+    due = await query("inject_timeouts").many(conn, **gate(turn))
+    if any(row["inbox_id"] is None for row in due):
+        raise Again
+    return [Ring.model_validate(dict(row)) for row in due]
 
 
 async def request_stop(

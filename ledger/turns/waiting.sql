@@ -213,17 +213,18 @@ SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE N
 -- A timeout card and inbox row for each call that waits unreported past its own deadline, which is its turn's if it has none; null
 -- is never past. The head's deadline is then the earliest that is ahead. The workflow's timer and the watchdog use this one
 -- statement: a second run finds the first one's rows and returns them, with all others that are due. A call that is held is never
--- late. If a step was committed meanwhile, whose calls we would not see, nothing changes.
+-- late. If the head changed between our snapshot and our lock, we would not see the calls or rows of that change: nothing changes,
+-- and a row of nulls says 'again'.
 WITH
 head AS MATERIALIZED (
-    SELECT h.* FROM state.agent_state_head h
+    SELECT h.*, h.xmin AS version FROM state.agent_state_head h
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'suspended'
     FOR NO KEY UPDATE
 ),
 go AS MATERIALIZED (
     SELECT head.* FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
-    WHERE seen.step_count = head.step_count
+    WHERE seen.xmin = head.version
 ),
 calls AS MATERIALIZED (
     SELECT w.*, CASE WHEN w.held_by IS NULL THEN coalesce(w.deadline, go.resume_deadline) END AS due_at FROM go
@@ -281,7 +282,9 @@ SELECT i.inbox_id, i.message_type, i.correlation_id FROM go
 JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = :project_id
     AND i.message_type IN {report_types}
-WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
+WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now())
+UNION ALL
+SELECT NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 
 -- name: request_stop :one
 -- Requests the stop of an active turn: inbox row, edge, and the address of the doorbell. The head is locked and changed, so that

@@ -6,6 +6,7 @@ Every statement touches only served worker targets and what is old enough, and s
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -36,7 +37,7 @@ from tests.support.ledger.calls import (
     told,
     written_report,
 )
-from tests.support.waiting import Counting, overtaken
+from tests.support.waiting import Counting, in_flight, overtaken
 from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.operations.recovery import (
     EndedTurn,
@@ -508,15 +509,20 @@ async def inbox_ids(pool: Pool, call: str) -> list[InboxId]:
 
 
 async def test_reports_are_made_due_by_one_bridge_at_once(agents: Pool) -> None:
+    """Bridges that look at once may share the rows: each is one bridge's."""
     await serve(agents)
-    await sleeper(agents, "a", "b")
-    for call in ("a", "b"):
+    for agent, call in ((ALICE, "a"), (BOB, "b"), (CAROL, "c")):
+        await sleeper(agents, call, agent=agent)
         await told(agents, call)
-    await claim(agents, ALICE)
+    await claim(agents, ALICE, BOB, CAROL)
     await age(agents)
-    found = await asyncio.gather(*(woken(agents) for _ in range(6)))
-    assert sum(len(each) for each in found) == 1
-    assert len(await claim(agents, ALICE)) == 2
+    retry = partial(sweep.retry_resumes, worker_targets=[TARGET], older_seconds=10, row_limit=1)
+    async with in_flight(agents, retry) as first, asyncio.timeout(30):  # nobody waits for what another has
+        found = await asyncio.gather(*(woken(agents) for _ in range(6)))
+    assert len(first) == 1
+    assert sorted(first + [key for each in found for key in each]) == [(PROJECT, each) for each in (ALICE, BOB, CAROL)]
+    assert await woken(agents) == []
+    assert len(await claim(agents, ALICE, BOB, CAROL)) == 3
 
 
 async def services(pool: Pool) -> dict[tuple[str, str], datetime]:

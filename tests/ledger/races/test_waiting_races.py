@@ -1,4 +1,4 @@
-"""Reports, timeouts, applies and ends of one turn at once: hazards 7 and 8 in docs/hazards.md, and the lock order."""
+"""Reports, timeouts, applies and ends of one turn at once: hazards 1, 7, 8 in docs/hazards.md, and the lock order."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -220,6 +220,30 @@ async def test_8_timeouts_that_waited_for_an_apply_leave_its_calls_alone(agents:
     assert [ring.inbox_id for ring in rings if ring.message_type == "timeout"] == ["timeout-b"]
     assert await waits(agents) == {"a": "applied", "b": "waiting"}
     assert (await head(agents))["waiting_tool_count"] == 1
+
+
+async def test_1_timeouts_that_waited_for_their_twin_are_answered_alike(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    await suspend(agents, turn, "a", "b", "c", wait_seconds=0, uncarded=("c",))
+    rings = await overtaken(agents, lambda conn: inject_timeouts(conn, turn), expire(agents, turn))
+    assert sorted(ring.inbox_id for ring in rings) == ["timeout-a", "timeout-b"]
+    assert await waits(agents) == {"a": "waiting", "b": "waiting", "c": "dropped"}
+    assert (await head(agents))["waiting_tool_count"] == 2
+
+
+async def test_1_a_single_look_for_timeouts_that_waited_changes_nothing(agents: Pool) -> None:
+    turn = await sleeper(agents, "a", "b", wait_seconds=0)
+    real = await written_report(agents, turn, "a", await write_card(agents, result_card(turn, "a")))
+
+    async def once() -> None:
+        async with agents.connection() as conn:
+            await inject_timeouts(conn, turn)
+
+    with pytest.raises(Again):
+        await overtaken(agents, lambda conn: apply_reports(conn, turn, [real]), once())
+    assert await rows(agents, "SELECT FROM state.agent_inbox WHERE message_type = 'timeout'") == []
+    assert [ring.inbox_id for ring in await expire(agents, turn)] == ["timeout-b"]
 
 
 async def test_8_timeouts_that_waited_for_the_next_calls_leave_them_and_their_deadline_alone(agents: Pool) -> None:
