@@ -404,6 +404,30 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
     assert (await tenant.ended(turn)).view.status == "success"
 
 
+async def test_a_turn_whose_task_waits_for_a_worker_is_not_silent(tenant: Tenant, net: Net) -> None:
+    """Another run of it would wait behind the same work, and no turn is ended because workers are busy."""
+    engine, now = net.rules.reconciler, datetime.now(UTC)
+    async with hand_of(tenant) as hand:
+        async with running_here(tenant.stack, run_worker):
+            turn = await hand.suspended(calling("search"), TEXT)
+        lost = await in_hand(tenant, turn)
+        await hand.report(call_of(turn))
+
+        async def queued() -> bool:
+            return (await engine._describe(lost)).is_queued
+
+        await until(queued, 10, "its workflow task waits")
+        await sign_on(tenant.stack)
+        await pass_time(tenant)
+        earlier = "UPDATE state.agent_inbox SET created_at = created_at - $1::interval WHERE project_id = $2"
+        await tenant.rows(earlier, AGO, tenant.project)
+        flow = await engine._describe(lost)
+        assert (flow.is_silent(now, 1), replace(flow, is_queued=False).is_silent(now, 1)) == (False, True)
+        assert await silent_for(net, 1).look("running_reap") == RuleReport("running_reap", [])
+        async with running_here(tenant.stack, run_worker):
+            assert (await hand.ended(turn)).view.status == "success"
+
+
 async def test_a_turn_whose_worker_was_killed_is_started_again_and_goes_on_where_it_was(
     tenant: Tenant, net: Net, hatching: Hatchery, tmp_path: Path
 ) -> None:
