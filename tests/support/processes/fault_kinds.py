@@ -261,7 +261,8 @@ async def unknown_call(scene: Scene) -> None:
     turn = await scene.enqueue(hand.agent, calling("search"), DONE)
     call = call_of(turn)
     await hand.called(call, timeout=PATIENCE_SECONDS)
-    await scene.insist("describe", {"tool_call_id": call, "begins": "run.1"})
+    begins: JsonObject = {"tool_call_id": call, "begins": "run.1"}
+    await scene.insist("describe", begins, settled="not_sent")  # a repeat, where the net has asked a person meanwhile
     await scene.decide("respond", response="done")
     await scene.ended(turn)
 
