@@ -1,10 +1,10 @@
 """Every endpoint below `/openai/v1`. The router is made of this; `/v1/openapi.json` has none of them."""
 
 from turnstile.gateway.http.endpoints import Endpoint
+from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat import Chat
 from turnstile.gateway.openai.chat_answer import ChatCompletion
 from turnstile.gateway.openai.chat_request import ChatCreate
-from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
 from turnstile.gateway.openai.responses.objects import Response
 from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve

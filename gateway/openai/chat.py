@@ -14,12 +14,14 @@ from http import HTTPStatus
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
+from turnstile.gateway.addressed import Target
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.reading import Reader, reader_of
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Problem, problem_of
+from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import (
     AssistantMessage,
     ChatCompletion,
@@ -33,9 +35,8 @@ from turnstile.gateway.openai.chat_answer import (
 from turnstile.gateway.openai.chat_request import ChatCreate, said_in
 from turnstile.gateway.openai.chat_text import ToldText
 from turnstile.gateway.openai.error_objects import error_response
-from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.messages import Composed, composed
-from turnstile.gateway.openai.targets import Target, find_target
+from turnstile.gateway.openai.targets import find_target, known_model
 from turnstile.gateway.v1.resources import Turn
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
@@ -77,12 +78,13 @@ class Chat:
             target = await find_target(kernel.pool, call.principal.project_id, body.model)
             fields = await self._fields(call, target, told, key)
             try:
-                turn = await kernel.enqueue(call, self._channel(call), target, fields, key)
+                with known_model(body.model):
+                    turn = await kernel.enqueue(call, self._channel(call), target, fields, key)
                 view = await kernel.turns.described(call.principal, turn)
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-            asked = _Asked(kernel, call.principal, view, target.model, reader, found_again=key is not None)
+            asked = _Asked(kernel, call.principal, view, target.named, reader, found_again=key is not None)
             if body.stream:
                 tells_usage = body.stream_options is not None and body.stream_options.include_usage
                 return Answer(asked.streamed(stack.pop_all(), tells_usage=tells_usage))

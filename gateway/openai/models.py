@@ -5,8 +5,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
+from turnstile.gateway.addressed import Target, target_of
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.openai.targets import Target, find_target, target_of
+from turnstile.gateway.openai.targets import find_target
 from turnstile.ledger.access.addressees import list_addressees
 from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import ProjectId
@@ -50,4 +51,4 @@ class Models:
 
 
 def _entry(project: ProjectId, target: Target) -> ModelEntry:
-    return ModelEntry(id=target.model, created=int(target.since.timestamp()), owned_by=project)
+    return ModelEntry(id=target.named, created=int(target.since.timestamp()), owned_by=project)

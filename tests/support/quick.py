@@ -4,7 +4,7 @@ import json
 
 from temporalio.api.enums.v1 import EventType
 
-from tests.support.processes.faults import DONE
+from tests.support.faults.points import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand
 from turnstile.activities.turn.fast_models import LEARNED_AFTER

@@ -19,9 +19,9 @@ from temporalio.worker import Interceptor, Replayer, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from tests.support.conditions import until
+from tests.support.faults.points import DONE
 from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
 from tests.support.processes.clocks import of_postgres, right_clock
-from tests.support.processes.faults import DONE
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import QUICK, Config, open_stack
 from tests.support.quick import learned, shape

@@ -19,9 +19,9 @@ from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, problem_of
+from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.error_objects import error_response
-from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
 from turnstile.gateway.openai.responses.objects import StreamEvent
@@ -34,7 +34,7 @@ from turnstile.gateway.openai.responses.response_reading import (
     unknown_response,
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
-from turnstile.gateway.openai.targets import find_target
+from turnstile.gateway.openai.targets import find_target, known_model
 from turnstile.gateway.v1.resources import Turn, TurnStop
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.past import list_turn_past
@@ -127,7 +127,8 @@ class Responses:
             fields["instruction"] = last.text
         if parts:
             fields["context_box_id"] = await kernel.make_box(call, channel, parts, key)
-        turn = await kernel.enqueue(call, channel, target, fields, key)
+        with known_model(wanted.model):
+            turn = await kernel.enqueue(call, channel, target, fields, key)
         return await kernel.turns.described(principal, turn)
 
     async def _previous(self, principal: Principal, response: str | None) -> TurnView | None:

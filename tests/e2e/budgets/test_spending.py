@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from tests.e2e.people.asking import Person, asked
 from tests.support.conditions import until
+from tests.support.faults.points import DONE, GUESS
 from tests.support.ledger.budgets import budget, figures
-from tests.support.processes.faults import DONE, GUESS
 from tests.support.quick import learned, shape
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import ANYTHING, call_of, calling, definition, hand_of, shown

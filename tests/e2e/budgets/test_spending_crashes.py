@@ -8,8 +8,8 @@ import pytest
 
 from tests.e2e.budgets.test_spending import LLM, USES, reservations, script
 from tests.support.conditions import until
+from tests.support.faults.points import DONE, GUESS, HASTY
 from tests.support.ledger.budgets import budget, commit_uses, uses
-from tests.support.processes.faults import DONE, GUESS, HASTY
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.quick import learned

@@ -8,8 +8,8 @@ import pytest
 
 from tests.e2e.budgets.test_spending import LLM
 from tests.e2e.budgets.test_spending_crashes import POINTS, spender, spent_once
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess, processes_of
 from tests.support.processes.stack import Stack

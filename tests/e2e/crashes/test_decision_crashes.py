@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.people import Person
-from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks

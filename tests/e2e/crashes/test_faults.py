@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.support.databases import Databases
+from tests.support.faults.points import HASTY, KINDS, PASSED, POINTS, Kind, played, unharmed
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY, KINDS, PASSED, POINTS, Kind, played, unharmed
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import ROLES, Role, TurnstileProcess, processes_of
 from tests.support.processes.stack import SCRIPTS, Stack, open_stack, running_here

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY, rows_of
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY, rows_of
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import Config, Stack

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 
+from tests.support.faults.points import DONE, HASTY, player_of
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import DONE, HASTY, player_of
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess, processes_of
 from tests.support.processes.stack import Stack, running_here

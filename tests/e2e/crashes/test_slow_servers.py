@@ -15,8 +15,8 @@ import pytest
 from lab.chaos.proxy import HOST, Proxy
 from tests.support.conditions import until
 from tests.support.databases import Databases
+from tests.support.faults.points import DONE
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import DONE
 from tests.support.processes.net import unheard, workflow
 from tests.support.processes.stack import PATIENT, Stack, open_stack, running_here
 from tests.support.quick import learned, shape

@@ -15,9 +15,9 @@ import yaml
 
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, answer, fork, result, says, staff, steps, task
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import ROOT
-from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.ledger.actions import acks, button_of, called, pressed, turn_of, turns
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes, Role
 from tests.support.processes.stack import Config, Stack
 from tests.support.processes.stacks import Stacks

@@ -9,8 +9,8 @@ import pytest
 
 from tests.sdk.tools.test_once import start
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks

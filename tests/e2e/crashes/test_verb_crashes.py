@@ -23,8 +23,8 @@ from tests.e2e.crashes import (
 from tests.e2e.durability import test_era
 from tests.e2e.people import test_steering_crashes
 from tests.e2e.pump import test_agents_talk_crashes, test_pump_crashes
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks

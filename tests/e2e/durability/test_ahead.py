@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import DONE
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import DONE
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.postgres_pair import PostgresPair
 from tests.support.processes.process import processes_of

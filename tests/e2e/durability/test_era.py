@@ -3,7 +3,7 @@
 import signal
 
 from tests.support.conditions import until
-from tests.support.processes.faults import DONE
+from tests.support.faults.points import DONE
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import GUESS, HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import GUESS, HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks

@@ -13,8 +13,8 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import ROLES, TurnstileProcess
 from tests.support.processes.stack import Stack, running_here

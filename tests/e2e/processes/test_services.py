@@ -15,9 +15,9 @@ import yaml
 from temporalio.service import RPCError, RPCStatusCode
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import ROOT
-from tests.support.processes.faults import HASTY
 from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of

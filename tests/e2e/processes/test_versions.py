@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.databases import Databases
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import Config, Stack, open_stack, running_here

@@ -15,8 +15,8 @@ from random import Random
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes, TurnstileProcess
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks

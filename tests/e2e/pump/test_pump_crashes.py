@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.conditions import until
+from tests.support.faults.points import HASTY
 from tests.support.paths import ROOT
-from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import MortalProcess, TurnstileProcess
 from tests.support.processes.stack import Stack

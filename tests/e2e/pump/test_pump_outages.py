@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.conditions import until
 from tests.support.databases import Databases
-from tests.support.processes.faults import HASTY
+from tests.support.faults.points import HASTY
 from tests.support.processes.stack import Config, Stack, open_stack, running_here
 from tests.support.pump.organism import Errand, Order, Shout
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.support.processes.faults import DONE
+from tests.support.faults.points import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, hand_of
 from turnstile.ledger.turns.roster import add_agent

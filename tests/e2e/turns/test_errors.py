@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults.points import HASTY, KINDS, PASSED, POINTS, Kind, Rows, played, unharmed
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY, KINDS, PASSED, POINTS, Kind, Rows, played, unharmed
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from turnstile.runtime.faults import Fault

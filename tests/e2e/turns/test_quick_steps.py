@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes.faults import DONE
+from tests.support.faults.points import DONE
 from tests.support.quick import learned, shape
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import call_of, calling, hand_of

@@ -1,7 +1,7 @@
 """Kinds of turns and verbs as plays: each prepares, says that it is `armed`, and goes on until all has ended.
 
 A play outlives errors and deaths of worker and bridge: it repeats a request that got no reply or an error, as any
-client would, under the same correlation. What the plays of `tests/support/processes/faults.py` do is not done again.
+client would, under the same correlation. What the plays of `tests/support/faults/points.py` do is not done again.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, fork, says, staff, steps, task
+from tests.support.faults.points import DONE, HASTY
 from tests.support.ledger.actions import button_of, pressed, turn_of
 from tests.support.ledger.calls import result_card, write_card, written_report
-from tests.support.processes.faults import DONE, HASTY
 from tests.support.processes.stack import Config, Stack
 from tests.support.pump.organism import Shout
 from tests.support.pump.pump import ORGANISM, Caller, calling_in, pump_config

@@ -1,15 +1,15 @@
-"""What the handlers of OpenAI's addresses work with: the parts of a gateway, and the verbs that they need."""
+"""What the handlers of other protocols work with: the parts of a gateway, and the verbs that they need."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from turnstile.gateway.addressed import Target
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Call
-from turnstile.gateway.openai.targets import Target, told_of_model
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.ledger.pool import Pool
 from turnstile.schema.base import JsonObject
@@ -45,18 +45,15 @@ class Kernel:
     ) -> AgentTurnId:
         """A turn for the target, the same one for the same `Idempotency-Key`.
 
-        Raises as `Asking.ask` does, and `UnknownModel` if the target has gone meanwhile.
+        Raises as `Asking.ask` does.
         """
         payload: JsonObject = {**target.fields(), **fields}
         if key is not None:
             payload["correlation_id"] = key
         asking = self.turns.asking
-        try:
-            reply = await asking.ask(
-                call.principal, channel, "enqueue", payload, EnqueueReply, call.headers, own_boxes=True
-            )
-        except Refused as error:
-            raise told_of_model(error, target.model) from None
+        reply = await asking.ask(
+            call.principal, channel, "enqueue", payload, EnqueueReply, call.headers, own_boxes=True
+        )
         if reply.agent_turn_id is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
         return reply.agent_turn_id

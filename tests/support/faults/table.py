@@ -1,7 +1,7 @@
 """The table of fault points: which of them each kind of turn, and each verb that makes one possible, passes."""
 
-from tests.support.processes import faults
-from tests.support.processes.faults import BEGINS, ENDS, REPORTS, STEPS
+from tests.support.faults import points
+from tests.support.faults.points import BEGINS, ENDS, REPORTS, STEPS
 from turnstile.runtime.faults import Fault
 
 _OUT = (Fault.CALLS_COMMITTED, Fault.CALLS_PUBLISHED)
@@ -225,9 +225,9 @@ PASSED: dict[str, tuple[Fault, ...]] = {
 
 def shown() -> str:
     """The table on paper: a line for each kind, with its points."""
-    table = {**faults.PASSED, **PASSED}
+    table = {**points.PASSED, **PASSED}
     wide = max(map(len, table))
-    lines = [f"{kind:{wide}} {len(points):3} {' '.join(sorted(points))}" for kind, points in table.items()]
+    lines = [f"{kind:{wide}} {len(passed):3} {' '.join(sorted(passed))}" for kind, passed in table.items()]
     pairs = sum(map(len, table.values()))
     walked = {point for points in table.values() for point in points}
     return "\n".join([*lines, f"{len(table)} kinds, {len(walked)} of {len(Fault)} points, {pairs} pairs"])
