@@ -13,6 +13,7 @@ the entry of a new file is on the disk with its first fsync, as on ext4 and XFS.
 watches, by a little if it watches from the start, and by more if it is attached.
 """
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -84,8 +85,11 @@ class PowerFailure:
             if time.monotonic() > deadline or self._strace.poll() is not None:
                 raise TimeoutError("strace does not watch nats-server")
             time.sleep(0.01)
-        self._before = {path: path.stat().st_size for path in self._files()}
-        shutil.copytree(self._store, self._notes / "store", ignore=shutil.ignore_patterns(f"*{_BLOCKS}"))
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                self._before[path] = path.stat().st_size
+        passing = shutil.ignore_patterns(f"*{_BLOCKS}", "*.tmp")
+        shutil.copytree(self._store, self._notes / "store", ignore=passing, copy_function=_copy)
 
     def cut(self, *, keep_states: bool = False) -> dict[str, int]:
         """After the server was killed: make the store what was synced; returns the bytes lost of each file of messages.
@@ -121,6 +125,12 @@ class PowerFailure:
             shutil.copy2(before, path)
         else:
             path.unlink()
+
+
+def _copy(source: str, target: str) -> None:
+    """The server works on, and renames or removes files meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def _shorten(path: Path, length: int) -> None:
