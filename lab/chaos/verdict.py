@@ -157,6 +157,7 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
     url = environment.direct.database_url
     pool = Pool(url, size=2, name="chaos-verdict")
     try:
+        await pool.run(QUERIES["count_anew"].many)
         outcomes = await pool.run(QUERIES["outcomes"].many)
         committed = await pool.run(QUERIES["committed"].many)
         twice = await pool.run(QUERIES["turns_of_a_correlation"].many)

@@ -1,5 +1,9 @@
 -- Queries on the ledger at the end of a run.
 
+-- name: count_anew :exec
+-- A killed server forgets what its tables hold: after 10,000 turns the planner joined them row by row, for more than a minute.
+ANALYZE;
+
 -- name: unfinished :many
 -- Unfinished work: live heads, queued turns, live inbox rows, outcomes that were not announced.
 SELECT 'head' AS what, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
