@@ -161,7 +161,16 @@ function question(interrupt) {
   const buttons = made("div", undefined, { className: "buttons" });
   const field = made("textarea", undefined, { rows: 4, ariaLabel: "Answer" });
   const answer = (payload) => decide(interrupt, { status: "resolved", payload });
-  const button = (words, act) => buttons.append(made("button", words, { type: "button", onclick: act }));
+  const button = (words, act) => {
+    const pressed = () => {
+      try {
+        act();
+      } catch (error) {
+        show(error instanceof SyntaxError ? "That is no JSON." : String(error));
+      }
+    };
+    buttons.append(made("button", words, { type: "button", onclick: pressed }));
+  };
   box.append(made("legend", own.tool_name), made("div", interrupt.message));
   if (interrupt.reason === "input_required") {
     for (const choice of interrupt.responseSchema.enum ?? []) button(String(choice), () => answer(choice));
@@ -178,6 +187,9 @@ function question(interrupt) {
       reject: () => answer({ decision: "reject" }),
     };
     for (const [name, act] of Object.entries(acts)) if (own.allowed_decisions.includes(name)) button(name, act);
+    field.oninput = () => {
+      for (const each of buttons.children) if (each.textContent === "approve") each.disabled = true; // not what is shown
+    };
   }
   if (!interrupt.responseSchema.enum) box.append(field);
   box.append(buttons);

@@ -117,6 +117,11 @@ async def test_calls_are_shown_and_approved_edited_and_rejected_by_buttons(seen:
         first = page.locator("fieldset").first
         assert '"account": "of' in await first.locator("textarea").input_value()
         await first.locator("textarea").fill('{"amount": 7}')
+        await expect(first.get_by_role("button", name="approve")).to_be_disabled()
+        await first.locator("textarea").fill("{")
+        await first.get_by_role("button", name="edit").click()
+        await expect(page.locator("#state")).to_have_text("That is no JSON.")
+        await first.locator("textarea").fill('{"amount": 7}')
         await first.get_by_role("button", name="edit").click()
         await page.locator("fieldset").get_by_role("button", name="reject").click()
         [command] = await hand.heard()
