@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnstile.gateway.agui.runs import agui_endpoints
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
@@ -80,6 +81,7 @@ class Gateway:
         self.endpoints = endpoints(turns, conversations, events, interrupts, budgets, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
         self.openai = openai_endpoints(kernel)
+        self.agui = agui_endpoints(kernel)
         self.console = Console(
             pool=self.pool,
             asking=asking,
@@ -117,7 +119,7 @@ class Gateway:
             request.scope[ROUTE] = "health"
             return Response("serving\n", media_type="text/plain")
 
-        served = [*self.endpoints, *self.openai]  # OpenAI's addresses are described by OpenAI
+        served = [*self.endpoints, *self.openai, *self.agui]  # others' addresses are described by them
         routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
         routes += console_routes(self.console, self.pages)

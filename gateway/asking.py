@@ -72,7 +72,7 @@ class Asking:
             payload = payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else payload
             if verb == "enqueue" and not own_boxes:
                 payload = await self._with_own_boxes(principal.project_id, principal.channel_id, payload)
-            payload = _with_own_key(principal.channel_id, payload)
+            payload = _with_own_key(principal, payload)
         caller = principal.caller if verb in subjects.CALLED_BY else None
         told = {**_passed(given), names.SENDER: principal.sender}
         answer = await client.request(verb, payload, headers=told, caller=caller)
@@ -92,11 +92,16 @@ class Asking:
         return given
 
 
-def _with_own_key(channel: ChannelId, payload: JsonObject) -> JsonObject:
+def key_of(principal: Principal, key: str) -> str:
+    """A correlation as it is in the ledger: that of a token of a channel is the channel's own."""
+    return key if principal.channel_id is None else f"{principal.channel_id}/{key}"
+
+
+def _with_own_key(principal: Principal, payload: JsonObject) -> JsonObject:
     """A request whose correlation, if it has one, is the channel's own."""
     match payload.get("correlation_id"):
         case str() as key:
-            return {**payload, "correlation_id": f"{channel}/{key}"}
+            return {**payload, "correlation_id": key_of(principal, key)}
         case _:
             return payload
 

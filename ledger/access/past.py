@@ -28,3 +28,9 @@ async def list_turn_past(conn: Connection, project: ProjectId, turn: AgentTurnId
     """
     rows = await query("list_turn_past").many(conn, project_id=project, agent_turn_id=turn, row_limit=row_limit)
     return [CardId(row["card_id"]) for row in rows]
+
+
+async def find_requested_turn(conn: Connection, project: ProjectId, correlation: str) -> AgentTurnId | None:
+    """The turn that was asked for under this name; None if there is none."""
+    row = await query("find_requested_turn").opt(conn, project_id=project, correlation_id=correlation)
+    return None if row is None else AgentTurnId(row["agent_turn_id"])

@@ -52,3 +52,9 @@ SELECT x.card_id FROM (
     WHERE o.own AND o.type <> 'memory.summary' AND o.card_id NOT IN (SELECT c.card_id FROM context c)) x
 WHERE x.type IN ('task.instruction', 'agent.thought', 'tool.result', 'task.deliverable', 'sys.must_end_with_required', 'memory.summary')
 ORDER BY x.part, x.position LIMIT :row_limit::int;
+
+-- name: find_requested_turn :opt
+-- The turn that was asked for under this correlation.
+SELECT i.agent_turn_id FROM state.agent_inbox i
+WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+ORDER BY i.message_type = 'turn' DESC LIMIT 1;

@@ -1,0 +1,178 @@
+"""How a run of AG-UI finds its turn: a new one, that of the same run before, or the one that waits for its answers.
+
+Nothing is kept for it in a process. A run without `resume` is a turn whose correlation is the run's id, so the same run
+again is the same turn. A run with `resume` is the turn whose questions it answers, from behind the step that asked, so
+the same answers again are the same run (protocol §17.4).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ag_ui.core import ResumeEntry, RunAgentInput, UserMessage
+
+from turnstile.gateway.addressed import Target
+from turnstile.gateway.agui.answers import decision_in
+from turnstile.gateway.agui.run_input import (
+    NOTES,
+    asked_in,
+    history_in,
+    instruction_in,
+    instructions_in,
+    notes_of,
+    run_key,
+    thread_of,
+)
+from turnstile.gateway.asking import key_of
+from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.http.endpoints import Call
+from turnstile.gateway.kernel import Kernel
+from turnstile.gateway.openai.messages import composed
+from turnstile.ledger.access.past import find_requested_turn, get_turn_request
+from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
+from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.schema.access import Principal
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, instance_id
+from turnstile.schema.people.interrupt_requests import InterruptView
+from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
+from turnstile.schema.states import HeadStatus
+from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.chunk_order import step_number
+
+MOST_INTERRUPTS = 1000
+"""Open questions of one turn: a step has fewer calls."""
+_OVER = frozenset({"already_decided", "expired", "withdrawn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A conversation with a target, in the channel of who asks."""
+
+    kernel: Kernel
+    call: Call[Any, RunAgentInput]
+    target: Target
+    channel: ChannelId
+
+    def agent_in(self, channel: ChannelId) -> AgentId:
+        """The agent that runs the turns of this thread in a channel."""
+        if not self.target.is_profile:
+            return AgentId(self.target.name)
+        thread = thread_of(self.call.body)
+        return instance_id(self._principal.project_id, channel, self.target.name, "conversation", thread)
+
+    async def begun(self) -> TurnView:
+        """The turn of a run that answers nothing: that of the same run before, else a new one.
+
+        Raises `Refused`: correlation_conflict, interrupts_pending; and as `Asking.ask` does.
+        """
+        kernel, given, key = self.kernel, self.call.body, run_key(self.call.body)
+        thread, instruction = thread_of(given), instruction_in(given)
+        if (before := await self._before(key)) is not None:
+            return before
+        line = await self._line()
+        if line is not None and line.last_turn_id is not None:
+            await self._nothing_pends(line.last_turn_id)
+        told = composed(instructions_in(given))
+        fields: JsonObject = {
+            "conversation_id": thread,
+            "instruction": instruction,
+            "runtime_config": {} if told.instructions is None else {"instructions": told.instructions},
+            "metadata": notes_of(given),
+        }
+        parts = composed(history_in(given)).parts if line is None else []
+        if parts:
+            fields["context_box_id"] = await kernel.make_box(self.call, self.channel, parts, key)
+        turn = await kernel.enqueue(self.call, self.channel, self.target, fields, key)
+        return await kernel.turns.described(self._principal, turn)
+
+    async def answered(self, entries: list[ResumeEntry]) -> tuple[TurnView, Position]:
+        """The turn whose questions these answers decide, and the place after the step that asked them.
+
+        Raises `Refused`: unknown_interrupt, invalid_response, and as the verb `decide` does.
+        """
+        views = [await self._question(entry) for entry in entries]
+        turns = {view.agent_turn_id for view in views}
+        if len(turns) > 1 or len({view.interrupt_id for view in views}) < len(views):
+            raise Refused("invalid_response", "resume: answer each question of one turn once")
+        turn = await self.kernel.turns.described(self._principal, turns.pop())
+        if turn.conversation_id != thread_of(self.call.body) or turn.agent_id != self.agent_in(turn.channel_id):
+            raise _unknown()
+        decisions = [decision_in(entry, view) for entry, view in zip(entries, views, strict=True)]
+        for entry, view, decision in zip(entries, views, decisions, strict=True):
+            await self._decide(entry, view, decision)
+        return turn, Position(max(step_number(view.step_id) for view in views), Part.STEP, 0, 0)
+
+    @property
+    def _principal(self) -> Principal:
+        return self.call.principal
+
+    async def _before(self, key: str) -> TurnView | None:
+        """The turn that this run began before; raises `Refused` (correlation_conflict) if it asked something else."""
+        kernel, project = self.kernel, self._principal.project_id
+        own = key_of(self._principal, key)
+        turn = await kernel.pool.run(lambda conn: find_requested_turn(conn, project, own))
+        if turn is None:
+            return None
+        view = await kernel.turns.described(self._principal, turn)
+        asked = await kernel.pool.run(lambda conn: get_turn_request(conn, project, turn))
+        _, message = asked_in(self.call.body)
+        same = asked is None or _is_of(asked.metadata, self.call.body, message)
+        if not same or view.agent_id != self.agent_in(view.channel_id):
+            raise Refused("correlation_conflict", "this runId was another run's: name each run anew")
+        return view
+
+    async def _line(self) -> ConversationLine | None:
+        project, thread, channel = self._principal.project_id, thread_of(self.call.body), self.channel
+        agent = self.agent_in(channel)
+        found = await self.kernel.pool.run(
+            lambda conn: find_conversations(conn, project, thread, agent, channel, row_limit=1)
+        )
+        return found[0] if found else None
+
+    async def _nothing_pends(self, turn: AgentTurnId) -> None:
+        """Raises `Refused` (interrupts_pending) where the thread's last turn waits for people."""
+        view = await self.kernel.turns.described(self._principal, turn)
+        if asked := await open_questions(self.kernel, view):
+            named = ", ".join(each.interrupt_id for each in asked[:10])
+            raise Refused("interrupts_pending", f"the thread waits for people: `resume` must answer {named}")
+
+    async def _question(self, entry: ResumeEntry) -> InterruptView:
+        """The question that an answer names; raises `Refused` (unknown_interrupt)."""
+        principal, named = self._principal, InterruptId(entry.interrupt_id)
+        channel = principal.channel_id
+        view = await self.kernel.pool.run(
+            lambda conn: get_interrupt(conn, principal.project_id, named, channel=channel)
+        )
+        if view is None:
+            raise _unknown()
+        return view
+
+    async def _decide(self, entry: ResumeEntry, view: InterruptView, decision: JsonObject) -> None:
+        asking = self.kernel.turns.asking
+        try:
+            await asking.ask(self._principal, view.channel_id, "decide", decision, DecideReply, self.call.headers)
+        except Refused as error:
+            if entry.status != "cancelled" or error.code not in _OVER:  # who gives up need not be the first to end it
+                raise
+
+
+async def open_questions(kernel: Kernel, view: TurnView) -> list[Interrupt]:
+    """What a turn waits for people to decide, the oldest first."""
+    if view.status != HeadStatus.SUSPENDED:
+        return []
+    project, turn, asked = view.project_id, view.agent_turn_id, InterruptStatus.OPEN
+    found = await kernel.pool.run(
+        lambda conn: list_interrupts(conn, project, turn=turn, status=asked, row_limit=MOST_INTERRUPTS)
+    )
+    return list(found)[::-1]
+
+
+def _is_of(metadata: JsonObject, given: RunAgentInput, message: UserMessage) -> bool:
+    """Whether a turn with these notes was asked for by this run; retention may have removed them."""
+    noted = metadata.get(NOTES)
+    return noted is None or noted == {"thread_id": given.thread_id, "run_id": given.run_id, "message_id": message.id}
+
+
+def _unknown() -> Refused:
+    return Refused("unknown_interrupt", "the thread has no such question")

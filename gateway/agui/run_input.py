@@ -1,0 +1,145 @@
+"""What of AG-UI's `RunAgentInput` is read, and what it is to a turn (protocol §17.4). Pure.
+
+What is not supported is refused by name; what says nothing, such as an empty list, passes.
+"""
+
+from typing import Any, Final, Literal, cast
+
+from ag_ui.core import (
+    AssistantMessage,
+    DeveloperMessage,
+    RunAgentInput,
+    SystemMessage,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+)
+
+from turnstile.gateway.http.problems import BadField, Unsupported
+from turnstile.gateway.openai.messages import Said
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import ConversationId, token
+
+NOTES: Final = "agui"
+"""The key in a turn's metadata under which its run is named."""
+_RUN_LENGTH = 128
+_EMPTY: tuple[object, ...] = (None, {}, [], "")
+
+
+class RunQuery(Strict):
+    """What goes with a run beside its input."""
+
+    on_disconnect: Literal["cancel", "continue"] = "continue"
+    """Whether the turn is stopped when its client goes away."""
+
+
+def thread_of(given: RunAgentInput) -> ConversationId:
+    """The conversation of a run; raises `BadField` for one that cannot be one."""
+    try:
+        return ConversationId(token(given.thread_id, "threadId"))
+    except BadRequest:
+        raise BadField("threadId: 1 to 128 characters of A-Z a-z 0-9 _ - are needed", "threadId") from None
+
+
+def run_key(given: RunAgentInput) -> str:
+    """The correlation of a run's turn; raises `BadField` for an id that cannot be in one."""
+    run = given.run_id
+    if not 0 < len(run) <= _RUN_LENGTH or not run.isascii() or not run.isprintable():
+        raise BadField(f"runId: 1 to {_RUN_LENGTH} printable ASCII characters are needed", "runId")
+    return f"{NOTES}/{run}"
+
+
+def check_supported(given: RunAgentInput) -> None:
+    """Raises `Unsupported`, which names the field, for what no turn can do, and `BadField` for ids that cannot be."""
+    thread_of(given)
+    run_key(given)
+    if given.tools:
+        raise Unsupported("tools: those of the front end are not supported; an agent has its profile's", "tools")
+    if given.state not in _EMPTY:
+        raise Unsupported("state: no state is shared with the front end; leave it out", "state")
+    if given.parent_run_id is not None:
+        raise Unsupported("parentRunId: a thread has no branches; leave it out", "parentRunId")
+
+
+def cancels(given: RunAgentInput, query: RunQuery) -> bool:
+    """Whether the turn is stopped when its client goes away; raises `Unsupported` for other properties."""
+    props: object = {} if given.forwarded_props in _EMPTY else given.forwarded_props
+    if not isinstance(props, dict):
+        raise BadField("forwardedProps: an object is needed", "forwardedProps")
+    fields = cast("dict[str, Any]", props)
+    for name in fields:
+        if name not in RunQuery.model_fields:
+            shown = f"forwardedProps.{name}" if len(name) <= 100 and name.isprintable() else "forwardedProps"
+            raise Unsupported(f"{shown} is not supported", shown)
+    if fields.get("on_disconnect") not in (None, "cancel", "continue"):
+        raise BadField("forwardedProps.on_disconnect: cancel or continue", "forwardedProps.on_disconnect")
+    return "cancel" in (fields.get("on_disconnect"), query.on_disconnect)
+
+
+def asked_in(given: RunAgentInput) -> tuple[int, UserMessage]:
+    """The user's last message, which is the instruction, and its place; raises `BadField` if there is none."""
+    for place in reversed(range(len(given.messages))):
+        message = given.messages[place]
+        if isinstance(message, UserMessage):
+            return place, message
+    raise BadField("messages: a message of the user is needed", "messages")
+
+
+def instruction_in(given: RunAgentInput) -> str:
+    """The text of the user's last message; raises `BadField` if it has none, `Unsupported` for other parts."""
+    place, message = asked_in(given)
+    text = _text_of(message, place)
+    if not text:
+        raise BadField("messages: the user's last message says nothing", f"messages.{place}.content")
+    return text
+
+
+def instructions_in(given: RunAgentInput) -> list[Said]:
+    """What the front end says to the agent beside the conversation: system and developer messages, and context."""
+    said = [
+        Said("instructions", each.content)
+        for each in given.messages
+        if isinstance(each, SystemMessage | DeveloperMessage)
+    ]
+    return said + [Said("instructions", f"{each.description}: {each.value}") for each in given.context or ()]
+
+
+def history_in(given: RunAgentInput) -> list[Said]:
+    """What was said before the instruction, of a thread that is not known yet.
+
+    Raises `Unsupported` for what only another agent's kernel could go on from: calls, their results, images.
+    """
+    last, _ = asked_in(given)
+    said: list[Said] = []
+    for place, message in enumerate(given.messages[:last]):
+        match message:
+            case UserMessage():
+                said.append(Said("user", _text_of(message, place)))
+            case AssistantMessage(tool_calls=calls) if calls:
+                raise Unsupported(f"messages.{place}.toolCalls: of a new thread only texts are read", "messages")
+            case AssistantMessage(content=content):
+                said.append(Said("assistant", content or ""))
+            case ToolMessage():
+                raise Unsupported(f"messages.{place}: of a new thread only texts are read, no results", "messages")
+            case _:  # instructions are read apart; reasoning and activities are shown and not said
+                pass
+    return said
+
+
+def notes_of(given: RunAgentInput) -> JsonObject:
+    """The turn's metadata: by which run it was asked for."""
+    _, message = asked_in(given)
+    return {NOTES: {"thread_id": given.thread_id, "run_id": given.run_id, "message_id": message.id}}
+
+
+def _text_of(message: UserMessage, place: int) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    param = f"messages.{place}.content"
+    texts: list[str] = []
+    for part in message.content:
+        if not isinstance(part, TextPart):
+            raise Unsupported(f"{param}: parts of type {part.type} are not supported", param)
+        texts.append(part.text)
+    return "".join(texts)

@@ -1,0 +1,200 @@
+"""`/agui/{agent}`: turns as runs of AG-UI, streamed (protocol §17.4).
+
+A client that goes away stops nothing, unless it asked for `on_disconnect=cancel`; the same run again is the same turn,
+told from its begin. A run ends when its turn is over or waits for a person, and then goes on as another run. What AG-UI
+calls an error of a run ends its stream; what is wrong with the request itself is a problem, as everywhere.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from ag_ui.core import BaseEvent, RunAgentInput, RunErrorEvent, TokenUsage
+from ag_ui.encoder import EventEncoder
+
+from turnstile.gateway.addressed import look_up
+from turnstile.gateway.agui.answers import interrupt_of
+from turnstile.gateway.agui.begins import Thread, open_questions
+from turnstile.gateway.agui.run_input import RunQuery, cancels, check_supported
+from turnstile.gateway.agui.run_stream import Run, RunStream
+from turnstile.gateway.events.feed import TurnFeed
+from turnstile.gateway.events.frames import HEARTBEAT
+from turnstile.gateway.events.positions import BEGIN
+from turnstile.gateway.events.reading import Reader, reader_of
+from turnstile.gateway.events.stream import EventStream
+from turnstile.gateway.http.endpoints import Answer, Call, Endpoint
+from turnstile.gateway.http.problems import Forbidden, problem_of
+from turnstile.gateway.kernel import Kernel
+from turnstile.gateway.v1.resources import Turn
+from turnstile.ledger.people.interrupt_views import get_interrupt
+from turnstile.ledger.turns.usage import sum_turn_usage
+from turnstile.runtime.telemetry import Metric
+from turnstile.schema.access import Principal, Right
+from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
+from turnstile.schema.people.interrupt_requests import InterruptView
+from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.chunk_order import step_number
+
+_ENCODER: Final = EventEncoder()
+_STOPS: Final = "the gateway stops: ask for the same run again"
+
+
+def agui_endpoints(kernel: Kernel) -> list[Endpoint]:
+    """The one address; `/v1/openapi.json` has it not, since AG-UI describes it."""
+    return [
+        Endpoint(
+            name="agui_run",
+            method="POST",
+            path="/agui/{agent:path}",
+            right=Right.READ,  # what else it needs depends on what it says
+            summary="Run a turn of an agent, or of `profile:NAME`, and tell it as AG-UI's events.",
+            handler=Runs(kernel).run,
+            query=RunQuery,
+            body=RunAgentInput,
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The handler."""
+
+    kernel: Kernel
+
+    async def run(self, call: Call[RunQuery, RunAgentInput]) -> Answer:
+        """Run a turn, or go on with one that waited for people; answers its events."""
+        kernel, given = self.kernel, call.body
+        check_supported(given)
+        stops, entries = cancels(given, call.query), given.resume or []
+        _admit(call.principal, Right.DECIDE if entries else Right.ASK)
+        if stops:
+            _admit(call.principal, Right.ASK)
+        with ExitStack() as stack:
+            stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
+            target = await look_up(kernel.pool, call.principal.project_id, call.path["agent"])
+            if target is None:
+                raise Refused("unknown_agent", "the project has no such agent, nor such a profile with instances")
+            thread = Thread(kernel, call, target, kernel.turns.asking.channel(call.principal, None))
+            try:
+                if entries:
+                    view, begin = await thread.answered(entries)
+                else:
+                    view, begin = await thread.begun(), BEGIN
+            except (Refused, BadRequest) as error:
+                if not entries and error.code != "interrupts_pending":
+                    raise
+                return Answer(self._streamed(_only(_failed(error)), stack.pop_all()))
+            reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
+            run = Run(view.agent_turn_id, given.thread_id, given.run_id, given.messages, begin)
+            told = _ending_well(_Telling(kernel, view, run).events(reader))
+            return Answer(self._streamed(told, stack.pop_all(), (call.principal, view) if stops else None))
+
+    def _streamed(
+        self,
+        events: AsyncGenerator[bytes],
+        counted: AbstractContextManager[object],
+        abandoned: tuple[Principal, TurnView] | None = None,
+    ) -> EventStream:
+        streaming, turns = self.kernel.streaming, self.kernel.turns
+        streaming.meter.count(Metric.HTTP_STREAMS, resumed="no")
+
+        async def stop() -> None:
+            if abandoned is not None:
+                await turns.abandon(*abandoned)
+
+        return EventStream(events, streaming, counted, stop, farewell=_failed(ServerUnavailable(_STOPS)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Telling:
+    """One client's stream of a run."""
+
+    kernel: Kernel
+    view: TurnView
+    run: Run
+
+    async def events(self, reader: Reader) -> AsyncGenerator[bytes]:
+        """The run's events to its end; raises `ServerUnavailable` if the turn cannot be followed."""
+        kernel, stream = self.kernel, RunStream(self.run)
+        yield _frames(stream.begun())
+        async with (
+            kernel.feeds.following(self.view) as feed,
+            contextlib.aclosing(reader.changes(feed, self.run.begin)) as changes,
+        ):
+            async for events in changes:
+                if events is None:
+                    yield HEARTBEAT
+                frames: list[bytes] = []
+                for event in events or ():
+                    if isinstance(event.data, Turn):
+                        frames.append(_frames(stream.ended(event.data, await self._usage())))
+                        yield b"".join(frames)
+                        return
+                    frames.append(_frames(stream.take(event)))
+                asked = await self._asked(feed, stream)
+                if asked:
+                    frames.append(_frames(stream.asks([interrupt_of(each) for each in asked])))
+                if any(frames):
+                    yield b"".join(frames)
+                if asked:
+                    return
+        raise ServerUnavailable("the turn cannot be followed")
+
+    async def _asked(self, feed: TurnFeed, stream: RunStream) -> Sequence[InterruptView]:
+        """The open questions of the turn; none before the step that asks was told."""
+        found = await open_questions(self.kernel, feed.view)
+        if any(step_number(each.step_id) > stream.done_step for each in found):
+            return ()
+        project = self.view.project_id
+        views = [
+            await self.kernel.pool.run(lambda conn, named=each.interrupt_id: get_interrupt(conn, project, named))
+            for each in found
+        ]
+        return [view for view in views if view is not None]
+
+    async def _usage(self) -> list[TokenUsage]:
+        """What the run's models used; unknown of a run that goes on with a turn, which has used some before."""
+        if self.run.begin != BEGIN:
+            return []
+        project, turn = self.view.project_id, self.view.agent_turn_id
+        found = await self.kernel.pool.run(lambda conn: sum_turn_usage(conn, project, turn))
+        return [
+            TokenUsage(
+                input_tokens=found.prompt_tokens,
+                output_tokens=found.completion_tokens,
+                total_tokens=found.prompt_tokens + found.completion_tokens,
+                cached_input_tokens=found.cached_tokens,
+                reasoning_tokens=found.reasoning_tokens,
+            )
+        ]
+
+
+def _admit(principal: Principal, right: Right) -> None:
+    if not principal.may(right):
+        raise Forbidden(f"a token of role {principal.role} may not {right} here")
+
+
+def _frames(events: Iterable[BaseEvent]) -> bytes:
+    return "".join(map(_ENCODER.encode, events)).encode("utf-8", "replace")
+
+
+def _failed(error: TurnstileError) -> bytes:
+    """The event that ends a run by an error of ours; it needs no begin before it."""
+    problem = problem_of(error)
+    return _frames([RunErrorEvent(message=problem.detail, code=problem.code)])
+
+
+async def _only(piece: bytes) -> AsyncGenerator[bytes]:
+    yield piece
+
+
+async def _ending_well(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The events; an error, which the turn itself has not, is the last one."""
+    try:
+        async with contextlib.aclosing(events) as pieces:
+            async for piece in pieces:
+                yield piece
+    except TurnstileError as error:
+        yield _failed(error)
