@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnstile.schema.base import JsonObject
@@ -29,6 +29,7 @@ _ENVIRONMENT = {
 }
 _SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
 _QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
+_NAME_LENGTH = 256
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -65,6 +66,9 @@ class End:
     usage_reported: bool
     """True if the provider sent the counts, False if litellm counted."""
     cost: float | None
+    response_id: str | None = None
+    """The provider's id of the answer."""
+    response_model: str | None = None
 
 
 class LitellmSdk:
@@ -110,14 +114,17 @@ class LitellmSdk:
         try:
             finish: str | None = None
             usage: Any = None
+            said, by = None, None
             # litellm has summed up usage here; reading on would only feed its logging.
             while usage is None and (chunk := await anext(wrapper, None)) is not None:
                 choice: Any = chunk.choices[0] if chunk.choices else None
                 usage = getattr(chunk, "usage", None)
+                said = _named(chunk, "id") or said
+                by = _named(chunk, "model") or by
                 if choice is not None:
                     finish = choice.finish_reason or finish
                     yield _piece(choice.delta)
-            yield _end(wrapper, finish, usage)
+            yield replace(_end(wrapper, finish, usage), response_id=said, response_model=by)
         finally:
             await wrapper.aclose()
 
@@ -171,6 +178,11 @@ def _piece(delta: Any) -> Piece:
         for call in delta.tool_calls or ()
     )
     return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls)
+
+
+def _named(chunk: Any, name: str) -> str | None:
+    value: object = getattr(chunk, name, None)
+    return value[:_NAME_LENGTH] if isinstance(value, str) and value else None
 
 
 def _end(wrapper: Any, finish: str | None, usage: Any) -> End:

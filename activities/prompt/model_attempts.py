@@ -17,12 +17,14 @@ from turnstile.activities.budgets.uses import NOT_SENT
 from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
-from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
-from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_traceparent
+from turnstile.runtime import gen_ai, span_content
+from turnstile.runtime.gen_ai import Attributes
+from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, ModelToolCall, Publisher
+from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, StepId
+from turnstile.schema.ids import AgentTurnId, BoxId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Address, Message
@@ -70,6 +72,10 @@ class Question:
     messages: tuple[ModelMessage, ...]
     tools: tuple[JsonObject, ...]
     address: Address
+    agent_name: str = ""
+    """The profile by whose name people know the agent."""
+    box: BoxId | None = None
+    """The turn's output box."""
     heard: bool = True
     """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
 
@@ -89,13 +95,19 @@ class _Attempt:
     """The latest attempt."""
 
     number: int
-    model: str
+    config: LlmConfig
+    """What was sent, which a budget may have lowered."""
     started: float
     draft: AnswerDraft
     began: int
     """In nanoseconds since 1970."""
     heard: bool
     ended: bool = False
+
+    @property
+    def model(self) -> str:
+        """`provider/model`."""
+        return self.config.model
 
     def record(self, error_code: str | None) -> JsonObject:
         done = self.draft.done
@@ -140,9 +152,9 @@ class Attempts:
         """The draft of the latest attempt, ended or not; None before the first one, and of one that is not heard."""
         return None if self._current is None or not self._current.heard else self._current.draft
 
-    def begin(self, number: int, model: str, *, heard: bool = True) -> AnswerDraft:
+    def begin(self, number: int, config: LlmConfig, *, heard: bool = True) -> AnswerDraft:
         """Begin an attempt; returns its empty draft."""
-        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
+        self._current = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
         return self._current.draft
 
     def end(self, error_code: str | None) -> None:
@@ -151,9 +163,9 @@ class Attempts:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
 
-    def give_up(self, number: int, model: str, *, heard: bool = True) -> None:
+    def give_up(self, number: int, config: LlmConfig, *, heard: bool = True) -> None:
         """Record an attempt that was not sent, and may have reserved what it would have used; the draft stays."""
-        attempt = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
+        attempt = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
         self.records.append(attempt.record(NOT_SENT))
 
     def record(self, telemetry: Telemetry, question: "Question") -> None:
@@ -221,7 +233,7 @@ async def _admitted(
     try:
         return await gate.admit(request, tokens, summary=not question.heard)
     except (asyncio.CancelledError, ServerUnavailable):  # it may have reserved
-        attempts.give_up(request.attempt, request.config.model, heard=question.heard)
+        attempts.give_up(request.attempt, request.config, heard=question.heard)
         raise
 
 
@@ -235,7 +247,7 @@ async def _attempt(
     telemetry: Telemetry,
 ) -> ModelAnswer:
     timeout, number = request.timeout_seconds, request.attempt
-    draft, code = attempts.begin(number, question.config.model, heard=question.heard), None
+    draft, code = attempts.begin(number, request.config, heard=question.heard), None
     async with ChunkWriter(
         *(publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number),
         gather_seconds=limits.gather_seconds,
@@ -279,23 +291,50 @@ def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt,
             meter.count(Metric.MODEL_TOKENS, count, model=attempt.model, direction=way)
         if cost:
             meter.count(Metric.MODEL_COST, cost, model=attempt.model)
-    context = question.address.context
-    if telemetry.tracer.enabled and (under := step_traceparent(context, question.step_id)):
-        attributes: dict[str, Attribute] = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.request.model": attempt.model,
-            "turnstile.agent_turn_id": question.turn,
-            "turnstile.step_id": question.step_id,
-            "turnstile.attempt": attempt.number,
-            **{f"gen_ai.usage.{way}_tokens": count for way, count in tokens.items()},
-        }
-        if cost is not None:
-            attributes["turnstile.response_cost"] = cost
-        if first_token is not None:
-            attributes["turnstile.first_token_ms"] = _millis(first_token)
-        own = headers.derived_span(under, f"{question.step_id}-a{attempt.number}") or under
-        times = (attempt.began, time.time_ns())
-        telemetry.tracer.record(Span("chat", own, headers.span_id(under), *times, attributes, error_code, "client"))
+    if telemetry.tracer.enabled:
+        _record_span(telemetry.tracer, question, attempt, usage, error_code)
+
+
+def _record_span(
+    tracer: Tracer, question: Question, attempt: _Attempt, usage: JsonObject, error_code: str | None
+) -> None:
+    """Record the attempt as a `chat` span below its step's (docs/observability.md)."""
+    address, done, first_token = question.address, attempt.draft.done, attempt.draft.first_token_seconds
+    under = step_traceparent(address.context, question.step_id)
+    if under is None:
+        return
+    attributes: Attributes = {
+        **gen_ai.requested(attempt.model, {**attempt.config.params, **attempt.config.model_dump(exclude_none=True)}),
+        **gen_ai.agent(address.agent_id, question.agent_name),
+        **gen_ai.conversation(address.context, question.box),
+        **gen_ai.usage(usage),
+        "turnstile.agent_turn_id": question.turn,
+        "turnstile.step_id": question.step_id,
+        "turnstile.attempt": attempt.number,
+    }
+    if first_token is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = first_token
+    if done is not None:
+        attributes |= {"gen_ai.response.finish_reasons": (done.finish_reason,), **gen_ai.server(done.server)}
+        if done.response_id is not None:
+            attributes["gen_ai.response.id"] = done.response_id
+        if done.response_model is not None:
+            attributes["gen_ai.response.model"] = done.response_model
+        if done.response_cost is not None:
+            attributes["turnstile.response_cost"] = done.response_cost
+    if tracer.clear is not None:
+        draft = attempt.draft
+        calls = [
+            ModelToolCall(id=each.provider_call_id or "", name=each.name, arguments=each.arguments_text)
+            for each in draft.calls
+        ]
+        reason = "error" if done is None else done.finish_reason
+        attributes |= span_content.asked(question.messages, tracer.clear)
+        attributes |= span_content.answered(draft.text, calls, reason, tracer.clear)
+    name, what = gen_ai.operation("chat", str(attributes["gen_ai.request.model"]))
+    own = headers.derived_span(under, f"{question.step_id}-a{attempt.number}") or under
+    times = (attempt.began, time.time_ns())
+    tracer.record(Span(name, own, headers.span_id(under), *times, what | attributes, error_code, "client"))
 
 
 def _check_filter(answer: ModelAnswer, model: str) -> None:

@@ -83,6 +83,8 @@ class CompactedStep:
             messages=messages,
             tools=self.pinned.last_specs if self.asked.is_last else self.pinned.specs,
             address=self.step.turn_events.address,
+            agent_name=self.pinned.config.profile_name,
+            box=self.step.turn.output_box_id,
         )
 
     async def if_full(self, messages: tuple[ModelMessage, ...]) -> Compacted | None:
@@ -194,6 +196,8 @@ class CompactedStep:
             messages=messages,
             tools=(),
             address=self.step.turn_events.address,
+            agent_name=self.pinned.config.profile_name,
+            box=self.step.turn.output_box_id,
             heard=False,
         )
 
