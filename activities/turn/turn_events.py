@@ -183,7 +183,7 @@ class TurnEvents:
         if not self.telemetry.tracer.enabled:
             return
         under = self.context.get(headers.TRACEPARENT, "")
-        if (own := headers.derived_span(under, "finish")) is None:
+        if (own := headers.derived_span(under, f"{self.turn.agent_turn_id}-finish")) is None:
             return
         attributes = turn_attributes(self.turn, self.context, self.agent_name) | {
             "turnstile.turn.status": done.status.value
