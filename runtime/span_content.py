@@ -6,6 +6,7 @@ has at most `LIMIT_BYTES` and is still JSON. Pure; raises for nothing that a mod
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -73,6 +74,8 @@ def _bounded(value: JsonValue, clear: Clear, depth: int = 0) -> JsonValue:
         case dict():
             kept = list(value.items())[:_ITEMS]
             return {clear(name)[:_TEXT]: _bounded(each, clear, depth + 1) for name, each in kept}
+        case float() if not math.isfinite(value):  # JSON has no such number
+            return str(value)
         case _:
             return value
 
