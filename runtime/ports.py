@@ -89,8 +89,6 @@ class ModelDone:
     usage_kind: Literal["exact", "estimated", "unknown"] = "unknown"
     response_id: str | None = None
     """The provider's id of the answer."""
-    response_model: str | None = None
-    """The model that answered, as the provider names it."""
     server: str | None = None
     """The base URL that was asked, where the operator set one."""
 

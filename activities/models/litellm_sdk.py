@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import AsyncGenerator
@@ -29,7 +30,9 @@ _ENVIRONMENT = {
 }
 _SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
 _QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
-_NAME_LENGTH = 256
+_ID_LENGTH = 256
+_MADE_UP = re.compile(r"chatcmpl-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""An id as litellm makes one up for an answer that has none."""
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -67,8 +70,7 @@ class End:
     """True if the provider sent the counts, False if litellm counted."""
     cost: float | None
     response_id: str | None = None
-    """The provider's id of the answer."""
-    response_model: str | None = None
+    """The provider's id of the answer; None if it has none. litellm tells no model but the one that was asked for."""
 
 
 class LitellmSdk:
@@ -114,17 +116,16 @@ class LitellmSdk:
         try:
             finish: str | None = None
             usage: Any = None
-            said, by = None, None
+            said: str | None = None
             # litellm has summed up usage here; reading on would only feed its logging.
             while usage is None and (chunk := await anext(wrapper, None)) is not None:
                 choice: Any = chunk.choices[0] if chunk.choices else None
                 usage = getattr(chunk, "usage", None)
-                said = _named(chunk, "id") or said
-                by = _named(chunk, "model") or by
+                said = _own_id(chunk) or said
                 if choice is not None:
                     finish = choice.finish_reason or finish
                     yield _piece(choice.delta)
-            yield replace(_end(wrapper, finish, usage), response_id=said, response_model=by)
+            yield replace(_end(wrapper, finish, usage), response_id=said)
         finally:
             await wrapper.aclose()
 
@@ -180,9 +181,11 @@ def _piece(delta: Any) -> Piece:
     return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls)
 
 
-def _named(chunk: Any, name: str) -> str | None:
-    value: object = getattr(chunk, name, None)
-    return value[:_NAME_LENGTH] if isinstance(value, str) and value else None
+def _own_id(chunk: Any) -> str | None:
+    """The id that the provider gave its answer; not one that litellm made up."""
+    value: object = getattr(chunk, "id", None)
+    own = isinstance(value, str) and value and not _MADE_UP.fullmatch(value)
+    return str(value)[:_ID_LENGTH] if own else None
 
 
 def _end(wrapper: Any, finish: str | None, usage: Any) -> End:

@@ -163,7 +163,7 @@ def _done(end: End, model: str, base: str | None) -> ModelDone:
     if end.finish_reason is None:
         raise ModelError(STREAM_BROKEN, f"{model}: the stream ended without a finish reason", retryable=True)
     kind = "unknown" if not end.usage else "exact" if end.usage_reported else "estimated"
-    return ModelDone(end.finish_reason, end.usage, end.cost, kind, end.response_id, end.response_model, base)
+    return ModelDone(end.finish_reason, end.usage, end.cost, kind, end.response_id, base)
 
 
 @dataclass(slots=True)

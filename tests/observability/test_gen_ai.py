@@ -76,7 +76,8 @@ def test_whatever_is_written_becomes_json_of_a_bounded_size() -> None:
     for _ in range(50):
         deep = [deep]
     wide: Any = {f"k{n}": "é" * 5000 for n in range(200)}
-    for value in (deep, wide, "\ud800", {"a": float("inf")}, [None] * 1000):
+    odd: list[Any] = [deep, wide, "\ud800", {"a": float("inf")}, [None] * 1000]
+    for value in odd:
         found = called(value, value, plain)
         for text in map(str, found.values()):
             assert len(text.encode(errors="replace")) <= LIMIT_BYTES

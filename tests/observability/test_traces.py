@@ -11,6 +11,7 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from tests.observability.collector import Collector, Seen
+from tests.observability.tools import a_tool
 from tests.sdk.tools.stack import CHANNEL, PROJECT, Stack, fresh
 from tests.support.conditions import until
 from tests.support.ledger.agents import ALICE, add_agents, lease
@@ -21,6 +22,7 @@ from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.runtime.ports import ModelEvent, ModelRequest
 from turnstile.runtime.telemetry import Span, Telemetry
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -118,6 +120,39 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
     assert await replayed(stack, turn) == {}
     await asyncio.sleep(0.3)
     assert len(collector.of_trace(headers.trace_id(trace))) == 14
+
+
+async def test_a_call_that_failed_or_was_not_waited_for_says_so(stack: Stack, collector: Collector) -> None:
+    name, never = fresh("unlucky"), fresh("never")
+    service, _ = a_tool(name)
+    agent = await stack.register(*service.definitions())
+    trace = headers.new_traceparent()
+    async with stack.serving(service):
+        _, event = await ask(stack, agent, trace, (name, {"text": "fail"}))
+    assert event.status == "success"
+    called = [each for each in await spans_of(collector, trace, 8) if each.name == f"execute_tool {name}"]
+    assert [(each.failed, each.attributes["error.type"]) for each in called] == [(True, "unlucky")]
+    service, _ = a_tool(never)
+    agent, trace = await stack.register(*service.definitions()), headers.new_traceparent()
+    async with stack.client.wait_task(agent) as waiter:
+        told = json.dumps([{"name": never, "arguments": {"text": "x"}}])
+        asked: Any = {"agent_id": agent, "instruction": told}
+        reply = await stack.client.request("enqueue", asked, headers={headers.TRACEPARENT: trace})
+        turn: Any = reply["agent_turn_id"]
+
+        async def asleep() -> bool:
+            view = await stack.pool.run(lambda conn: describe_turn(conn, PROJECT, turn))
+            return view is not None and view.status == "suspended"
+
+        await until(asleep, 15, "the turn waits for its call")
+        await stack.client.request("stop", {"agent_turn_id": turn})
+        assert (await waiter.wait(turn, 20)).status == "canceled"
+    spans = await spans_of(collector, trace, 6)
+    [lost] = [each for each in spans if each.name == f"execute_tool {never}"]
+    assert lost.attributes["error.type"] == "canceled"
+    assert lost.parent in {each.span_id for each in spans if each.name == "step"}
+    [whole] = [each for each in spans if each.name == "invoke_agent"]  # nobody who stops a turn knows its profile
+    assert (whole.attributes["gen_ai.agent.id"], whole.attributes["error.type"]) == (agent, "stopped")
 
 
 async def replayed(stack: Stack, turn: str) -> dict[str, str]:
