@@ -1,9 +1,9 @@
 """The span of an attempt at a model, `chat`, below its step's (docs/observability.md)."""
 
 import time
-from typing import TYPE_CHECKING
 
 from turnstile.activities.models.answer import AnswerDraft
+from turnstile.activities.prompt.question import Question
 from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.ports import ModelToolCall
@@ -11,13 +11,10 @@ from turnstile.runtime.telemetry import Span, Tracer, step_traceparent
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.wire import headers
 
-if TYPE_CHECKING:
-    from turnstile.activities.prompt.model_attempts import Question
-
 
 def record_chat(
     tracer: Tracer,
-    question: "Question",
+    question: Question,
     config: LlmConfig,
     number: int,
     began: int,
@@ -62,7 +59,7 @@ def _answered(draft: AnswerDraft) -> Attributes:
     return found | gen_ai.usage(done.usage) | gen_ai.server(done.server)
 
 
-def _content(question: "Question", draft: AnswerDraft, clear: span_content.Clear) -> Attributes:
+def _content(question: Question, draft: AnswerDraft, clear: span_content.Clear) -> Attributes:
     calls = [
         ModelToolCall(id=call.provider_call_id or "", name=call.name, arguments=call.arguments_text)
         for call in draft.calls

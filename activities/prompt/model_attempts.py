@@ -18,14 +18,14 @@ from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
 from turnstile.activities.prompt.chat_spans import record_chat
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
-from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
+from turnstile.activities.prompt.question import Question
+from turnstile.runtime.ports import Model, ModelRequest, Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, BoxId, StepId
 from turnstile.schema.profiles import LlmConfig
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
@@ -57,25 +57,6 @@ class StepLimits:
         """Seconds to wait after this many failures; `asked`, the provider's Retry-After, counts up to five minutes."""
         own = min(self.retry_initial_seconds * 2 ** (failures - 1), self.retry_max_seconds)
         return own if asked is None else min(max(asked, own), 300.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The request of one step, the same for all its attempts."""
-
-    turn: AgentTurnId
-    step_id: StepId
-    step: int
-    config: LlmConfig
-    messages: tuple[ModelMessage, ...]
-    tools: tuple[JsonObject, ...]
-    address: Address
-    agent_name: str = ""
-    """The profile by whose name people know the agent."""
-    box: BoxId | None = None
-    """The turn's output box."""
-    heard: bool = True
-    """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
 
 
 class _Unheard:
@@ -166,7 +147,7 @@ class Attempts:
         attempt = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
         self.records.append(attempt.record(NOT_SENT))
 
-    def record(self, telemetry: Telemetry, question: "Question") -> None:
+    def record(self, telemetry: Telemetry, question: Question) -> None:
         """Record metrics of the latest attempt, and a span below its step's, once it has ended."""
         if (attempt := self._current) is not None and attempt.ended:
             _record_attempt(telemetry, question, attempt, self.records[-1])

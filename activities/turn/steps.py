@@ -24,7 +24,8 @@ from turnstile.activities.calls.outgoing import Place
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
-from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
+from turnstile.activities.prompt.question import Question
 from turnstile.activities.turn.call_spans import agent_name, record_answers
 from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
