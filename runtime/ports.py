@@ -87,6 +87,10 @@ class ModelDone:
     usage: JsonObject = field(default_factory=JsonObject)
     response_cost: float | None = None
     usage_kind: Literal["exact", "estimated", "unknown"] = "unknown"
+    response_id: str | None = None
+    """The provider's id of the answer."""
+    server: str | None = None
+    """The base URL that was asked, where the operator set one."""
 
 
 ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone

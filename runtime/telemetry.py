@@ -1,8 +1,9 @@
 """The telemetry interfaces: finished spans and metrics (docs/observability.md).
 
 Bridge, activities and tools record; `turnstile` decides where the records go. Recording never waits and never raises;
-`SILENT` discards everything. Records hold ids, codes, counts, tokens and cost, never content. Workflows record nothing,
-so a replay records nothing twice. A step or a call that may be repeated has a derived span id.
+`SILENT` discards everything. Records hold ids, codes, counts, tokens and cost; spans hold content only if the tracer
+says so. Workflows record nothing, so a replay records nothing twice. A step or a call that may be repeated has a
+derived span id.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,13 +12,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from turnstile.runtime import gen_ai
+from turnstile.runtime.gen_ai import Attribute, Attributes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import StepId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
-Attribute = str | int | float | bool
 SpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
@@ -86,6 +88,11 @@ class Tracer(Protocol):
         """False if spans are discarded: callers then need not make them."""
         ...
 
+    @property
+    def clear(self) -> Callable[[str], str] | None:
+        """What takes secrets out of what was said; None if spans shall not hold it."""
+        ...
+
     def record(self, span: Span) -> None:
         """Queue the span for export; one with a malformed or unsampled `traceparent` is dropped."""
         ...
@@ -119,6 +126,10 @@ class _Discard:
     def enabled(self) -> bool:
         return False
 
+    @property
+    def clear(self) -> Callable[[str], str] | None:
+        return None
+
     def record(self, span: Span) -> None:
         """Do nothing."""
 
@@ -147,10 +158,11 @@ class Telemetry:
         error_code: str | None,
         stats: JsonObject,
         ended_at: datetime,
+        agent_name: str = "",
     ) -> None:
         """Record the end of a turn. Only the process whose statement ended it calls this, so it is recorded once.
 
-        `stats` are those of its `task` event (§5).
+        `stats` are those of its `task` event (§5). Whoever ends a turn outside of its steps knows no `agent_name`.
         """
         if self.meter.enabled:
             project, agent = turn.project_id, turn.agent_id
@@ -162,27 +174,39 @@ class Telemetry:
         if self.tracer.enabled and (own := context.get(headers.TRACEPARENT)):
             lasted = stats.get("e2e_ms")
             began = ended_at - timedelta(milliseconds=lasted if isinstance(lasted, int | float) else 0)
-            names = ("steps", "queue_delay_ms", "e2e_ms")
-            numbers = {f"turnstile.{name}": each for name in names if isinstance(each := stats.get(name), int | float)}
-            attributes = turn_attributes(turn) | {"turnstile.turn.status": status.value} | numbers
-            parent = headers.parent_span(context)
-            self.tracer.record(
-                Span("turn", own, parent, nanoseconds(began), nanoseconds(ended_at), attributes, error_code)
-            )
+            times = nanoseconds(began), nanoseconds(ended_at)
+            span, attributes = _invoked(turn, context, status, stats, agent_name)
+            self.tracer.record(Span(span, own, headers.parent_span(context), *times, attributes, error_code))
 
 
 SILENT = Telemetry()
 """Records nothing."""
 
 
-def turn_attributes(turn: TurnRef) -> dict[str, Attribute]:
-    """The span attributes that identify a turn."""
+def _invoked(
+    turn: TurnRef, context: Mapping[str, str], status: TurnStatus, stats: JsonObject, agent_name: str
+) -> tuple[str, Attributes]:
+    """The name and the attributes of a turn's span."""
+    name, attributes = gen_ai.operation("invoke_agent", agent_name)
+    attributes |= turn_attributes(turn, context, agent_name) | {"turnstile.turn.status": status.value}
+    attributes["gen_ai.provider.name"] = gen_ai.KERNEL
+    if isinstance(model := stats.get("model"), str):
+        attributes["gen_ai.provider.name"], attributes["gen_ai.request.model"] = gen_ai.model_names(model)
+    for number in ("steps", "queue_delay_ms", "e2e_ms"):
+        if isinstance(each := stats.get(number), int | float):
+            attributes[f"turnstile.{number}"] = each
+    return name, attributes
+
+
+def turn_attributes(turn: TurnRef, context: Mapping[str, str], agent_name: str = "") -> Attributes:
+    """The span attributes that identify a turn, its agent and its conversation."""
     return {
         "turnstile.project_id": turn.project_id,
         "turnstile.channel_id": turn.channel_id,
-        "turnstile.agent_id": turn.agent_id,
         "turnstile.agent_turn_id": turn.agent_turn_id,
         "turnstile.turn_epoch": turn.turn_epoch,
+        **gen_ai.agent(turn.agent_id, agent_name),
+        **gen_ai.conversation(context, turn.output_box_id),
     }
 
 

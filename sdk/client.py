@@ -196,7 +196,7 @@ class BridgeClient:
         """
         subject = subjects.bridge_command(self._project, self._channel, verb)
         data = self._sized(encode({**_object(payload), "request_id": request_id}))
-        sent = self._headers(verb, headers)
+        sent = self._traced(verb, headers)
         # the stream compares message ids across all projects and verbs
         sent[names.MSG_ID] = f"cmd-{self._project}-{self._channel}-{verb}-{token(request_id, 'request_id')}"
         try:
@@ -260,7 +260,7 @@ class BridgeClient:
         asked: JsonObject = {"action_id": waiter.action_id, "agent_id": agent_id, "tool_name": tool_name, "args": args}
         data = self._sized(encode({**asked, **fields}))
         # each publish has its own message id: the stream would drop a repeat, and nobody would answer it
-        sent = {**self._headers("ui_action", headers), names.MSG_ID: uuid7()}
+        sent = {**self._traced("ui_action", headers), names.MSG_ID: uuid7()}
 
         async def take(event: WatchEvent) -> None:
             waiter.take(event.payload, event.headers)
@@ -346,7 +346,6 @@ class BridgeClient:
 
     def _headers(self, verb: str, given: Mapping[str, str] | None) -> dict[str, str]:
         return {
-            names.TRACEPARENT: names.new_traceparent(),
             names.PROJECT_ID: self._project,
             names.CHANNEL_ID: self._channel,
             names.TIMESTAMP: str(time.time_ns() // 1_000_000),
@@ -355,6 +354,10 @@ class BridgeClient:
             names.SENDER: self._sender,
             **(given or {}),
         }
+
+    def _traced(self, verb: str, given: Mapping[str, str] | None) -> dict[str, str]:
+        """Headers of what may be delivered twice: every delivery is of one trace, which a request's bridge begins."""
+        return {names.TRACEPARENT: names.new_traceparent(), **self._headers(verb, given)}
 
     def _sized(self, data: bytes) -> bytes:
         if len(data) > self._conn.size_limit:  # publishing it would close the connection

@@ -11,10 +11,11 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnstile.schema.base import JsonObject
@@ -29,6 +30,9 @@ _ENVIRONMENT = {
 }
 _SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
 _QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
+_ID_LENGTH = 256
+_MADE_UP = re.compile(r"chatcmpl-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""An id as litellm makes one up for an answer that has none."""
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -65,6 +69,8 @@ class End:
     usage_reported: bool
     """True if the provider sent the counts, False if litellm counted."""
     cost: float | None
+    response_id: str | None = None
+    """The provider's id of the answer; None if it has none. litellm tells no model but the one that was asked for."""
 
 
 class LitellmSdk:
@@ -110,14 +116,16 @@ class LitellmSdk:
         try:
             finish: str | None = None
             usage: Any = None
+            said: str | None = None
             # litellm has summed up usage here; reading on would only feed its logging.
             while usage is None and (chunk := await anext(wrapper, None)) is not None:
                 choice: Any = chunk.choices[0] if chunk.choices else None
                 usage = getattr(chunk, "usage", None)
+                said = _own_id(chunk) or said
                 if choice is not None:
                     finish = choice.finish_reason or finish
                     yield _piece(choice.delta)
-            yield _end(wrapper, finish, usage)
+            yield replace(_end(wrapper, finish, usage), response_id=said)
         finally:
             await wrapper.aclose()
 
@@ -171,6 +179,13 @@ def _piece(delta: Any) -> Piece:
         for call in delta.tool_calls or ()
     )
     return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls)
+
+
+def _own_id(chunk: Any) -> str | None:
+    """The id that the provider gave its answer; not one that litellm made up."""
+    value: object = getattr(chunk, "id", None)
+    own = isinstance(value, str) and value and not _MADE_UP.fullmatch(value)
+    return str(value)[:_ID_LENGTH] if own else None
 
 
 def _end(wrapper: Any, finish: str | None, usage: Any) -> End:

@@ -12,6 +12,7 @@ import copy
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from pydantic import JsonValue, ValidationError
 
@@ -165,7 +166,7 @@ async def _as_call(events: AsyncGenerator[ModelEvent, None]) -> AsyncGenerator[M
             text.append(event.text)
         elif isinstance(event, ModelDone) and (call := _read("".join(text))) is not None:
             yield ToolCallDelta(0, "call_0", *call)
-            yield ModelDone("tool_calls", event.usage, event.response_cost, event.usage_kind)
+            yield replace(event, finish_reason="tool_calls")
         elif isinstance(event, ModelDone):
             yield ContentDelta("".join(text))
             yield event

@@ -82,7 +82,7 @@ class LitellmModel:
         try:
             async for piece in pieces:
                 if isinstance(piece, End):
-                    yield _done(piece, model)
+                    yield _done(piece, model, base)
                     return
                 streaming = True
                 if piece.reasoning:
@@ -159,11 +159,11 @@ def estimated_tokens(form: JsonObject) -> int:
     return -(-len(said.encode()) // _BYTES_PER_TOKEN)
 
 
-def _done(end: End, model: str) -> ModelDone:
+def _done(end: End, model: str, base: str | None) -> ModelDone:
     if end.finish_reason is None:
         raise ModelError(STREAM_BROKEN, f"{model}: the stream ended without a finish reason", retryable=True)
     kind = "unknown" if not end.usage else "exact" if end.usage_reported else "estimated"
-    return ModelDone(end.finish_reason, end.usage, end.cost, kind)
+    return ModelDone(end.finish_reason, end.usage, end.cost, kind, end.response_id, base)
 
 
 @dataclass(slots=True)

@@ -16,16 +16,16 @@ from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.budgets.uses import NOT_SENT
 from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
+from turnstile.activities.prompt.chat_spans import record_chat
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
-from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
-from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_traceparent
+from turnstile.activities.prompt.question import Question
+from turnstile.runtime.ports import Model, ModelRequest, Publisher
+from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.profiles import LlmConfig
-from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
@@ -59,21 +59,6 @@ class StepLimits:
         return own if asked is None else min(max(asked, own), 300.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The request of one step, the same for all its attempts."""
-
-    turn: AgentTurnId
-    step_id: StepId
-    step: int
-    config: LlmConfig
-    messages: tuple[ModelMessage, ...]
-    tools: tuple[JsonObject, ...]
-    address: Address
-    heard: bool = True
-    """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
-
-
 class _Unheard:
     """A publisher for what nobody shall hear."""
 
@@ -89,13 +74,19 @@ class _Attempt:
     """The latest attempt."""
 
     number: int
-    model: str
+    config: LlmConfig
+    """What was sent, which a budget may have lowered."""
     started: float
     draft: AnswerDraft
     began: int
     """In nanoseconds since 1970."""
     heard: bool
     ended: bool = False
+
+    @property
+    def model(self) -> str:
+        """`provider/model`."""
+        return self.config.model
 
     def record(self, error_code: str | None) -> JsonObject:
         done = self.draft.done
@@ -140,9 +131,9 @@ class Attempts:
         """The draft of the latest attempt, ended or not; None before the first one, and of one that is not heard."""
         return None if self._current is None or not self._current.heard else self._current.draft
 
-    def begin(self, number: int, model: str, *, heard: bool = True) -> AnswerDraft:
+    def begin(self, number: int, config: LlmConfig, *, heard: bool = True) -> AnswerDraft:
         """Begin an attempt; returns its empty draft."""
-        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
+        self._current = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
         return self._current.draft
 
     def end(self, error_code: str | None) -> None:
@@ -151,12 +142,12 @@ class Attempts:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
 
-    def give_up(self, number: int, model: str, *, heard: bool = True) -> None:
+    def give_up(self, number: int, config: LlmConfig, *, heard: bool = True) -> None:
         """Record an attempt that was not sent, and may have reserved what it would have used; the draft stays."""
-        attempt = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
+        attempt = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
         self.records.append(attempt.record(NOT_SENT))
 
-    def record(self, telemetry: Telemetry, question: "Question") -> None:
+    def record(self, telemetry: Telemetry, question: Question) -> None:
         """Record metrics of the latest attempt, and a span below its step's, once it has ended."""
         if (attempt := self._current) is not None and attempt.ended:
             _record_attempt(telemetry, question, attempt, self.records[-1])
@@ -221,7 +212,7 @@ async def _admitted(
     try:
         return await gate.admit(request, tokens, summary=not question.heard)
     except (asyncio.CancelledError, ServerUnavailable):  # it may have reserved
-        attempts.give_up(request.attempt, request.config.model, heard=question.heard)
+        attempts.give_up(request.attempt, request.config, heard=question.heard)
         raise
 
 
@@ -235,7 +226,7 @@ async def _attempt(
     telemetry: Telemetry,
 ) -> ModelAnswer:
     timeout, number = request.timeout_seconds, request.attempt
-    draft, code = attempts.begin(number, question.config.model, heard=question.heard), None
+    draft, code = attempts.begin(number, request.config, heard=question.heard), None
     async with ChunkWriter(
         *(publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number),
         gather_seconds=limits.gather_seconds,
@@ -279,23 +270,9 @@ def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt,
             meter.count(Metric.MODEL_TOKENS, count, model=attempt.model, direction=way)
         if cost:
             meter.count(Metric.MODEL_COST, cost, model=attempt.model)
-    context = question.address.context
-    if telemetry.tracer.enabled and (under := step_traceparent(context, question.step_id)):
-        attributes: dict[str, Attribute] = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.request.model": attempt.model,
-            "turnstile.agent_turn_id": question.turn,
-            "turnstile.step_id": question.step_id,
-            "turnstile.attempt": attempt.number,
-            **{f"gen_ai.usage.{way}_tokens": count for way, count in tokens.items()},
-        }
-        if cost is not None:
-            attributes["turnstile.response_cost"] = cost
-        if first_token is not None:
-            attributes["turnstile.first_token_ms"] = _millis(first_token)
-        own = headers.derived_span(under, f"{question.step_id}-a{attempt.number}") or under
-        times = (attempt.began, time.time_ns())
-        telemetry.tracer.record(Span("chat", own, headers.span_id(under), *times, attributes, error_code, "client"))
+    if telemetry.tracer.enabled:
+        what = (attempt.config, attempt.number, attempt.began, attempt.draft)
+        record_chat(telemetry.tracer, question, *what, error_code)
 
 
 def _check_filter(answer: ModelAnswer, model: str) -> None:

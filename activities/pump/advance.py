@@ -306,7 +306,8 @@ def _hand_back(error: ServedElsewhere) -> ApplicationError:
 
 def _lineage(thread: ThreadRef, begun: BegunMessage, traceparent: str | None) -> dict[str, str]:
     """The headers of a hop's enqueue: the request's trace, and the calling agent's turn as the parent."""
-    kept = {**begun.context_headers, headers.THREAD_ID: thread.thread_id}
+    own = {headers.CONVERSATION_ID: thread.thread_id}
+    kept = {**own, **begun.context_headers, headers.THREAD_ID: thread.thread_id}
     if traceparent is not None:
         kept[headers.TRACEPARENT] = traceparent
     turn: AgentTurnId | None = begun.caller_turn_id

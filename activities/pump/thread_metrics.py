@@ -12,7 +12,9 @@ from enum import StrEnum
 
 from turnstile.ledger.pump.hops import BegunMessage, Effect, Iterate, Respond, Settled
 from turnstile.ledger.pump.thread_views import ThreadReply
-from turnstile.runtime.telemetry import Attribute, Metric, Span, Telemetry, nanoseconds
+from turnstile.runtime import gen_ai
+from turnstile.runtime.gen_ai import Attributes
+from turnstile.runtime.telemetry import Metric, Span, Telemetry, nanoseconds
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.pump.threads import EndReason, MessageId, ThreadRef
 from turnstile.schema.wire import headers
@@ -106,18 +108,24 @@ def record_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], newly: 
 
 
 def _record_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str, now: datetime) -> None:
-    attributes: dict[str, Attribute] = {
+    attributes: Attributes = {
         "turnstile.project_id": reply.project_id,
         "turnstile.channel_id": reply.channel_id,
         "turnstile.thread_id": reply.thread_id,
         "turnstile.message_id": reply.request_id,
         "turnstile.reply.kind": reply.kind.value,
         "turnstile.reply.reason": reply.reason.value,
+        **gen_ai.conversation(reply.context_headers, reply.thread_id),
     }
+    name, what = gen_ai.operation(
+        "invoke_workflow", (reply.listener or "") if reply.reason is EndReason.RESPONDED else ""
+    )
+    if reply.listener:
+        what["gen_ai.workflow.name"] = reply.listener
     code = reply.reason.value if reply.reason in {EndReason.UNDELIVERED, EndReason.LIMIT} else None
     asked, answered, announced = map(nanoseconds, (reply.requested_at, reply.created_at, now))
     above = headers.parent_span(reply.context_headers)
-    telemetry.tracer.record(Span("request", own, above, asked, answered, attributes, code))
+    telemetry.tracer.record(Span(name, own, above, asked, answered, what | attributes, code))
     telemetry.tracer.record(
         Span("reply", place, headers.span_id(own), answered, announced, attributes, None, "producer")
     )
@@ -127,7 +135,7 @@ def _request_traceparent(begun: BegunMessage) -> str:
     return begun.context_headers.get(headers.TRACEPARENT, "")
 
 
-def _attributes(thread: ThreadRef, begun: BegunMessage) -> dict[str, Attribute]:
+def _attributes(thread: ThreadRef, begun: BegunMessage) -> Attributes:
     return {
         "turnstile.project_id": thread.project_id,
         "turnstile.channel_id": thread.channel_id,
@@ -138,4 +146,5 @@ def _attributes(thread: ThreadRef, begun: BegunMessage) -> dict[str, Attribute]:
         "turnstile.message.kind": begun.kind.value,
         "turnstile.message.hop": begun.hop,
         "turnstile.message.attempt": begun.attempt,
+        **gen_ai.conversation(begun.context_headers, thread.thread_id),
     }

@@ -14,7 +14,7 @@ from typing import Literal
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.memory import cut_card, summary_card, summary_messages, summary_text
 from turnstile.activities.prompt.messages import build_messages
-from turnstile.activities.prompt.model_attempts import Question
+from turnstile.activities.prompt.question import Question
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import StepRequest
 from turnstile.activities.turn.turn_config import PinnedConfig
@@ -83,6 +83,8 @@ class CompactedStep:
             messages=messages,
             tools=self.pinned.last_specs if self.asked.is_last else self.pinned.specs,
             address=self.step.turn_events.address,
+            agent_name=self.pinned.config.profile_name,
+            box=self.step.turn.output_box_id,
         )
 
     async def if_full(self, messages: tuple[ModelMessage, ...]) -> Compacted | None:
@@ -194,6 +196,8 @@ class CompactedStep:
             messages=messages,
             tools=(),
             address=self.step.turn_events.address,
+            agent_name=self.pinned.config.profile_name,
+            box=self.step.turn.output_box_id,
             heard=False,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from temporalio import activity
 
+from turnstile.activities.turn.call_spans import record_unanswered
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, end_by_fallback, recall_step
@@ -67,6 +68,8 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
         done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
+    if done.is_new and found.head_status is HeadStatus.SUSPENDED:
+        record_unanswered(telemetry, turn, found, done.ended_at)
     await TurnEvents(publisher, turn, done.context_headers, telemetry).finished(pool, done)
     return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
 

@@ -24,7 +24,9 @@ from turnstile.activities.calls.outgoing import Place
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
-from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
+from turnstile.activities.prompt.question import Question
+from turnstile.activities.turn.call_spans import agent_name, record_answers
 from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
@@ -33,7 +35,7 @@ from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.resume import Termination
 from turnstile.activities.turn.settle import end_stopped, publish_applied
 from turnstile.activities.turn.spending import exhausted, with_gate, within_budget
-from turnstile.activities.turn.timing import record_begun, record_calls, record_step, turn_stats
+from turnstile.activities.turn.timing import record_begun, record_step, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, pin
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
@@ -122,7 +124,9 @@ class StepActivities:
         except StaleTurn:
             return await self._recall(given.turn, given.step, lambda: self._stop_between(given.turn, given.step))
         hit(Fault.STEP_BEGUN)
-        turn_events = TurnEvents(self.publisher, given.turn, begun.head.context_headers, self.telemetry)
+        name = agent_name(begun) if self.telemetry.tracer.enabled else ""
+        context = begun.head.context_headers
+        turn_events = TurnEvents(self.publisher, given.turn, context, self.telemetry, agent_name=name)
         number = begun.head.step_count + 1
         step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts, patience)
         step = with_gate(step, self.model, self.limits, lambda reserve: self._keep(step, reserve))
@@ -338,7 +342,6 @@ class StepActivities:
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._record(step, record)
-            record_calls(self.telemetry, step.turn, step.begun.head, record)
             await step.turn_events.publish(*step.turn_events.asked(step.number, record, done.updated_at))
         asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
         messages = step.turn_events.suspended(step.number, done.step_metadata, None, asleep)
@@ -357,6 +360,8 @@ class StepActivities:
         head = step.begun.head
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
         done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
+        if done.is_new:
+            record_answers(self.telemetry, step.turn, step.begun)
         await step.turn_events.finished(self.pool, done)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
@@ -408,4 +413,5 @@ class StepActivities:
     def _record(self, step: CurrentStep, record: StepRecord) -> None:
         """Record metrics and span of a step that this attempt has committed, so that each step is recorded once."""
         seconds = time.monotonic() - step.clock
-        record_step(self.telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))
+        record_answers(self.telemetry, step.turn, step.begun)
+        record_step(self.telemetry, step.turn, step.begun, record, seconds, len(step.attempts.records))

@@ -8,9 +8,9 @@ hold ids, codes and numbers only.
 import time
 from datetime import UTC, datetime
 
-from turnstile.ledger.turns.steps import StepHead, StepRecord
+from turnstile.activities.turn.call_spans import agent_name
+from turnstile.ledger.turns.steps import BegunStep, StepHead, StepRecord
 from turnstile.runtime.telemetry import (
-    Attribute,
     Metric,
     Span,
     Telemetry,
@@ -70,16 +70,18 @@ def record_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
 
 
 def record_step(
-    telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord, seconds: float, attempts: int
+    telemetry: Telemetry, turn: TurnRef, begun: BegunStep, record: StepRecord, seconds: float, attempts: int
 ) -> None:
     """Record a committed step, for which the model was asked `attempts` times."""
     telemetry.meter.observe(Metric.STEP_SECONDS, seconds, status=record.status)
+    telemetry.meter.count(Metric.TOOL_CALLS, len(record.calls))
     if not telemetry.tracer.enabled:
         return
+    head, name = begun.head, agent_name(begun)
     own = step_traceparent(head.context_headers, step_id(turn.agent_turn_id, record.step))
     if own is None:
         return
-    attributes: dict[str, Attribute] = turn_attributes(turn) | {
+    attributes = turn_attributes(turn, head.context_headers, name) | {
         "turnstile.step_id": step_id(turn.agent_turn_id, record.step),
         "turnstile.step": record.step,
         "turnstile.step_attempt": head.step_attempt,
@@ -89,26 +91,6 @@ def record_step(
     times = (nanoseconds(record.started_at), time.time_ns())
     parent = headers.span_id(head.context_headers[headers.TRACEPARENT])
     telemetry.tracer.record(Span("step", own, parent, *times, attributes, record.metadata.error_code))
-
-
-def record_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:
-    """Record each call of the step as the span that its command carries; the tool's spans are its children (§5)."""
-    telemetry.meter.count(Metric.TOOL_CALLS, len(record.calls))
-    if not telemetry.tracer.enabled:
-        return
-    under = step_traceparent(head.context_headers, step_id(turn.agent_turn_id, record.step))
-    if under is None:
-        return
-    now = time.time_ns()
-    for call in record.calls:
-        own = headers.derived_span(under, call.tool_call_id)
-        if own is not None:
-            attributes = turn_attributes(turn) | {
-                "gen_ai.tool.name": call.tool_name,
-                "turnstile.tool_call_id": call.tool_call_id,
-            }
-            parent = headers.span_id(under)
-            telemetry.tracer.record(Span("tool_call", own, parent, now, now, attributes, None, "producer"))
 
 
 def _millis(seconds: float) -> int:

@@ -41,6 +41,8 @@ class TurnEvents:
     """The turn's `context_headers`."""
     telemetry: Telemetry = SILENT
     sender: str = SENDER
+    agent_name: str = ""
+    """The profile by whose name people know the agent, for spans; empty if it is unknown."""
 
     @property
     def address(self) -> Address:
@@ -165,7 +167,7 @@ class TurnEvents:
         """
         if done.is_new:
             figures = (done.status, done.error_code, done.stats, done.ended_at)
-            self.telemetry.turn_ended(self.turn, self.context, *figures)
+            self.telemetry.turn_ended(self.turn, self.context, *figures, self.agent_name)
         messages = [] if done.idle_since is None else [self.state(HeadStatus.IDLE, done.idle_since)]
         messages += [self.address.inbox_progress(row) for row in done.settled]
         messages += [*before, *done.announcement(self.address)]
@@ -181,9 +183,11 @@ class TurnEvents:
         if not self.telemetry.tracer.enabled:
             return
         under = self.context.get(headers.TRACEPARENT, "")
-        if (own := headers.derived_span(under, "finish")) is None:
+        if (own := headers.derived_span(under, f"{self.turn.agent_turn_id}-finish")) is None:
             return
-        attributes = turn_attributes(self.turn) | {"turnstile.turn.status": done.status.value}
+        attributes = turn_attributes(self.turn, self.context, self.agent_name) | {
+            "turnstile.turn.status": done.status.value
+        }
         ended = nanoseconds(done.ended_at)
         times = (ended, max(ended, time.time_ns()))
         self.telemetry.tracer.record(

@@ -12,15 +12,24 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.runtime import gen_ai
+from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.log_context import about
-from turnstile.runtime.telemetry import Attribute, Metric, Span, Telemetry
+from turnstile.runtime.telemetry import Metric, Span, Telemetry
 from turnstile.schema.errors import Limited, ServerUnavailable, TurnstileError
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import Reply, ReportRequest
 from turnstile.schema.wire.limits import SIZE_LIMITS
 
-_IDS = ("agent_turn_id", "inbox_id", "tool_call_id", "thread_id", "message_id")
+_IDS = {
+    "agent_id": "gen_ai.agent.id",
+    "tool_call_id": "gen_ai.tool.call.id",
+    **{name: f"turnstile.{name}" for name in ("agent_turn_id", "inbox_id", "thread_id", "message_id")},
+}
+"""The ids of a reply, and their attributes."""
+_PLACES = ("conversation_id", "output_box_id", "thread_id")
+"""What a reply names its conversation by, the first that it has."""
 
 
 def instrumented(verbs: Mapping[str, VerbHandler], telemetry: Telemetry) -> dict[str, VerbHandler]:
@@ -81,16 +90,15 @@ async def _run_recorded(handler: VerbHandler, request: VerbRequest, telemetry: T
             telemetry.tracer.record(Span(request.verb, own, parent, *times, attributes, code, "server"))
 
 
-def _attributes(request: VerbRequest, reply: BaseModel | None) -> dict[str, Attribute]:
-    attributes: dict[str, Attribute] = {
+def _attributes(request: VerbRequest, reply: BaseModel | None) -> Attributes:
+    said = {name: value for name in (*_IDS, *_PLACES) if isinstance(value := getattr(reply, name, None), str)}
+    told = (said.get("conversation_id"), request.headers.get(headers.CONVERSATION_ID), *map(said.get, _PLACES))
+    return {
         "turnstile.verb": request.verb,
         "turnstile.source": request.source,
         "turnstile.project_id": request.project_id,
         "turnstile.channel_id": request.channel_id,
+        **gen_ai.conversation({}, next(filter(None, told), None)),
+        **{attribute: said[name] for name, attribute in _IDS.items() if name in said},
+        **({"turnstile.duplicate": True} if getattr(reply, "duplicate", False) else {}),
     }
-    for name in _IDS:
-        if isinstance(value := getattr(reply, name, None), str):
-            attributes[f"turnstile.{name}"] = value
-    if getattr(reply, "duplicate", False):
-        attributes["turnstile.duplicate"] = True
-    return attributes

@@ -1,29 +1,37 @@
 """`python -m lab.pictures`: take the pictures of docs/console.md anew, from a demo project on the real system.
 
 It starts `turnstile up` in a temporary directory, lets the demo project live through two weeks and an afternoon, and
-takes a picture of each page in Chromium. `--keep` stays up instead, for looking at it by hand.
+takes a picture of each page in Chromium. `--keep` stays up instead, for looking at it by hand. The picture `trace` is
+that of docs/observability.md, of servers of its own.
 """
 
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from lab.pictures.camera import chromium, take
 from lab.pictures.scripts import PRICES
 from lab.pictures.shots import SHOTS
 from lab.pictures.story import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
+from lab.pictures.waterfall import ask_for_quotes, draw
+from tests.observability.collector import Collector, collecting
 from turnstile.ledger.pool import Pool
 from turnstile.processes.up import Running, run_up
+from turnstile.runtime.telemetry import Telemetry
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.sdk.client import BridgeClient
 from turnstile.settings import GatewaySettings, ModelSettings, ProtocolSettings, Settings
+from turnstile.settings.model import ObservabilitySettings
+from turnstile.telemetry.tracing import otlp_tracer
 from turnstile.transport.connection import connect
 
 PROJECT = ProjectId("bookshop")
 TURNS = 240
 OUT = Path("docs/images")
+TRACE = "trace"
+"""The name of the picture that is no page."""
 
 
 def settings() -> Settings:
@@ -60,6 +68,25 @@ async def _play(running: Running, chosen: Settings, names: Sequence[str], out: P
         await pool.close()
 
 
+async def _trace(running: Running, chosen: Settings, collector: Collector, out: Path) -> None:
+    endpoints = running.endpoints
+    [target] = chosen.worker.worker_targets
+    pool, conn = (
+        Pool(endpoints.database_url, size=4, name="pictures"),
+        await connect(endpoints.nats_url, name="pictures"),
+    )
+    client = BridgeClient(conn, PROJECT, ChannelId(chosen.protocol.default_channel))
+    try:
+        async with otlp_tracer(collector.url, "tools") as tracer:
+            places = (endpoints.gateway_url or "", endpoints.nats_url, PROJECT, target)
+            async with open_shop(pool, client, *places, telemetry=Telemetry(tracer=tracer)) as shop:
+                draw(await ask_for_quotes(shop, collector), out / f"{TRACE}.png")
+                print(out / f"{TRACE}.png")  # noqa: T201
+    finally:
+        await conn.close()
+        await pool.close()
+
+
 async def _photograph(shop: Shop, names: Sequence[str], out: Path) -> None:
     async with chromium() as browser:
         for shot in SHOTS:
@@ -85,14 +112,26 @@ async def main() -> None:
     parser.add_argument("--keep", action="store_true", help="take none, and stay up until Ctrl-C")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    if not given.names or TRACE in given.names:
+        async with collecting() as collector:
+            told = settings().model_copy(update={"observability": ObservabilitySettings(otlp_endpoint=collector.url)})
+            await _on_servers(told, lambda running: _trace(running, told, collector, given.out))
+    if given.keep or given.names != [TRACE]:
+        chosen = settings()
+        more = (given.names, given.out, given.turns)
+        await _on_servers(chosen, lambda running: _play(running, chosen, *more, keep=given.keep))
+
+
+async def _on_servers(chosen: Settings, play: Callable[[Running], Awaitable[None]]) -> None:
+    """Start `turnstile up` in a temporary directory, and play there."""
     with tempfile.TemporaryDirectory(prefix="turnstile-pictures-") as name:
-        stop, chosen = asyncio.Event(), settings()
+        stop = asyncio.Event()
         up: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
         servers = asyncio.create_task(run_up(chosen, Path(name), stop, say=print, ready=up.set_result))
         await asyncio.wait({servers, up}, return_when=asyncio.FIRST_COMPLETED)
         try:
             if up.done():
-                await _play(up.result(), chosen, given.names, given.out, given.turns, keep=given.keep)
+                await play(up.result())
         finally:
             stop.set()
             await servers

@@ -7,6 +7,7 @@ from typing import Literal
 from turnstile import ToolService
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import AgentId, ProjectId
@@ -128,9 +129,9 @@ PRINTER = ToolDefinition.model_validate(
 """A tool whose service is down."""
 
 
-def shop_tools(project: ProjectId, pace: float) -> ToolService:
+def shop_tools(project: ProjectId, pace: float, telemetry: Telemetry = SILENT) -> ToolService:
     """The tools of the shop; each takes its time, times `pace`."""
-    service = ToolService(project, heartbeat_seconds=600)
+    service = ToolService(project, heartbeat_seconds=600, telemetry=telemetry)
 
     @service.tool(target="shop", suffix="order", timeout_seconds=20)
     async def order_lookup(order: str) -> dict[str, object]:

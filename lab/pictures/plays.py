@@ -34,6 +34,7 @@ PAGE = "Publish the page for the reading on 4 December."
 REPORT = "Write the November report for the buyers' meeting."
 LABELS = "Print the labels for tonight's collection."
 PRINTERS = "Compare printers for the spring catalogue: 48 pages, 12,000 copies."
+QUOTES = "Ask three printers for a quote for posters."
 PAPER = "Find out who can deliver recycled 115 g paper before February."
 GREET, STATUS, CHANGE = (
     "Hello! I ordered “The Wall” on Monday. When will it be here?",
@@ -80,6 +81,14 @@ def _fork(*tasks: tuple[str, str, str], **fields: object) -> tuple[str, JsonObje
     ]
     arguments: dict[str, object] = {"tasks": made, "join": "all", **fields}
     return "fork_join", arguments  # pyright: ignore[reportReturnType] -- JSON, built of JSON
+
+
+POSTERS: Mapping[str, float] = {"Adler": 0.03, "Boll": 0.06, "Casar": 0.02}
+"""Printers of posters, and how long a reader pauses over each."""
+
+
+def _poster(printer: str) -> str:
+    return f"Posters at {printer}: what do fifty cost?"
 
 
 def _child(printer: str) -> str:
@@ -253,6 +262,24 @@ PLAYS: Mapping[str, tuple[Line | tuple[Line, ...], ...]] = {
     ),
     _child("Morava"): (Line("Morava: 8,920 €, delivery on 12 February, freight not included.", pause=0.06, read=900),),
     _child("Tatra"): (Line("Tatra: I am still looking for their list.", pause=1.5, read=900),),
+    QUOTES: (
+        Line(
+            "I have three readers look at once, and check what the last posters sold.",
+            (
+                ("sales_by_section", {"month": "2026-11"}),
+                _fork(*(("reader", _poster(name), name) for name in POSTERS)),
+            ),
+            pause=0.04,
+        ),
+        Line("Adler is the cheapest for fifty posters, and has the paper.", pause=0.05, read=1_200),
+    ),
+    **{
+        _poster(name): (
+            Line("I look for their price list.", (("web_search", {"query": f"{name} posters"}),), pause=pause),
+            Line(f"{name}: fifty posters in two days.", pause=pause, read=800),
+        )
+        for name, pause in POSTERS.items()
+    },
     PAPER: (
         Line(
             "I ask five mills at once.",

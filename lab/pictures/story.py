@@ -17,6 +17,7 @@ from lab.pictures.ages import age
 from lab.pictures.office import AGENTS, open_office, shop_tools
 from turnstile.ledger.access.tokens import add_token
 from turnstile.ledger.pool import Pool
+from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, ProjectId, step_id, tool_call_id
@@ -113,11 +114,19 @@ class Shop:
 
 @asynccontextmanager
 async def open_shop(
-    pool: Pool, client: BridgeClient, url: str, nats_url: str, project: ProjectId, target: str, *, pace: float = 1.0
+    pool: Pool,
+    client: BridgeClient,
+    url: str,
+    nats_url: str,
+    project: ProjectId,
+    target: str,
+    *,
+    pace: float = 1.0,
+    telemetry: Telemetry = SILENT,
 ) -> AsyncGenerator[Shop]:
     """The project with its people, agents and tools; nothing was asked yet. `pace` scales how long its tools take."""
     async with AsyncExitStack() as stack:
-        tools, stop, ready = shop_tools(project, pace), asyncio.Event(), asyncio.Event()
+        tools, stop, ready = shop_tools(project, pace, telemetry), asyncio.Event(), asyncio.Event()
         await open_office(pool, project, target, tools)
         tokens: dict[str, str] = {}
         web: dict[str, httpx.AsyncClient] = {}

@@ -35,6 +35,8 @@ class ThreadReply(Tolerant):
     context_headers: ContextHeaders
     requested_at: datetime
     created_at: datetime
+    listener: str | None = None
+    """Whom the request was sent to; a name from outside, which may be nobody's."""
 
     def event(self, sender: str) -> Message:
         """The event, under its fixed message id."""

@@ -269,9 +269,10 @@ WHERE m.ended_by = :ended_by AND m.project_id = :project_id ORDER BY m.number;
 -- A thread's answers that are not marked as announced.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
        m.correlation_id, t.project_id, t.channel_id, coalesce(m.context_headers, t.context_headers) AS context_headers,
-       m.created_at AS requested_at, r.created_at
+       m.created_at AS requested_at, r.created_at, x.listener
 FROM state.thread_replies r
 JOIN state.thread_messages m ON m.message_id = r.request_id
+LEFT JOIN state.thread_segments x ON x.segment_id = m.segment_id
 JOIN state.threads t ON t.thread_id = r.thread_id
 LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
 WHERE r.announced_at IS NULL AND r.thread_id = :thread_id
@@ -281,9 +282,10 @@ ORDER BY r.created_at LIMIT :row_limit::int;
 -- Rule 'thread_reply': the same for all threads of these targets, if the answers are old enough.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
        m.correlation_id, t.project_id, t.channel_id, coalesce(m.context_headers, t.context_headers) AS context_headers,
-       m.created_at AS requested_at, r.created_at
+       m.created_at AS requested_at, r.created_at, x.listener
 FROM state.thread_replies r
 JOIN state.thread_messages m ON m.message_id = r.request_id
+LEFT JOIN state.thread_segments x ON x.segment_id = m.segment_id
 JOIN state.threads t ON t.thread_id = r.thread_id
 LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
 WHERE r.announced_at IS NULL

@@ -427,7 +427,9 @@ def _planned(task: Task) -> JsonObject:
 def _child(call: ParentCall, child: Child) -> JsonObject:
     """A child as the statement reads it. Depth and lineage are the statement's own."""
     given = child.traceparent or call.context_headers.get(headers.TRACEPARENT, "")
-    context = headers.context_headers({headers.TRACEPARENT: given} | _tracestate(call))
+    conversation = call.context_headers.get(headers.CONVERSATION_ID, call.output_box_id)
+    told = {headers.TRACEPARENT: given, headers.CONVERSATION_ID: conversation}
+    context = headers.context_headers(told | _tracestate(call))
     new = child.new_agent
     return {
         "task_index": child.task_index,

@@ -172,7 +172,7 @@ def planned(
         project_id=project,
         channel_id=channel,
         request=request,
-        context_headers=headers.context_headers(incoming),
+        context_headers=headers.context_headers(incoming) | _conversation(request),
         depth_limit=depth_limit,
         agent_turn_id=AgentTurnId(uuid7()),
         inbox_id=InboxId(uuid7()),
@@ -182,6 +182,11 @@ def planned(
         action=action,
     )
     return command, _cards(command, sender)
+
+
+def _conversation(request: EnqueueRequest) -> dict[str, str]:
+    """The conversation that the request names; else the turn is in its requester's, or in its output box's."""
+    return {} if request.conversation_id is None else {headers.CONVERSATION_ID: request.conversation_id}
 
 
 async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:

@@ -123,7 +123,8 @@ older AS MATERIALIZED (  -- a queued turn whose box has become free is leased fi
 ),
 go AS MATERIALIZED (
     SELECT plan.*, {next_epoch(head.turn_epoch)} AS turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
-           :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
+           jsonb_build_object('CG-Conversation-Id', plan.output_box_id) || :context_headers::jsonb
+               || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            CASE WHEN lease.leases_mine OR :max_queued_turns::int = 0 THEN 'free'
                 WHEN queue.found >= :max_queued_turns::int THEN 'full'
                 -- enqueues that committed during the wait for the lock may have filled the queue: 'again' makes the limit exact

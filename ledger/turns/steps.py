@@ -37,6 +37,8 @@ class AnsweredCall(Tolerant):
     tool_name: str
     tool_result_card_id: CardId
     after_execution: str | None
+    reported_at: datetime | None = None
+    """When the ledger got its result."""
 
 
 class StepHead(Tolerant):

@@ -68,11 +68,12 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                      FROM opened o),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
                SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
-                   'tool_result_card_id', w.tool_result_card_id, 'after_execution', (
-                       SELECT r.payload ->> 'after_execution' FROM state.agent_inbox r
-                       WHERE r.correlation_id = w.tool_call_id AND r.project_id = :project_id
-                         AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END)))
-               FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+                   'tool_result_card_id', w.tool_result_card_id, 'after_execution', r.after_execution, 'reported_at', r.created_at))
+               FROM state.turn_waiting_tools w LEFT JOIN LATERAL (
+                   SELECT r.payload ->> 'after_execution' AS after_execution, r.created_at FROM state.agent_inbox r
+                   WHERE r.correlation_id = w.tool_call_id AND r.project_id = :project_id
+                     AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END) r ON true
+               WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
                  AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
        NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata, NULL::timestamptz AS expires_at
 FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id

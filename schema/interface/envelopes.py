@@ -23,6 +23,8 @@ class _Headers(BaseModel):
     """The turn on whose behalf this happens; it bounds the recursion depth."""
     parent_step_id: str | None = Field(default=None, alias=headers.PARENT_STEP_ID)
     """The step on whose behalf this happens."""
+    conversation_id: str | None = Field(default=None, alias=headers.CONVERSATION_ID)
+    """The conversation that this belongs to, for traces; a turn outside of any has its output box."""
 
 
 class CallerHeaders(_Headers):

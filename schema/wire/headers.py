@@ -30,6 +30,8 @@ PARENT_TURN_ID = "CG-Parent-Turn-Id"
 PARENT_STEP_ID = "CG-Parent-Step-Id"
 THREAD_ID = "CG-Thread-Id"
 """Turnstile's own: the root thread of the message pump for which a turn works (protocol §9)."""
+CONVERSATION_ID = "CG-Conversation-Id"
+"""Turnstile's own: the conversation that a turn belongs to, and all that happens on its behalf (protocol §5.3)."""
 TIMESTAMP = "CG-Timestamp"
 VERSION = "CG-Version"
 MSG_TYPE = "CG-Msg-Type"
@@ -40,7 +42,7 @@ PARENT_SPAN = "CG-Parent-Span-Id"
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
-_LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID, THREAD_ID)
+_LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID, THREAD_ID, CONVERSATION_ID)
 _TRACESTATE_LIMIT = 512
 _SENDER_LIMIT = 128
 _DEPTH_LIMIT = 1_000_000

@@ -29,7 +29,10 @@ _REQUEST_SECONDS = 10.0
 _DELEGATE_SECONDS = 3.0
 """Less, since it is repeated anyway."""
 _RESULT_AT_FAULT = (BadRequest.code, "result_too_large")
-_PASSED_ON = (headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH, headers.AGENT_ID, headers.TURN_ID)
+_PASSED_ON = (
+    *(headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH),
+    *(headers.AGENT_ID, headers.TURN_ID, headers.CONVERSATION_ID),
+)
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from turnstile.runtime.telemetry import Attribute, Metric, Span, SpanKind, Telemetry
+from turnstile.runtime import gen_ai
+from turnstile.runtime.gen_ai import Attributes
+from turnstile.runtime.telemetry import Metric, Span, SpanKind, Telemetry
 from turnstile.schema.wire import headers
 from turnstile.sdk.tools.commands import CallCommand
 
@@ -56,10 +58,15 @@ class CallTrace:
         meter.observe(Metric.TOOL_RUN_SECONDS, (time.time_ns() - self.started) / 1e9, tool=tool)
 
     def _record(self, name: str, place: str, parent: str, started: int, code: str | None, kind: SpanKind) -> None:
-        attributes: dict[str, Attribute] = {
-            "gen_ai.tool.name": self.command.tool_name,
+        given = self.command.headers
+        attributes: Attributes = {
+            **gen_ai.tool(self.command.tool_name, self.command.tool_call_id),
+            **gen_ai.conversation(given, None),
             "turnstile.project_id": self.command.project_id,
-            "turnstile.tool_call_id": self.command.tool_call_id,
             "turnstile.delivery": self.command.delivery,
         }
+        if agent := given.get(headers.AGENT_ID):
+            attributes |= gen_ai.agent(agent)
+        if turn := given.get(headers.TURN_ID):
+            attributes["turnstile.agent_turn_id"] = turn
         self.telemetry.tracer.record(Span(name, place, parent, started, time.time_ns(), attributes, code, kind))

@@ -10,11 +10,14 @@ from turnstile.activities.budgets.uses import step_budget
 from turnstile.activities.heartbeat import BEAT_SECONDS, beating
 from turnstile.activities.prompt.model_attempts import CANCELED, LOST, Attempts
 from turnstile.runtime.ports import ContentDelta, ModelDone
+from turnstile.schema.profiles import LlmConfig
 from turnstile.temporal.converters import DATA_CONVERTER
+
+MODEL, LONGEST = LlmConfig(model="m"), LlmConfig(model="m" * 256)
 
 
 def _done(attempts: Attempts, number: int, tokens: int) -> None:
-    draft = attempts.begin(number, "m")
+    draft = attempts.begin(number, MODEL)
     draft.add(ContentDelta("secret text"))
     draft.add(ModelDone("stop", {"prompt_tokens": tokens}, 0.25, "exact"))
     attempts.end(None)
@@ -23,7 +26,7 @@ def _done(attempts: Attempts, number: int, tokens: int) -> None:
 def test_sums_and_records() -> None:
     attempts = Attempts()
     _done(attempts, 1, 3)
-    attempts.begin(2, "m")
+    attempts.begin(2, MODEL)
     attempts.end("rate_limited")
     _done(attempts, 3, 4)
     assert attempts.spent() == ({"prompt_tokens": 7}, 0.5)
@@ -38,7 +41,7 @@ def test_sums_and_records() -> None:
 def test_the_next_worker_takes_over_what_was_told() -> None:
     attempts = Attempts()
     _done(attempts, 1, 3)
-    draft = attempts.begin(2, "m")
+    draft = attempts.begin(2, MODEL)
     draft.add(ContentDelta("secret text"))
     told = attempts.heartbeat_details()
     assert [each.get("error_code") for each in told] == [None, LOST]
@@ -55,10 +58,10 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
 def test_an_attempt_that_was_not_sent_used_nothing() -> None:
     """What was written before stays in hand: a stop keeps it."""
     attempts = Attempts()
-    attempts.begin(1, "m").add(ContentDelta("half of it"))
+    attempts.begin(1, MODEL).add(ContentDelta("half of it"))
     attempts.end("model_stream_broken")
-    attempts.give_up(2, "m")
-    attempts.give_up(2, "m", heard=False)
+    attempts.give_up(2, MODEL)
+    attempts.give_up(2, MODEL, heard=False)
     assert attempts.draft is not None
     assert attempts.draft.text == "half of it"
     uses = step_budget(Attempts.resumed([attempts.heartbeat_details()]).records, {}).uses
@@ -73,7 +76,7 @@ def test_details_of_another_version_are_left_out(details: list[object]) -> None:
 def test_what_is_told_fits_a_payload() -> None:
     attempts = Attempts()
     for number in range(100):
-        attempts.begin(number, "m" * 256)
+        attempts.begin(number, LONGEST)
         attempts.end("model_stream_broken")
     told = attempts.heartbeat_details()
     assert told[-1]["attempt"] == 99
@@ -89,7 +92,7 @@ async def test_a_heartbeat_tells_the_attempts_and_once_more_at_a_failure() -> No
         attempts = Attempts()
         async with beating(attempts.heartbeat_details):
             await asyncio.sleep(BEAT_SECONDS * 1.2)
-            attempts.begin(1, "m")
+            attempts.begin(1, MODEL)
             attempts.end("rate_limited")
             raise RuntimeError("crash")
 

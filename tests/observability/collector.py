@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Seen:
     started: int
     ended: int
     failed: bool
+    kind: str
 
 
 @dataclass
@@ -44,10 +46,7 @@ class Collector:
             service = of_process["service.name"]
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    attributes = {
-                        each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value")
-                        for each in span.attributes
-                    }
+                    attributes = {each.key: _value(each.value) for each in span.attributes}
                     self.spans.append(
                         Seen(
                             service,
@@ -59,8 +58,15 @@ class Collector:
                             span.start_time_unix_nano,
                             span.end_time_unix_nano,
                             span.status.code == span.status.STATUS_CODE_ERROR,
+                            span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
                         )
                     )
+
+
+def _value(value: AnyValue) -> object:
+    if value.HasField("array_value"):
+        return [_value(each) for each in value.array_value.values]
+    return getattr(value, value.WhichOneof("value") or "string_value")
 
 
 @asynccontextmanager

@@ -47,9 +47,9 @@ async def test_a_conversation_is_one_trace(stack: Stack, collector: Collector) -
     sent = await send(stack, "broker", Job(to="bob", play=play(verdict(MARKER))), trace)
     spans = await spans_of(collector, trace, 13)
     handled = [f"{WORKER}: message", [f"{WORKER}: handler"]]
-    turn = [f"{WORKER}: turn", [f"{WORKER}: step", [f"{WORKER}: chat"]], [f"{WORKER}: finish"]]
+    turn = [f"{WORKER}: invoke_agent bob", [f"{WORKER}: step", [f"{WORKER}: chat actor"]], [f"{WORKER}: finish"]]
     answer = [f"{WORKER}: message", [f"{WORKER}: enqueue", turn]]
-    request = [f"{WORKER}: request", handled, answer, handled, [f"{WORKER}: reply"]]
+    request = [f"{WORKER}: invoke_workflow broker", handled, answer, handled, [f"{WORKER}: reply"]]
     assert shown(spans, trace) == [[f"{BRIDGE}: send", request]]
     assert len({span.span_id for span in spans}) == len(spans) == 13
     assert not any(span.failed for span in spans)
@@ -59,11 +59,12 @@ async def test_a_conversation_is_one_trace(stack: Stack, collector: Collector) -
         ("bob", "respond"),
         ("broker", "respond"),
     ]
+    assert {span.attributes["gen_ai.conversation.id"] for span in spans} == {str(sent["thread_id"])}
     assert {each.attributes["turnstile.thread_id"] for each in messages} == {str(sent["thread_id"])}
     assert named(spans, "send")[0].attributes["turnstile.message_id"] == sent["message_id"]
-    [asked], [below] = named(spans, "enqueue"), named(spans, "turn")
+    [asked], [below] = named(spans, "enqueue"), named(spans, "invoke_agent bob")
     assert asked.attributes["turnstile.agent_turn_id"] == below.attributes["turnstile.agent_turn_id"]
-    [whole], [last] = named(spans, "request"), named(spans, "reply")
+    [whole], [last] = named(spans, "invoke_workflow broker"), named(spans, "reply")
     assert whole.started <= messages[0].started <= messages[-1].ended <= last.ended
     assert whole.ended == last.started
     assert not any(MARKER.encode() in body for body in collector.bodies)
@@ -76,11 +77,11 @@ async def test_what_joins_a_thread_keeps_its_own_trace(stack: Stack, collector: 
     await send(stack, "worker", Order(do="crash", what=MARKER), second, thread_id=sent["thread_id"])
     spans = await spans_of(collector, second, 5)
     message = [f"{WORKER}: message", [f"{WORKER}: handler"]]
-    assert shown(spans, second) == [[f"{BRIDGE}: send", [f"{WORKER}: request", message, [f"{WORKER}: reply"]]]]
+    assert shown(spans, second) == [[f"{BRIDGE}: send", [f"{WORKER}: invoke_workflow", message, [f"{WORKER}: reply"]]]]
     assert {span.name: span.attributes.get("error.type") for span in spans if span.failed} == {
         "handler": "failed",
         "message": "undelivered",
-        "request": "undelivered",
+        "invoke_workflow": "undelivered",
     }
     assert len(collector.of_trace(headers.trace_id(first))) == 9
     assert not any(MARKER.encode() in body for body in collector.bodies)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from tests.observability.collector import Collector, Seen
+from tests.observability.tools import a_tool
 from tests.sdk.tools.stack import CHANNEL, PROJECT, Stack, fresh
 from tests.support.conditions import until
 from tests.support.ledger.agents import ALICE, add_agents, lease
@@ -21,6 +22,7 @@ from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.runtime.ports import ModelEvent, ModelRequest
 from turnstile.runtime.telemetry import Span, Telemetry
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -88,12 +90,12 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
         [
             "turnstile-bridge: enqueue",
             [
-                "turnstile-worker: turn",
+                f"turnstile-worker: invoke_agent {agent}",
                 [
                     "turnstile-worker: step",
-                    ["turnstile-worker: chat"],
+                    ["turnstile-worker: chat caller"],
                     [
-                        "turnstile-worker: tool_call",
+                        f"turnstile-worker: execute_tool {name}",
                         [
                             "tools: tool",
                             ["tools: describe call", ["turnstile-bridge: describe"]],
@@ -102,7 +104,7 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
                         ],
                     ],
                 ],
-                ["turnstile-worker: step", ["turnstile-worker: chat"]],
+                ["turnstile-worker: step", ["turnstile-worker: chat caller"]],
                 ["turnstile-worker: finish"],
             ],
         ]
@@ -110,13 +112,47 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
     assert len({span.span_id for span in spans}) == len(spans) == 14
     assert [headers.span_id(place or "") for place in under] == [s.span_id for s in spans if s.name == "run tool"]
     assert not any(span.failed for span in spans)
-    whole = next(span for span in spans if span.name == "turn")
+    assert {span.attributes["gen_ai.conversation.id"] for span in spans} == {event.output_box_id}
+    whole = next(span for span in spans if span.name.startswith("invoke_agent"))
     assert whole.attributes["turnstile.agent_turn_id"] == turn
     assert whole.attributes["turnstile.e2e_ms"] == event.stats["e2e_ms"]
     assert not any(MARKER.encode() in body for body in collector.bodies)
     assert await replayed(stack, turn) == {}
     await asyncio.sleep(0.3)
     assert len(collector.of_trace(headers.trace_id(trace))) == 14
+
+
+async def test_a_call_that_failed_or_was_not_waited_for_says_so(stack: Stack, collector: Collector) -> None:
+    name, never = fresh("unlucky"), fresh("never")
+    service, _ = a_tool(name)
+    agent = await stack.register(*service.definitions())
+    trace = headers.new_traceparent()
+    async with stack.serving(service):
+        _, event = await ask(stack, agent, trace, (name, {"text": "fail"}))
+    assert event.status == "success"
+    called = [each for each in await spans_of(collector, trace, 8) if each.name == f"execute_tool {name}"]
+    assert [(each.failed, each.attributes["error.type"]) for each in called] == [(True, "unlucky")]
+    service, _ = a_tool(never)
+    agent, trace = await stack.register(*service.definitions()), headers.new_traceparent()
+    async with stack.client.wait_task(agent) as waiter:
+        told = json.dumps([{"name": never, "arguments": {"text": "x"}}])
+        asked: Any = {"agent_id": agent, "instruction": told}
+        reply = await stack.client.request("enqueue", asked, headers={headers.TRACEPARENT: trace})
+        turn: Any = reply["agent_turn_id"]
+
+        async def asleep() -> bool:
+            view = await stack.pool.run(lambda conn: describe_turn(conn, PROJECT, turn))
+            return view is not None and view.status == "suspended"
+
+        await until(asleep, 15, "the turn waits for its call")
+        await stack.client.request("stop", {"agent_turn_id": turn})
+        assert (await waiter.wait(turn, 20)).status == "canceled"
+    spans = await spans_of(collector, trace, 6)
+    [lost] = [each for each in spans if each.name == f"execute_tool {never}"]
+    assert lost.attributes["error.type"] == "canceled"
+    assert lost.parent in {each.span_id for each in spans if each.name == "step"}
+    [whole] = [each for each in spans if each.name == "invoke_agent"]  # nobody who stops a turn knows its profile
+    assert (whole.attributes["gen_ai.agent.id"], whole.attributes["error.type"]) == (agent, "stopped")
 
 
 async def replayed(stack: Stack, turn: str) -> dict[str, str]:
@@ -135,6 +171,7 @@ class Heard:
     """A tracer that keeps what it hears."""
 
     enabled: bool = True
+    clear: Callable[[str], str] | None = None
     spans: list[Span] = field(default_factory=list[Span])
 
     def record(self, span: Span) -> None:
@@ -142,8 +179,8 @@ class Heard:
         self.spans.append(span)
 
     def names(self) -> list[str]:
-        """Of the spans, sorted."""
-        return sorted(span.name for span in self.spans)
+        """Of the spans, sorted; without what they are about."""
+        return sorted(span.name.split()[0] for span in self.spans)
 
 
 class NoReply:
@@ -190,13 +227,13 @@ async def test_a_step_that_is_run_again_is_one_span(pool: Pool) -> None:
         await run()  # a worker that is lost
     assert heard.names() == ["chat"]
     first = await run()
-    assert heard.names() == ["chat", "chat", "finish", "step", "turn"]
+    assert heard.names() == ["chat", "chat", "finish", "invoke_agent", "step"]
     assert await run() == first == await run()  # and answers that were lost
-    assert heard.names() == ["chat", "chat", "finish", "step", "turn"]
-    by_name = {span.name: span for span in heard.spans}
+    assert heard.names() == ["chat", "chat", "finish", "invoke_agent", "step"]
+    by_name = {span.name.split()[0]: span for span in heard.spans}
     place = headers.span_id(by_name["step"].traceparent)
-    assert {span.parent for span in heard.spans if span.name == "chat"} == {place}
-    assert by_name["turn"].parent == headers.span_id(trace)
+    assert {span.parent for span in heard.spans if span.kind == "client"} == {place}
+    assert by_name["invoke_agent"].parent == headers.span_id(trace)
     assert len({span.traceparent for span in heard.spans}) == 5
 
 
@@ -217,4 +254,4 @@ async def test_a_caller_without_a_trace_gets_one(stack: Stack, collector: Collec
     spans = await spans_of(collector, trace, 5)
     [root] = tree(spans, "")
     assert root[0] == "turnstile-bridge: enqueue"
-    assert [span.name for span in spans if span.name == "turn"] == ["turn"]
+    assert sum(span.name.startswith("invoke_agent") for span in spans) == 1

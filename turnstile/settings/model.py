@@ -318,6 +318,7 @@ class ObservabilitySettings(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     otlp_endpoint: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    capture_content: bool = False
     trace_url: Annotated[str, AfterValidator(_traces)] = ""
     metrics_host: Annotated[str, AfterValidator(_address)] = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65_535)

@@ -1,7 +1,9 @@
 """Opens the traces and metrics that `[observability]` configures; none by default."""
 
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
 
 from turnstile.ledger.operations.monitor import measure_backlog
 from turnstile.ledger.pool import Pool
@@ -30,7 +32,9 @@ async def open_telemetry(
         if section.otlp_endpoint:
             names = {(True, True): "turnstile", (True, False): "turnstile-worker", (False, True): "turnstile-bridge"}
             role = names.get((worker, bridge), "turnstile-gateway")
-            tracer = await stack.enter_async_context(otlp_tracer(section.otlp_endpoint, role))
+            hidden = _secrets(settings) if section.capture_content else ()
+            opened = otlp_tracer(section.otlp_endpoint, role, content=section.capture_content, secrets=hidden)
+            tracer = await stack.enter_async_context(opened)
         if section.metrics_port:
             serving = serving_metrics(
                 section.metrics_host,
@@ -44,6 +48,15 @@ async def open_telemetry(
             )
             meter = await stack.enter_async_context(serving)
         yield Telemetry(tracer, meter)
+
+
+def _secrets(settings: Settings) -> Iterable[str]:
+    """The passwords of the servers' addresses, and the keys of models; those of files as they are now."""
+    addresses = (settings.database.url, *settings.nats.servers)
+    yield from filter(None, (urlsplit(address).password for address in addresses))
+    for file in settings.model.api_key_files.values():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            yield file.read_text(encoding="utf-8").strip()
 
 
 def sdk_metrics_address(settings: Settings) -> str | None:

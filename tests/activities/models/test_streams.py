@@ -18,6 +18,7 @@ WHOLE = Said(text=("Hel", "lo"), reasoning=("h", "m"), calls=(Call("a", ('{"q": 
 async def test_deltas_come_as_they_are_sent_and_the_end_last(provider: type[ProviderStub], model_of: ModelOf) -> None:
     async with provider(WHOLE) as stub:
         events = [event async for event in model_of(stub).stream(request_to(stub.model))]
+        base = stub.api_base
         assert stub.refusals == []
     done = events[-1]
     assert [event.text for event in events if isinstance(event, ReasoningDelta)] == ["h", "m"]
@@ -26,6 +27,8 @@ async def test_deltas_come_as_they_are_sent_and_the_end_last(provider: type[Prov
     assert (done.finish_reason, done.usage_kind) == ("tool_calls", "exact")
     assert (done.usage["prompt_tokens"], done.usage["completion_tokens"]) == (PROMPT_TOKENS, COMPLETION_TOKENS)
     assert all(isinstance(count, int) for count in done.usage.values())
+    assert done.response_id in ("chatcmpl-1", "r1", None)  # the provider's own, none that was made up
+    assert done.server == base
     assert done.response_cost is not None
     assert 0 < done.response_cost < 0.01
 

@@ -85,6 +85,7 @@ async def test_a_command_has_exactly_its_payload_subject_and_headers(tenant: Ten
         headers.STEP_ID: f"{turn}-s1",
         headers.TOOL_CALL_ID: call,
         headers.PARENT_STEP_ID: "s-0",
+        headers.CONVERSATION_ID: reply.output_box_id,
         headers.VERSION: "v1r4",
         headers.MSG_TYPE: "tool_call",
         headers.SENDER: "turnstile.worker",

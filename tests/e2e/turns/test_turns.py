@@ -96,6 +96,7 @@ async def test_exactly_one_task_event_with_all_headers(tenant: Tenant) -> None:
         headers.AGENT_ID: agent,
         headers.TURN_ID: reply.agent_turn_id,
         headers.TURN_EPOCH: "1",
+        headers.CONVERSATION_ID: reply.output_box_id,
         headers.VERSION: "v1r4",
         headers.MSG_TYPE: "task",
         headers.SENDER: "turnstile.worker",
