@@ -13,6 +13,7 @@ from turnstile.bridge.budgets.budget_changes import BudgetChanges
 from turnstile.bridge.budgets.budget_reads import BudgetReads
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
+from turnstile.bridge.delegation.tool_progress import ToolProgress
 from turnstile.bridge.delegation.tool_requests import ToolRequests
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
@@ -21,6 +22,7 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter, signal_decision
 from turnstile.bridge.people.decisions import PeopleVerbs
 from turnstile.bridge.people.interrupt_reads import InterruptReads
+from turnstile.bridge.people.tool_questions import ToolQuestions
 from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
@@ -86,7 +88,8 @@ class Bridge:
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
         people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
         asked = {
-            **ToolRequests(pool, delegation).handlers(),
+            **ToolRequests(pool, delegation, ToolQuestions(pool, publisher)).handlers(),
+            **ToolProgress(pool, publisher).handlers(),
             **people.handlers(),
             **BudgetChanges(pool).handlers(),
         }
