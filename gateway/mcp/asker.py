@@ -47,6 +47,8 @@ class Asker:
     progress_token: ProgressToken | None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when nobody hears the answer any more."""
+    dismissed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its person will not answer what was asked."""
     said: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to send before the answer."""
     _frames: list[bytes] = field(default_factory=list[bytes])
@@ -55,6 +57,11 @@ class Asker:
     def principal(self) -> Principal:
         """Whose token it is."""
         return self.call.principal
+
+    @property
+    def leaving(self) -> tuple[asyncio.Event, ...]:
+        """What ends its wait."""
+        return self.gone, self.dismissed
 
     def key(self, meta: Mapping[str, object] | None) -> tuple[str | None, bool]:
         """The idempotency key of the turn it asks for, and whether the client chose it; raises `BadRequest`."""

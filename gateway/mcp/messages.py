@@ -135,6 +135,8 @@ class Messages:
                 await self._cancelled(call, session, cancelled_request_id_from_params(params))
             case JSONRPCResponse(id=name, result=result):
                 await self._answered_by_person(call, name, result)
+            case JSONRPCError(id=name):
+                self._calls.dismiss(call.principal, str(name))
             case _:
                 pass
         return Response(status_code=_ACCEPTED)
@@ -168,8 +170,15 @@ class Messages:
         self, call: Call[Any, Any], name: str | int | None, result: Mapping[str, Any]
     ) -> None:
         """Decide what a person was asked on a stream of this gateway or another; raises `TurnstileError`."""
-        if name is not None and (asked := asked_by(name)) is not None:
-            await self._calls.decide(call, *asked, ElicitResult.model_validate(result, by_name=False))
+        if name is None or (asked := asked_by(name)) is None:
+            return
+        is_decided = False
+        try:
+            answer = ElicitResult.model_validate(result, by_name=False)
+            is_decided = await self._calls.decide(call, *asked, answer)
+        finally:
+            if not is_decided:
+                self._calls.dismiss(call.principal, str(name))
 
 
 def _takes_forms(capabilities: ClientCapabilities | None) -> bool:

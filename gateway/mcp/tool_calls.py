@@ -7,7 +7,7 @@ back names a turn and questions, all looked up under the token; the bridge's ver
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
@@ -44,7 +44,7 @@ from turnstile.gateway.mcp.turn_watch import Seen, look, next_change
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import TurnStop
 from turnstile.ledger.people.interrupt_views import get_interrupt
-from turnstile.schema.access import Principal, Right
+from turnstile.schema.access import Principal, Right, TokenId
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId
@@ -64,6 +64,8 @@ class ToolCalls:
     """The tools of one gateway."""
 
     kernel: Kernel
+    asking: dict[tuple[TokenId, str], Asker] = field(default_factory=dict[tuple[TokenId, str], Asker])
+    """Who waits here for a person's reply by this name: told if there will be none, as far as that is known here."""
 
     async def call(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         """Call a tool; what is refused is an error of the tool. Raises `MCPError` for a tool that is none."""
@@ -78,6 +80,14 @@ class ToolCalls:
                         return await self._ask(asker, params)
         except TurnstileError as error:
             return refused(error)
+        finally:
+            for name in [name for name, each in self.asking.items() if each is asker]:
+                del self.asking[name]
+
+    def dismiss(self, principal: Principal, name: str) -> None:
+        """A person has been asked by this name, and will not answer."""
+        if (asker := self.asking.get((principal.token_id, name))) is not None:
+            asker.dismissed.set()
 
     async def decide(
         self, call: Call[Any, Any], interrupt: InterruptId, digest: str | None, answer: ElicitResult
@@ -188,11 +198,12 @@ class ToolCalls:
                 if asker.is_stateless:
                     return _input_required(view, forms)
                 for question, form in forms:
+                    self.asking[asker.principal.token_id, reply_name(question)] = asker
                     asker.ask_person(reply_name(question), form)
                 is_asked, until = True, max(until, loop.time() + LONGEST_WAIT)
             waits_in_vain = bool(seen.questions) and not is_patient and not is_asked
             left = until - loop.time()
-            if waits_in_vain or left <= 0 or asker.gone.is_set() or closing.is_set():
+            if waits_in_vain or left <= 0 or any(each.is_set() for each in (*asker.leaving, closing)):
                 return going_on(seen.view, [each.interrupt_id for each in seen.questions])
             seen = await self._next(asker, seen, known, left)
             told += 1
@@ -218,7 +229,7 @@ class ToolCalls:
         """The turn after its next change, when the time is over, the client has gone or the gateway stops."""
         pool, ends = self.kernel.pool, self.kernel.feeds.ends
         changing = asyncio.create_task(next_change(pool, ends, seen, known))
-        leaving = [asyncio.create_task(each.wait()) for each in (asker.gone, self.kernel.streaming.closing)]
+        leaving = [asyncio.create_task(each.wait()) for each in (*asker.leaving, self.kernel.streaming.closing)]
         tasks: set[asyncio.Task[Any]] = {changing, *leaving}
         try:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

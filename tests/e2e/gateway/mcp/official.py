@@ -71,8 +71,11 @@ def request(method: str, params: dict[str, Any] | None = None, *, name: str | in
 
 def enveloped(method: str, params: dict[str, Any] | None = None, **meta: Any) -> tuple[dict[str, str], str]:
     """Headers and body of a request of the generation without."""
-    own = {"io.modelcontextprotocol/protocolVersion": STATELESS, "io.modelcontextprotocol/clientCapabilities": {}}
-    given = {**(params or {}), "_meta": {**own, **meta}}
+    own: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": STATELESS,
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    given: dict[str, Any] = {**(params or {}), "_meta": {**own, **meta}}
     headers = {"mcp-protocol-version": STATELESS, "mcp-method": method}
     if "name" in given:
         headers["mcp-name"] = str(given["name"])

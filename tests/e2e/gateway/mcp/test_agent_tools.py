@@ -162,12 +162,15 @@ async def test_a_token_of_a_channel_sees_turns_of_its_channel_alone(operator: Do
     other = tenant.named(f"{tenant.project}-other")
     stranger = Door(operator.url, await token_of(tenant.stack, other.project))
     assert (await stranger.call("turn_get", turn_id=mine["turn_id"]))["error_code"] == "unknown_turn"
-    with pytest.raises(MCPError, match="Unknown tool"):
-        await stranger.call(ALICE, instruction="x")
+    async with stranger.client() as mcp:
+        with pytest.raises(MCPError, match="Unknown tool"):
+            await mcp.call_tool(ALICE, {"instruction": "x"})
 
 
 async def test_both_generations_are_told_what_the_server_is(operator: Door) -> None:
     async with operator.of(SESSIONS).client() as mcp:
+        assert mcp.server_info is not None
         assert (mcp.server_info.name, mcp.protocol_version) == ("turnstile", "2025-11-25")
     async with operator.of("auto").client() as mcp:
+        assert mcp.server_info is not None
         assert (mcp.server_info.name, mcp.protocol_version) == ("turnstile", STATELESS)
