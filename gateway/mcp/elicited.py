@@ -67,8 +67,8 @@ def form_of(view: InterruptView) -> ElicitRequestFormParams | None:
         text = f"The agent {view.agent_id} asks:\n\n{_quoted(view.message)}"
         return ElicitRequestFormParams(message=text, requested_schema=_form(["answer"], answer=answer))
     text = (
-        f"The agent {view.agent_id} wants to call the tool {_quoted(view.tool_name)}.\n\n{_quoted(view.message)}\n\n"
-        f"Its arguments, as the agent wrote them:\n\n{shown}\n\nDigest of this call: {view.action_digest or 'none'}"
+        f"The agent {view.agent_id} wants to call the tool {json.dumps(view.tool_name)}.\n\n{_quoted(view.message)}\n\n"
+        f"Its arguments:\n\n{_quoted(shown)}\n\nDigest of this call: {view.action_digest or 'none'}"
     )
     allowed = [str(each) for each in view.allowed_decisions]
     fields: dict[str, JsonValue] = {
@@ -162,7 +162,9 @@ def _text_or_json(given: JsonValue) -> JsonValue:
 
 
 def _quoted(text: str) -> str:
-    return text if is_plain(text) else json.dumps(text)
+    """What a stranger wrote, line by line as a quotation, so that it cannot pass for what stands around it."""
+    shown = text if is_plain(text) else json.dumps(text)
+    return "\n".join(f"> {line}" for line in shown.split("\n"))
 
 
 def responses_in(given: Mapping[str, object] | None) -> dict[str, ElicitResult]:

@@ -117,7 +117,8 @@ class Messages:
         session = call.headers.get(_SESSION)
         if session is not None and not is_session(session):
             raise Refused("not_found", "there is no such session: initialize again")
-        match jsonrpc_message_adapter.validate_python(given, by_name=False):
+        is_request = "method" in given and "id" in given  # also one with an id that is none: it is owed an error
+        match JSONRPCRequest.model_validate(given) if is_request else jsonrpc_message_adapter.validate_python(given):
             case JSONRPCRequest(method="initialize") as request:
                 return await self._initialized(call, request)
             case JSONRPCRequest() as request:
