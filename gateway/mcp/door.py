@@ -18,7 +18,7 @@ from turnstile.gateway.kernel import Kernel
 from turnstile.schema.access import Right
 
 if TYPE_CHECKING:
-    from turnstile.gateway.mcp.messages import Messages
+    from turnstile.gateway.mcp.inbound_messages import Messages
 
 
 @dataclass(slots=True)
@@ -40,6 +40,6 @@ class McpDoor:
 
     async def _loaded(self) -> "Messages":
         if (made := self._messages) is None:
-            module = await asyncio.to_thread(importlib.import_module, "turnstile.gateway.mcp.messages")
+            module = await asyncio.to_thread(importlib.import_module, "turnstile.gateway.mcp.inbound_messages")
             made = self._messages = self._messages or module.Messages(self.kernel)
         return made

@@ -161,6 +161,6 @@ async def test_messages_of_any_kind_are_answered(
 
         await asyncio.gather(*(one(number) for number in range(fuzz_share(SHARE))))
         assert gateway.access.open_streams == 0
-    assert min(seen[200], seen[400]) > 3 and seen[202], seen
+    assert min(seen[200], seen[400], 3 * seen[202]) >= 3, seen
     for row in await tenant.rows("SELECT agent_turn_id FROM state.agent_inbox WHERE project_id = $1", tenant.project):
         await tenant.ended(AgentTurnId(row["agent_turn_id"]))
