@@ -24,6 +24,7 @@ from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker, sse
+from turnstile.runtime.telemetry import Metric
 from turnstile.schema.errors import TurnstileError
 
 Reply = JSONRPCResponse | JSONRPCError
@@ -50,6 +51,7 @@ class Exchange:
             if working.done() and not asker.said.is_set():
                 await reply_response(working.result(), is_stateless=asker.is_stateless)(scope, receive, send)
                 return
+            self.kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no")
             stream = EventStream(
                 self._frames(working), self.kernel.streaming, nullcontext(), farewell=b"", ends_itself=True
             )

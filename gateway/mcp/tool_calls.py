@@ -46,7 +46,7 @@ from turnstile.gateway.v1.resources import TurnStop
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.schema.access import Principal, Right, TokenId
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import Refused, TurnstileError
+from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import DecideReply, Interrupt
@@ -124,7 +124,8 @@ class ToolCalls:
         turns, principal = self.kernel.turns, asker.principal
         view = await turns.described(principal, AgentTurnId(wanted.turn_id))
         await turns.stop_turn(principal, view, TurnStop(reason=wanted.reason), asker.call.headers)
-        return await self._watched(asker, view, _STOP_SECONDS, set(), is_patient=True)
+        withdrawn = {each.interrupt_id for each in (await look(self.kernel.pool, view)).questions}
+        return await self._watched(asker, view, _STOP_SECONDS, withdrawn, is_patient=True)
 
     async def _ask(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         turns, principal = self.kernel.turns, asker.principal
@@ -134,8 +135,11 @@ class ToolCalls:
         key, is_chosen = asker.key(params.meta)
         state = None if params.request_state is None else read_state(params.request_state)
         turn = await self._enqueued(asker, target, wanted, key) if state is None else AgentTurnId(state.turn)
-        view = await turns.described(principal, turn)
-        answer = await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=False)
+        try:
+            view = await turns.described(principal, turn)
+            answer = await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=False)
+        except ServerUnavailable:  # the turn is there, whatever can be seen of it now
+            return going_on(turn)
         if asker.gone.is_set() and asker.is_stateless and not is_chosen:
             await turns.abandon(principal, view)  # nobody can find it again
         return answer
@@ -204,10 +208,11 @@ class ToolCalls:
             waits_in_vain = bool(seen.questions) and not is_patient and not is_asked
             left = until - loop.time()
             if waits_in_vain or left <= 0 or any(each.is_set() for each in (*asker.leaving, closing)):
-                return going_on(seen.view, [each.interrupt_id for each in seen.questions])
-            seen = await self._next(asker, seen, known, left)
-            told += 1
-            await asker.progress(told, message=_progress(seen))
+                return going_on(view.agent_turn_id, [each.interrupt_id for each in seen.questions])
+            before, seen = seen, await self._next(asker, seen, known, left)
+            if (news := _progress(before, seen)) is not None:
+                told += 1
+                await asker.progress(told, message=news)
         card = seen.view.deliverable_card_id
         return ended(seen.view, None if card is None else await output_of(self.kernel.pool, seen.view, card))
 
@@ -247,10 +252,13 @@ def _input_required(view: TurnView, forms: Sequence[tuple[InterruptView, ElicitR
     return InputRequiredResult(input_requests=requests, request_state=state_of(view.agent_turn_id, questions).text())
 
 
-def _progress(seen: Seen) -> str:
+def _progress(before: Seen, seen: Seen) -> str | None:
+    """What is new, for people; None for nothing."""
     if seen.is_over:
         return f"the turn ended: {seen.view.status}"
-    return "a person is asked" if seen.questions else f"step {seen.view.steps} is done"
+    if len(seen.questions) > len(before.questions):
+        return "the turn waits for a person"
+    return f"step {seen.view.steps} is done" if seen.view.steps > before.view.steps else None
 
 
 def _unknown(tool: str) -> MCPError:

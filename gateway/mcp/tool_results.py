@@ -13,7 +13,7 @@ from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.v1.resources import Output
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
-from turnstile.schema.ids import InterruptId
+from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.turn import TurnResult
@@ -22,10 +22,10 @@ _DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
 _ERROR_LENGTH = 2000
 
 
-def going_on(view: TurnView, questions: Iterable[InterruptId]) -> CallToolResult:
+def going_on(turn: AgentTurnId, questions: Iterable[InterruptId] = ()) -> CallToolResult:
     """A turn that is not over: its handle, and the open questions to people that it waits for."""
     asked = sorted(questions)
-    told: JsonObject = {"turn_id": view.agent_turn_id, "status": "waiting_for_person" if asked else "running"}
+    told: JsonObject = {"turn_id": turn, "status": "waiting_for_person" if asked else "running"}
     if asked:
         told["interrupt_ids"] = list(asked)
     return _result(told)

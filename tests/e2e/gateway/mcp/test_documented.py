@@ -7,12 +7,15 @@ import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.gateway.mcp.official import Door
 from tests.support.paths import ROOT
 from tests.support.tenants import Tenant
 from turnstile.schema.ids import AgentId
 
 
+@pytest.mark.long
 async def test_the_program_of_the_page_prints_what_the_page_says(
     operator: Door, tenant: Tenant, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -90,6 +91,17 @@ async def test_headers_that_say_something_else_than_the_body_are_refused(operato
         twice = [*headers.items(), ("mcp-name", "turn_get")]
         assert error_of(await web.post("/mcp", content=body, headers=twice)) == (400, -32020)
     assert await tenant.count("state.agent_inbox") == 0
+
+
+async def test_without_the_package_there_is_no_such_address(
+    here: Stack, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    async with composed(here) as gateway, asking(gateway, await token_of(here, tenant.project)) as web:
+        assert gateway.missing == ["mcp"]
+        assert error_of(await web.post("/mcp", content=request("ping"), headers=ACCEPT)) == (404, -32000)
+        assert (await web.get("/health")).status_code == 200
+        assert (await web.get("/v1/agents")).status_code == 200
 
 
 async def test_a_token_has_so_many_open_calls(here: Stack, tenant: Tenant) -> None:

@@ -10,11 +10,12 @@ import pytest
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
-from tests.e2e.gateway.mcp.official import Door, enveloped, told
+from tests.e2e.gateway.mcp.official import Door, enveloped, request, told
 from tests.e2e.gateway.mcp.test_handles import opened
 from tests.e2e.people.asking import PAY, asked
-from tests.support.gateway import token_of
-from tests.support.tenants import Tenant
+from tests.support.gateway import serving, token_of
+from tests.support.processes.stack import Stack
+from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -204,3 +205,28 @@ async def test_a_reply_of_a_session_that_was_made_up_decides_nothing(operator: D
     [command] = await paying_once.heard()
     await paying_once.report(command.call, "paid")
     assert (await operator.call("turn_get", turn_id=turn, wait_seconds=20))["status"] == "success"
+
+
+async def test_a_reply_counts_at_any_gateway(here: Stack, operator: Door, tenant: Tenant) -> None:
+    """In a session: the call waits at one, and the person's reply comes to another."""
+    await tenant.agent("player", allowed_tools=["ask_human"])
+    async with serving(here) as second, operator.raw() as web, Door(second, operator.token).raw() as other:
+        headers = {"mcp-session-id": await opened(web, elicitation={})}
+        call = request("tools/call", {"name": ALICE, "arguments": play(QUESTION)})
+        async with web.stream("POST", "/mcp", content=call, headers=headers) as stream:
+            lines = stream.aiter_lines()
+            question = json.loads(await next_data(lines))
+            assert question["method"] == "elicitation/create"
+            answer = {"action": "accept", "content": {"answer": "b"}}
+            reply = json.dumps({"jsonrpc": "2.0", "id": question["id"], "result": answer})
+            accepted = await other.post("/mcp", content=reply, headers=headers)
+            assert (accepted.status_code, accepted.content) == (202, b"")
+            result = json.loads(await next_data(lines))["result"]
+    assert heard(result["structuredContent"]) == {"status": "success", "result": {"value": "b"}}
+
+
+async def next_data(lines: AsyncIterator[str]) -> str:
+    """The data of the next event."""
+    while not (line := await anext(lines)).startswith("data: "):
+        pass
+    return line.removeprefix("data: ")
