@@ -97,4 +97,5 @@ def _plain(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f'"{_plain(text)}"'
+    """A name as a JSON string, which ends where it ends."""
+    return json.dumps(text[:_SHOWN], ensure_ascii=not is_plain(text))
