@@ -12,11 +12,13 @@
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
 #   make pictures  the pictures of docs/console.md, in Chromium, of a demo project on the real system   ARGS="turn costs"
+#   make mcp-conformance  MCP's own suite against /mcp (docs/mcp-server.md)   MCP_CONFORMANCE=directory
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
+MCP_CONFORMANCE ?=
 JOBS ?= 2
 
 BIN := .venv/bin
@@ -29,7 +31,7 @@ UV ?=
 install = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python $(1) || )$(PIP) install --quiet $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore pictures clean
+.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore pictures mcp-conformance clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +73,9 @@ test: $(DEV_STAMP)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(ARGS)
+
+mcp-conformance: $(DEV_STAMP)
+	MCP_CONFORMANCE=$(MCP_CONFORMANCE) $(BIN)/python -m pytest -m long tests/e2e/gateway/mcp/test_conformance.py $(ARGS)
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff check

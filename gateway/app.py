@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
+from importlib.util import find_spec
 
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -28,6 +29,8 @@ from turnstile.gateway.http.endpoints import Dispatch, Endpoint
 from turnstile.gateway.http.guard import ROUTE, Guard, Tell, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
+from turnstile.gateway.mcp.door import McpDoor
+from turnstile.gateway.mcp.rpc_errors import PATH, rpc_error
 from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
 from turnstile.gateway.openai.error_objects import PREFIX, error_response
 from turnstile.gateway.v1.budget_handlers import Budgets
@@ -82,6 +85,7 @@ class Gateway:
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
         self.openai = openai_endpoints(kernel)
         self.agui = agui_endpoints(kernel)
+        self.mcp = McpDoor(kernel, limits) if find_spec("mcp") is not None else None
         self.console = Console(
             pool=self.pool,
             asking=asking,
@@ -108,6 +112,11 @@ class Gateway:
         self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
         self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
 
+    @property
+    def missing(self) -> list[str]:
+        """The extras without which addresses of the same name are not there."""
+        return [] if self.mcp is not None else ["mcp"]
+
     def _router(self) -> ASGIApp:
         described = to_json(document(self.endpoints, release()))
 
@@ -122,6 +131,8 @@ class Gateway:
         served = [*self.endpoints, *self.openai, *self.agui]  # others' addresses are described by them
         routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
+        if self.mcp is not None:
+            routes.append(Route(PATH, self.mcp, methods=["POST"], name="mcp"))
         routes += console_routes(self.console, self.pages)
         return _Routes(Router(routes, redirect_slashes=False), self._told)
 
@@ -129,6 +140,8 @@ class Gateway:
         """The response for a problem, in the form that the clients of this path know."""
         if is_of_console(path):
             return told_to_nobody(self.console.templates, problem)
+        if path == PATH:
+            return rpc_error(problem)
         return (error_response if path.startswith(PREFIX) else problem_response)(problem)
 
 

@@ -53,7 +53,10 @@ class EventStream(Response):
         on_gone: Callable[[], Awaitable[None]] | None = None,
         on_cut: Callable[[], Awaitable[None]] | None = None,
         farewell: bytes = COME_BACK,
+        *,
+        ends_itself: bool = False,
     ) -> None:
+        """`ends_itself`: `events` come to their end soon after the gateway stops, and are sent to it."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
@@ -62,6 +65,7 @@ class EventStream(Response):
         self._on_gone = on_gone
         self._on_cut = on_cut
         self._farewell = farewell
+        self._ends_itself = ends_itself
         self._sending: IdleTimer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,8 +99,8 @@ class EventStream(Response):
                     await _done(self._on_cut)
 
     def _is_sending(self) -> bool:
-        """Whether a piece is on its way, which shall arrive whole."""
-        return self._sending.since is not None
+        """Whether a piece is on its way, which shall arrive whole, or all that is to come."""
+        return self._ends_itself or self._sending.since is not None
 
     async def _pump(self, send: Send) -> bool:
         """Send the events; returns whether they ended, and not the gateway."""
@@ -106,7 +110,7 @@ class EventStream(Response):
                 self._sending.begin()
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             self._sending.since = None
-            if self._streaming.closing.is_set():
+            if self._streaming.closing.is_set() and not self._ends_itself:
                 return False
         return True
 

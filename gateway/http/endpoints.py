@@ -97,11 +97,7 @@ class Dispatch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self.endpoint.name
         request = Request(scope, receive)
-        address = "" if request.client is None else request.client.host
-        secret = secret_in(request.headers)
-        principal = await self._access.principal(secret, address)
-        scope[TOKEN] = principal.token_id
-        self._access.admit(principal, self.endpoint.right)
+        principal, secret = await admitted(request, self._access, self.endpoint.right)
         query = read_query(self.endpoint.query, request.query_params)
         body: BaseModel = NoQuery()
         if self.endpoint.method != "GET":
@@ -120,16 +116,31 @@ class Dispatch:
         await Response(text, answer.status, headers)(scope, receive, send)
 
 
+async def admitted(request: Request, access: Access, right: Right) -> tuple[Principal, Secret]:
+    """Who asks, and with which token; raises as `Access` does."""
+    address = "" if request.client is None else request.client.host
+    secret = secret_in(request.headers)
+    principal = await access.principal(secret, address)
+    request.scope[TOKEN] = principal.token_id
+    access.admit(principal, right)
+    return principal, secret
+
+
 async def read_body(request: Request, most: int) -> JsonObject:
     """The JSON object of a request that changes something.
 
     Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large). Only
     `application/json` will do, which no form of a page can send.
     """
+    return decode_object(await read_json_bytes(request, most) or b"{}")
+
+
+async def read_json_bytes(request: Request, most: int) -> bytes:
+    """The body of a request that is JSON; raises as `read_body` does."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise Refused("unsupported_media_type", "a change needs Content-Type: application/json")
-    return decode_object(await read_bytes(request, most) or b"{}")
+    return await read_bytes(request, most)
 
 
 async def read_bytes(request: Request, most: int) -> bytes:

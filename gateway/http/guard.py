@@ -33,7 +33,7 @@ _SAFE: Mapping[str, str] = {
 }
 _ALLOWED_METHODS = "GET, POST, PUT, DELETE"
 _ALLOWED_HEADERS = "authorization, *"
-_EXPOSED_HEADERS = "location, preference-applied, retry-after"
+_EXPOSED_HEADERS = "location, mcp-session-id, preference-applied, retry-after"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _DRAINED_BYTES = 256 << 20
 TOKEN = "turnstile.token"  # noqa: S105 -- a key

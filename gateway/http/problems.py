@@ -23,6 +23,7 @@ _STATUS: Mapping[str, int] = {
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
+    "not_acceptable": 406,
     "not_yours": 403,
     "budget_exceeded": 402,
     "correlation_conflict": 409,

@@ -16,6 +16,28 @@ class Addressee(Tolerant):
     """When the agent was made, or the profile put."""
 
 
+class AddresseeLine(Addressee):
+    """One of them in a page."""
+
+    title: str | None
+    """An agent's name for people."""
+    profile_name: str | None
+
+
+async def page_addressees(
+    conn: Connection, project: ProjectId, *, after: Addressee | None, row_limit: int
+) -> list[AddresseeLine]:
+    """Those after one of them: agents by id, then profiles by name."""
+    return await query("page_addressees").all_as(
+        conn,
+        AddresseeLine,
+        project_id=project,
+        after_agent=None if after is None or after.is_profile else after.name,
+        after_profile=after.name if after is not None and after.is_profile else None,
+        row_limit=row_limit,
+    )
+
+
 async def list_addressees(conn: Connection, project: ProjectId, *, row_limit: int) -> list[Addressee]:
     """At most so many agents by id, then at most so many profiles by name; instances are none."""
     return await query("list_addressees").all_as(conn, Addressee, project_id=project, row_limit=row_limit)

@@ -233,6 +233,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_turns_in_box_from": {"agent_turn_id", "created_at"},
     "page_conversations": views.ConversationLine,
     "page_turns": pages.TurnSummary,
+    "page_addressees": addressees.AddresseeLine,
+    "find_requested_turn": {"agent_turn_id"},
     "find_addressed_agent": addressees.Addressee,
     "find_addressed_profile": addressees.Addressee,
     "find_token": tokens._FoundToken,

@@ -114,6 +114,8 @@ async def serve_gateway(
             links=links or Links(),
             once=once,
         )
+        for address in gateway.missing:
+            log.info("/%s is off: it needs the extra turnstile-kernel[%s]", address, address)
         telemetry.meter.watch(Metric.HTTP_CONNECTIONS, lambda: len(connections))
         stack.push_async_callback(gateway.feeds.close)
         server = HttpServer(gateway.app, gateway.limits, connections)

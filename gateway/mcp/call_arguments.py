@@ -1,0 +1,107 @@
+"""What the tools of `/mcp` take and answer: models that read it, and JSON schemas that clients show to models. Pure.
+
+The schemas are written out: clients of 2025 get `type`, `properties` and `required` alone, so no part is elsewhere.
+"""
+
+from typing import Final
+
+from pydantic import Field
+
+from turnstile.gateway.v1.resources import TOKEN
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.cards import ResultField
+
+LONGEST_WAIT: Final = 300.0
+USUAL_WAIT: Final = 50.0
+"""Seconds that a call waits for its turn: less than the minute after which many clients give up."""
+
+
+class Ask(Strict):
+    """Arguments of a tool that asks an agent."""
+
+    instruction: str = Field(min_length=1)
+    result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
+    conversation_id: str | None = Field(default=None, pattern=TOKEN)
+    wait_seconds: float = Field(default=USUAL_WAIT, ge=0, le=LONGEST_WAIT)
+
+
+class TurnGet(Strict):
+    """Arguments of `turn_get`."""
+
+    turn_id: str = Field(pattern=TOKEN)
+    wait_seconds: float = Field(default=0.0, ge=0, le=LONGEST_WAIT)
+
+
+class TurnStopped(Strict):
+    """Arguments of `turn_stop`."""
+
+    turn_id: str = Field(pattern=TOKEN)
+    reason: str = Field(default="", max_length=900)
+
+
+def _object(required: list[str], **properties: JsonObject) -> JsonObject:
+    return {"type": "object", "properties": {**properties}, "required": [*required], "additionalProperties": False}
+
+
+def _wait(words: str, usual: float) -> JsonObject:
+    return {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT, "default": usual, "description": words}
+
+
+_TURN_ID: JsonObject = {"type": "string", "description": "The turn, as an earlier answer named it."}
+_FIELD = _object(
+    ["name"],
+    name={"type": "string", "minLength": 1, "maxLength": 128},
+    description={"type": "string", "description": "What the field shall contain."},
+)
+ASK_SCHEMA: Final = _object(
+    ["instruction"],
+    instruction={
+        "type": "string",
+        "minLength": 1,
+        "description": "What to do, with all that the agent must know.",
+    },
+    result_fields={
+        "type": "array",
+        "items": _FIELD,
+        "minItems": 1,
+        "maxItems": 256,
+        "description": "Fields that the answer must have; without them it is a text.",
+    },
+    conversation_id={
+        "type": "string",
+        "pattern": TOKEN,
+        "description": "A conversation with the agent: its turns follow each other and remember what was said.",
+    },
+    wait_seconds=_wait("How long to wait for the answer; after that the answer is a handle for turn_get.", USUAL_WAIT),
+)
+TURN_GET_SCHEMA: Final = _object(
+    ["turn_id"], turn_id=_TURN_ID, wait_seconds=_wait("How long to wait for the turn's end.", 0.0)
+)
+TURN_STOP_SCHEMA: Final = _object(
+    ["turn_id"],
+    turn_id=_TURN_ID,
+    reason={"type": "string", "maxLength": 900, "description": "Why, for people."},
+)
+STATUSES: Final = ("success", "partial", "failed", "timeout", "canceled", "running", "waiting_for_person", "refused")
+ANSWER_SCHEMA: Final[JsonObject] = {
+    "type": "object",
+    "properties": {
+        "turn_id": {"type": "string", "description": "The turn: a handle for turn_get and turn_stop."},
+        "status": {
+            "type": "string",
+            "enum": [*STATUSES],
+            "description": "running: it goes on; waiting_for_person: somebody must decide first; refused: not done.",
+        },
+        "value": {"description": "What the agent answered: a text, or JSON."},
+        "fields": {"type": "object", "description": "The fields that were asked for, by name."},
+        "partial": {"type": "boolean", "description": "Whether it is what was there when the turn was ended."},
+        "error_code": {"type": "string", "description": "What went wrong, as a stable code."},
+        "error": {"type": "string", "description": "What went wrong, for people."},
+        "interrupt_ids": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "The open questions to people that the turn waits for.",
+        },
+    },
+    "required": ["status"],
+}

@@ -1,0 +1,266 @@
+"""`tools/call`: one turn for each call that asks an agent, and handles of turns (protocol §17.2).
+
+A call waits for its turn at most as long as it says, then its answer is the turn's handle; so it is when the gateway
+stops. A turn that waits for a person is asked about where the client can ask one and the token may decide. What comes
+back names a turn and questions, all looked up under the token; the bridge's verb `decide` says what counts.
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequest,
+    InputRequiredResult,
+)
+
+from turnstile.gateway.addressed import Target, look_up
+from turnstile.gateway.http.endpoints import Call, parsed
+from turnstile.gateway.kernel import Kernel
+from turnstile.gateway.mcp.asker import Asker
+from turnstile.gateway.mcp.call_arguments import LONGEST_WAIT, Ask, TurnGet, TurnStopped
+from turnstile.gateway.mcp.elicited import (
+    MOST_ASKED,
+    RequestState,
+    decision_of,
+    form_of,
+    may_be_asked,
+    read_state,
+    reply_name,
+    responses_in,
+    state_of,
+)
+from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named_by, tool_name
+from turnstile.gateway.mcp.tool_results import ended, going_on, refused
+from turnstile.gateway.mcp.turn_watch import Seen, look, next_change
+from turnstile.gateway.v1.outputs import output_of
+from turnstile.gateway.v1.resources import TurnStop
+from turnstile.ledger.people.interrupt_views import get_interrupt
+from turnstile.schema.access import Principal, Right, TokenId
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
+from turnstile.schema.ids import AgentTurnId, InterruptId
+from turnstile.schema.people.interrupt_requests import InterruptView
+from turnstile.schema.people.interrupts import DecideReply, Interrupt
+from turnstile.schema.wire.descriptions import TurnView
+
+_STOP_SECONDS: Final = 10.0
+"""How long a stop waits for the turn's end."""
+_GONE: Final = frozenset({"unknown_agent", "unknown_profile", "unknown_project", "agent_inactive", "no_instances"})
+_TOO_LATE: Final = frozenset({"already_decided", "expired", "withdrawn"})
+Answer = CallToolResult | InputRequiredResult
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The tools of one gateway."""
+
+    kernel: Kernel
+    asking: dict[tuple[TokenId, str], Asker] = field(default_factory=dict[tuple[TokenId, str], Asker])
+    """Who waits here for a person's reply by this name: told if there will be none, as far as that is known here."""
+
+    async def call(self, asker: Asker, params: CallToolRequestParams) -> Answer:
+        """Call a tool; what is refused is an error of the tool. Raises `MCPError` for a tool that is none."""
+        try:
+            with self.kernel.access.streaming(asker.principal):
+                match params.name:
+                    case name if name == TURN_GET:
+                        return await self._get(asker, params)
+                    case name if name == TURN_STOP:
+                        return await self._stop(asker, params)
+                    case _:
+                        return await self._ask(asker, params)
+        except TurnstileError as error:
+            return refused(error)
+        finally:
+            for name in [name for name, each in self.asking.items() if each is asker]:
+                del self.asking[name]
+
+    def dismiss(self, principal: Principal, name: str) -> None:
+        """A person has been asked by this name, and will not answer."""
+        if (asker := self.asking.get((principal.token_id, name))) is not None:
+            asker.dismissed.set()
+
+    async def decide(
+        self, call: Call[Any, Any], interrupt: InterruptId, digest: str | None, answer: ElicitResult
+    ) -> bool:
+        """Decide a question as a person answered it; returns whether they did. Raises `TurnstileError`.
+
+        Where somebody else was first, or the question is closed, there is nothing to decide any more.
+        """
+        principal, pool, asking = call.principal, self.kernel.pool, self.kernel.turns.asking
+        self.kernel.access.check(principal, Right.DECIDE)
+        project, channel = principal.project_id, principal.channel_id
+        view = await pool.run(lambda conn: get_interrupt(conn, project, interrupt, channel=channel))
+        if view is None:
+            raise Refused("unknown_interrupt", "the project has no such question")
+        payload = decision_of(view, digest, answer)
+        if payload is None:
+            return False
+        try:
+            await asking.ask(principal, view.channel_id, "decide", payload, DecideReply, call.headers)
+        except Refused as error:
+            if error.code not in _TOO_LATE:
+                raise
+        return True
+
+    async def _get(self, asker: Asker, params: CallToolRequestParams) -> Answer:
+        wanted = parsed(TurnGet, params.arguments or {}, "arguments")
+        view = await self.kernel.turns.described(asker.principal, AgentTurnId(wanted.turn_id))
+        state = None if params.request_state is None else read_state(params.request_state)
+        return await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=True)
+
+    async def _stop(self, asker: Asker, params: CallToolRequestParams) -> Answer:
+        wanted = parsed(TurnStopped, params.arguments or {}, "arguments")
+        self.kernel.access.check(asker.principal, Right.ASK)
+        turns, principal = self.kernel.turns, asker.principal
+        view = await turns.described(principal, AgentTurnId(wanted.turn_id))
+        await turns.stop_turn(principal, view, TurnStop(reason=wanted.reason), asker.call.headers)
+        withdrawn = {each.interrupt_id for each in (await look(self.kernel.pool, view)).questions}
+        return await self._watched(asker, view, _STOP_SECONDS, withdrawn, is_patient=True)
+
+    async def _ask(self, asker: Asker, params: CallToolRequestParams) -> Answer:
+        turns, principal = self.kernel.turns, asker.principal
+        target = await self._target(principal, params.name)
+        wanted = parsed(Ask, params.arguments or {}, "arguments")
+        self.kernel.access.check(principal, Right.ASK)
+        key, is_chosen = asker.key(params.meta)
+        state = None if params.request_state is None else read_state(params.request_state)
+        turn = await self._enqueued(asker, target, wanted, key) if state is None else AgentTurnId(state.turn)
+        try:
+            view = await turns.described(principal, turn)
+            answer = await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=False)
+        except ServerUnavailable:  # the turn is there, whatever can be seen of it now
+            return going_on(turn)
+        if asker.gone.is_set() and asker.is_stateless and not is_chosen:
+            await turns.abandon(principal, view)  # nobody can find it again
+        return answer
+
+    async def _target(self, principal: Principal, tool: str) -> Target:
+        """Whom a tool asks; raises `MCPError`."""
+        named = named_by(tool)
+        found = None if named is None else await look_up(self.kernel.pool, principal.project_id, named)
+        if found is None or tool_name(found.named) != tool:
+            raise _unknown(tool)
+        return found
+
+    async def _enqueued(self, asker: Asker, target: Target, wanted: Ask, key: str | None) -> AgentTurnId:
+        """The one turn of this call."""
+        fields: JsonObject = wanted.model_dump(mode="json", exclude_none=True, exclude={"wait_seconds"})
+        channel = self.kernel.turns.asking.channel(asker.principal, None)
+        try:
+            return await self.kernel.enqueue(asker.call, channel, target, fields, key)
+        except Refused as error:
+            if error.code in _GONE:
+                raise _unknown(target.named) from None
+            raise
+
+    async def _answer(
+        self,
+        asker: Asker,
+        view: TurnView,
+        seconds: float,
+        params: CallToolRequestParams,
+        state: RequestState | None,
+        *,
+        is_patient: bool,
+    ) -> Answer:
+        """What a turn comes to, after the decisions that the client brings have been made."""
+        dismissed: set[InterruptId] = set()
+        answers = responses_in(params.input_responses)
+        try:
+            for name, digest in () if state is None else state.asked.items():
+                if name in answers and not await self.decide(asker.call, InterruptId(name), digest, answers[name]):
+                    dismissed.add(InterruptId(name))
+        except TurnstileError as error:
+            return refused(error, view)
+        return await self._watched(asker, view, seconds, dismissed, is_patient=is_patient)
+
+    async def _watched(
+        self, asker: Asker, view: TurnView, seconds: float, known: set[InterruptId], *, is_patient: bool
+    ) -> Answer:
+        """The turn's end, its next question to the client's person, or its handle when the time is over.
+
+        `known` are questions that are not asked here again; one that cannot be asked here ends the wait, unless it
+        `is_patient`.
+        """
+        loop, closing = asyncio.get_running_loop(), self.kernel.streaming.closing
+        until, told, is_asked = loop.time() + seconds, 0, False
+        seen = await look(self.kernel.pool, view)
+        while not seen.is_over:
+            new = [each for each in seen.questions if each.interrupt_id not in known]
+            known |= {each.interrupt_id for each in new}
+            if forms := await self._forms(asker, new):
+                if asker.is_stateless:
+                    return _input_required(view, forms)
+                for question, form in forms:
+                    self.asking[asker.principal.token_id, reply_name(question)] = asker
+                    asker.ask_person(reply_name(question), form)
+                is_asked, until = True, max(until, loop.time() + LONGEST_WAIT)
+            waits_in_vain = bool(seen.questions) and not is_patient and not is_asked
+            left = until - loop.time()
+            if waits_in_vain or left <= 0 or any(each.is_set() for each in (*asker.leaving, closing)):
+                return going_on(view.agent_turn_id, [each.interrupt_id for each in seen.questions])
+            before, seen = seen, await self._next(asker, seen, known, left)
+            if (news := _progress(before, seen)) is not None:
+                told += 1
+                await asker.progress(told, message=news)
+        card = seen.view.deliverable_card_id
+        return ended(seen.view, None if card is None else await output_of(self.kernel.pool, seen.view, card))
+
+    async def _forms(
+        self, asker: Asker, questions: Sequence[Interrupt]
+    ) -> list[tuple[InterruptView, ElicitRequestFormParams]]:
+        """The questions that the client's person can be asked."""
+        principal, pool = asker.principal, self.kernel.pool
+        found: list[tuple[InterruptView, ElicitRequestFormParams]] = []
+        for each in questions if asker.asks_people else ():
+            if len(found) < MOST_ASKED and may_be_asked(each, principal):
+                named = each.interrupt_id
+                view = await pool.run(lambda conn, named=named: get_interrupt(conn, principal.project_id, named))
+                if view is not None and (form := form_of(view)) is not None:
+                    found.append((view, form))
+        return found
+
+    async def _next(self, asker: Asker, seen: Seen, known: Collection[InterruptId], seconds: float) -> Seen:
+        """The turn after its next change, when the time is over, the client has gone or the gateway stops."""
+        pool, ends = self.kernel.pool, self.kernel.feeds.ends
+        changing = asyncio.create_task(next_change(pool, ends, seen, known))
+        leaving = [asyncio.create_task(each.wait()) for each in (*asker.leaving, self.kernel.streaming.closing)]
+        tasks: set[asyncio.Task[Any]] = {changing, *leaving}
+        try:
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            is_changed = changing.done()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return changing.result() if is_changed else await look(pool, seen.view)
+
+
+def _input_required(view: TurnView, forms: Sequence[tuple[InterruptView, ElicitRequestFormParams]]) -> Answer:
+    questions = [question for question, _ in forms]
+    requests: dict[str, InputRequest] = {each.interrupt_id: ElicitRequest(params=form) for each, form in forms}
+    return InputRequiredResult(input_requests=requests, request_state=state_of(view.agent_turn_id, questions).text())
+
+
+def _progress(before: Seen, seen: Seen) -> str | None:
+    """What is new, for people; None for nothing."""
+    if seen.is_over:
+        return f"the turn ended: {seen.view.status}"
+    if len(seen.questions) > len(before.questions):
+        return "the turn waits for a person"
+    return f"step {seen.view.steps} is done" if seen.view.steps > before.view.steps else None
+
+
+def _unknown(tool: str) -> MCPError:
+    shown = tool if len(tool) <= LONGEST and tool.isprintable() else "…"
+    return MCPError(INVALID_PARAMS, f"Unknown tool: {shown}")
