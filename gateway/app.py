@@ -1,9 +1,11 @@
 """The gateway as an ASGI application: composed from a ledger that it only reads, and NATS (protocol §14)."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
+from importlib.util import find_spec
 
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -12,8 +14,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnstile.gateway.a2a.refusals import is_of_rpc, refusal
 from turnstile.gateway.asking import Asking
-from turnstile.gateway.bounds import Doors, GatewayLimits
+from turnstile.gateway.bounds import About, Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Console, Links
 from turnstile.gateway.console.rendering import told_to_nobody
@@ -44,6 +47,8 @@ from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ChannelId
 from turnstile.transport.connection import NatsConnection
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class Gateway:
@@ -60,6 +65,7 @@ class Gateway:
     crowded: Callable[[], bool] = bool
     """Whether there are more connections than there may be."""
     meter: Meter = SILENT.meter
+    about: About = field(default_factory=About)
     links: Links = field(default_factory=Links)
     once: OneTimeLinks | None = None
     audit_bounds: Bounds = field(default_factory=Bounds)
@@ -78,8 +84,9 @@ class Gateway:
         events, interrupts = Events(*shared), Interrupts(self.pool, asking)
         budgets, roster = Budgets(self.pool, asking), Roster(self.pool, asking)
         self.endpoints = endpoints(turns, conversations, events, interrupts, budgets, roster)
-        kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
+        kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
         self.openai = openai_endpoints(kernel)
+        self.a2a = self._a2a(kernel)
         self.console = Console(
             pool=self.pool,
             asking=asking,
@@ -106,6 +113,15 @@ class Gateway:
         self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
         self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
 
+    def _a2a(self, kernel: Kernel) -> list[Endpoint]:
+        """The addresses of A2A; none without the package `a2a-sdk`."""
+        if find_spec("a2a") is None:
+            log.info("/a2a is off: it needs the extra turnstile-kernel[a2a]")
+            return []
+        from turnstile.gateway.a2a.addresses import a2a_endpoints  # noqa: PLC0415 -- an extra
+
+        return a2a_endpoints(kernel, self.about)
+
     def _router(self) -> ASGIApp:
         described = to_json(document(self.endpoints, release()))
 
@@ -117,7 +133,7 @@ class Gateway:
             request.scope[ROUTE] = "health"
             return Response("serving\n", media_type="text/plain")
 
-        served = [*self.endpoints, *self.openai]  # OpenAI's addresses are described by OpenAI
+        served = [*self.endpoints, *self.openai, *self.a2a]  # others' addresses are described by them
         routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
         routes += console_routes(self.console, self.pages)
@@ -127,6 +143,8 @@ class Gateway:
         """The response for a problem, in the form that the clients of this path know."""
         if is_of_console(path):
             return told_to_nobody(self.console.templates, problem)
+        if self.a2a and is_of_rpc(path):
+            return refusal(problem)
         return (error_response if path.startswith(PREFIX) else problem_response)(problem)
 
 

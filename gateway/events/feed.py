@@ -73,6 +73,8 @@ class TurnFeed:
         self._listeners: set[Callable[[], None]] = set()
         self._hint = asyncio.Event()
         self._gap = False
+        self._asks = False
+        """Whether a question to a person was opened since the last look."""
         self._reconnects = -1
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
@@ -155,7 +157,8 @@ class TurnFeed:
             return
         if given.get("agent_turn_id") != self.turn:
             return
-        if subject.endswith((".state", ".task")) or given.get("phase") in ("completed", "failed"):
+        self._asks = self._asks or subject.endswith(".interrupt")
+        if self._asks or subject.endswith((".state", ".task")) or given.get("phase") in ("completed", "failed"):
             self._hint.set()
 
     async def _look(self) -> None:
@@ -164,10 +167,11 @@ class TurnFeed:
         if self.view.ended_at is None and (self._gap or self._reconnects != conn.reconnects):
             await self._catch_up()
         seen = list(self._log.steps.values())
+        asks, self._asks = self._asks, False
         view = await self._describe()
         rows = await self._cards()
         self._settled(await self._committing(rows))
-        changed = view.status != self.view.status or any(not step.looked for step in seen)
+        changed = asks or view.status != self.view.status or any(not step.looked for step in seen)
         for step in seen:
             step.looked = True
         self.view = view

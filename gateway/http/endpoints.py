@@ -68,7 +68,7 @@ Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An endpoint of `/v1`, or of `/openai/v1`."""
+    """An endpoint of `/v1`, or of another protocol."""
 
     name: str
     """Its operation id, which log and metrics have, too."""
@@ -79,6 +79,8 @@ class Endpoint:
     handler: Handler
     query: type[BaseModel] = NoQuery
     body: type[BaseModel] | None = None
+    raw: bool = False
+    """Whether its handler gets the body as it was sent, and reads it itself."""
     answer: type[BaseModel] | None = None
     """None: server-sent events."""
     statuses: Mapping[int, str] = field(default_factory=lambda: {200: "It is done."})
@@ -103,8 +105,11 @@ class Dispatch:
         scope[TOKEN] = principal.token_id
         self._access.admit(principal, self.endpoint.right)
         query = read_query(self.endpoint.query, request.query_params)
-        body: BaseModel = NoQuery()
-        if self.endpoint.method != "GET":
+        body: BaseModel | bytes = NoQuery()
+        if self.endpoint.raw:
+            check_media(request)
+            body = await read_bytes(request, self._limits.body_bytes)
+        elif self.endpoint.method != "GET":
             given = await read_body(request, self._limits.body_bytes)
             body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, given, "body")
         path = {name: str(value) for name, value in request.path_params.items()}
@@ -123,13 +128,17 @@ class Dispatch:
 async def read_body(request: Request, most: int) -> JsonObject:
     """The JSON object of a request that changes something.
 
-    Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large). Only
-    `application/json` will do, which no form of a page can send.
+    Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large).
     """
+    check_media(request)
+    return decode_object(await read_bytes(request, most) or b"{}")
+
+
+def check_media(request: Request) -> None:
+    """Raises `Refused` (unsupported_media_type) unless the body is JSON: no form of a page can send that."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise Refused("unsupported_media_type", "a change needs Content-Type: application/json")
-    return decode_object(await read_bytes(request, most) or b"{}")
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
