@@ -79,9 +79,7 @@ def context_id(said: Said, scope: str) -> str:
 
 def answer_to(said: Said, questions: Sequence[Interrupt]) -> tuple[Interrupt, JsonObject]:
     """Which question a message answers, and the arguments of the verb `decide`; raises `InvalidParamsError`."""
-    given = next(
-        (each for each in said.data if isinstance(each, dict) and each.keys() & {"decision", "interruptId"}), None
-    )
+    given = next((each for each in said.data if isinstance(each, dict) and _decides(each)), None)
     if given is None:
         question = _only(questions)
         return question, _plain_answer(said, question)

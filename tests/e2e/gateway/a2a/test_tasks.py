@@ -177,7 +177,7 @@ async def test_tasks_are_listed_in_pages(plain: Client) -> None:
         token = page.next_page_token
     assert (found, token) == (made[::-1], "")
     done = await plain.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_COMPLETED, include_artifacts=True))
-    assert [text_of(each.artifacts[0]) for each in done.tasks][0] == "hello 4"
+    assert next(text_of(each.artifacts[0]) for each in done.tasks) == "hello 4"
     assert not (await plain.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_WORKING))).tasks
     for wrong in (ListTasksRequest(page_size=0), ListTasksRequest(page_size=101), ListTasksRequest(page_token="?")):
         with pytest.raises(InvalidParamsError):
