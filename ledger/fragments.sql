@@ -135,3 +135,15 @@ LEFT JOIN public.cards d ON :with_artifacts::boolean AND d.card_id = o.deliverab
 AND (:profile_name::text IS NULL OR EXISTS (
     SELECT FROM resource.project_agents a WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id
       AND a.metadata ->> 'instance_of' = lower(:profile_name)))
+
+-- fragment: told_state(turn)
+-- The state of a turn, an inbox row, as receivers of notifications are told it; each question to a person is a state of its own.
+(SELECT CASE WHEN o.agent_turn_id IS NOT NULL THEN CASE o.status WHEN 'success' THEN 'completed' WHEN 'canceled' THEN 'canceled' ELSE 'failed' END
+             WHEN q.interrupt_id IS NOT NULL THEN 'input_required:' || q.interrupt_id
+             WHEN h.status IN ('running', 'suspended') THEN 'working' ELSE 'submitted' END
+ FROM (SELECT) one
+ LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = {turn}.agent_turn_id AND o.project_id = {turn}.project_id
+ LEFT JOIN state.agent_state_head h ON h.agent_id = {turn}.agent_id AND h.project_id = {turn}.project_id AND h.active_agent_turn_id = {turn}.agent_turn_id
+ LEFT JOIN LATERAL (
+     SELECT x.interrupt_id FROM state.interrupts x WHERE x.agent_turn_id = {turn}.agent_turn_id AND x.status = 'open'
+     ORDER BY x.created_at DESC, x.interrupt_id DESC LIMIT 1) q ON true)

@@ -38,6 +38,8 @@ class Asked:
     request_id: RequestId
     given: JsonObject
     """Its parameters as they were sent."""
+    private_receivers: bool = False
+    """Whether notifications may go to private addresses."""
 
     @property
     def scope(self) -> TaskScope:

@@ -50,7 +50,7 @@ def agent_card(found: TargetDescription, target: Target, about: About) -> dict[s
         "supportedInterfaces": [
             {"url": address_of(about.url, target.named), "protocolBinding": BINDING, "protocolVersion": VERSION}
         ],
-        "capabilities": {"streaming": True, "pushNotifications": False},
+        "capabilities": {"streaming": True, "pushNotifications": True},
         "securitySchemes": {_SCHEME: {"httpAuthSecurityScheme": {"scheme": "Bearer"}}},
         "securityRequirements": [{"schemes": {_SCHEME: {"list": []}}}],
         "defaultInputModes": MODES,

@@ -75,7 +75,8 @@ class Agents:
             given = _read(call.body)
             request_id = _id_in(given)
             request, operation, params = _asked(given, call)
-            asked = Asked(self.kernel, call, await self._target(call), request_id, params)
+            target, private = await self._target(call), self.about.private_receivers
+            asked = Asked(self.kernel, call, target, request_id, params, private)
             result = await operation(asked, request)
         except (errors.A2AError, TurnstileError) as error:
             return Answer(error_answer(request_id, error))

@@ -111,7 +111,9 @@ async def serve_gateway(
                 claim_seconds=settings.bridge.inbox_processing_timeout_seconds,
                 depth_limit=settings.protocol.max_recursion_depth,
             ),
-            about=About(url),
+            about=About(
+                url, section.organization, section.organization_url, private_receivers=section.push_to_private_addresses
+            ),
             links=links or Links(),
             once=once,
         )
