@@ -70,6 +70,9 @@ class PushSender:
                 except TurnstileError as error:
                     self._limited.warning("claim", "notifications wait: %s", error)
                     claimed = []
+                except Exception:  # a bridge outlives what goes wrong here
+                    log.exception("notifications wait")
+                    claimed = []
                 for push in claimed:
                     task = asyncio.create_task(self.send(client, push))
                     self._in_hand[task] = push.project_id

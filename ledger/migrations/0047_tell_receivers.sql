@@ -24,5 +24,5 @@ CREATE INDEX push_receivers_due ON state.push_receivers (next_at) WHERE status =
 
 -- For those who may not read secrets.
 CREATE VIEW state.push_configs AS
-SELECT agent_turn_id, receiver_id, project_id, channel_id, url, token IS NOT NULL AS has_token, created_by, created_at, status, told_state, last_error
+SELECT agent_turn_id, receiver_id, project_id, channel_id, url, token IS NOT NULL AS has_token, created_by, created_at, status, told_state, next_at, last_error
 FROM state.push_receivers;

@@ -126,9 +126,7 @@ async def _status(tenant: Tenant, status: str) -> bool:
     return await tenant.count("state.push_receivers", f"status = '{status}'") == 1
 
 
-async def test_a_receiver_that_is_gone_is_given_up_and_told(
-    client: Client, receiver: Receiver, tenant: Tenant
-) -> None:
+async def test_a_receiver_that_is_gone_is_given_up_and_told(client: Client, receiver: Receiver, tenant: Tenant) -> None:
     receiver.answer = lambda _: GONE
     task = await ask(client, HELLO)
     await client.create_task_push_notification_config(config(receiver.url, task))
@@ -146,26 +144,28 @@ async def test_hostile_receivers_delay_nobody_else(client: Client, receiver: Rec
         await flooding.told(task.id, "COMPLETED")
 
 
-async def test_addresses_that_are_not_public_are_refused(url: str, token: str, tenant: Tenant) -> None:
-    async with serving(tenant.stack, push_to_private_addresses=False) as strict:
-        async with a2a_client(strict, token, streaming=False) as (client, _):
-            for wrong in (
-                "https://127.0.0.1/",
-                "https://localhost:8700/",
-                "https://[::1]/",
-                "https://10.0.0.1/",
-                "https://169.254.169.254/latest/meta-data",
-                "https://[::ffff:127.0.0.1]/",
-                "https://0/",
-                "https://2130706433/",
-                "http://93.184.216.34/",
-                "https://user:secret@93.184.216.34/",
-                "file:///etc/passwd",
-                "https://",
-                "gopher://93.184.216.34/",
-            ):
-                with pytest.raises(InvalidParamsError):
-                    await ask(client, HELLO, task_push_notification_config=config(wrong))
+async def test_addresses_that_are_not_public_are_refused(token: str, tenant: Tenant) -> None:
+    async with (
+        serving(tenant.stack, push_to_private_addresses=False) as strict,
+        a2a_client(strict, token, streaming=False) as (client, _),
+    ):
+        for wrong in (
+            "https://127.0.0.1/",
+            "https://localhost:8700/",
+            "https://[::1]/",
+            "https://10.0.0.1/",
+            "https://169.254.169.254/latest/meta-data",
+            "https://[::ffff:127.0.0.1]/",
+            "https://0/",
+            "https://2130706433/",
+            "http://93.184.216.34/",
+            "https://user:secret@93.184.216.34/",
+            "file:///etc/passwd",
+            "https://",
+            "gopher://93.184.216.34/",
+        ):
+            with pytest.raises(InvalidParamsError):
+                await ask(client, HELLO, task_push_notification_config=config(wrong))
     assert await tenant.count("state.agent_inbox") == 0
 
 
