@@ -118,7 +118,7 @@ class Gateway:
         if find_spec("a2a") is None:
             log.info("/a2a is off: it needs the extra turnstile-kernel[a2a]")
             return []
-        from turnstile.gateway.a2a.addresses import a2a_endpoints  # noqa: PLC0415 -- an extra
+        from turnstile.gateway.a2a.agent_addresses import a2a_endpoints  # noqa: PLC0415 -- an extra
 
         return a2a_endpoints(kernel, self.about)
 

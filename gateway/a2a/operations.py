@@ -10,9 +10,9 @@ from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, SendM
 from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError
 
 from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.delivery import deliver
 from turnstile.gateway.a2a.objects import SentMessage, Task, TaskPage
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
-from turnstile.gateway.a2a.sending import deliver
 from turnstile.gateway.a2a.tasks import moment_of, state_of, task_of
 from turnstile.gateway.events.stream import attend
 from turnstile.gateway.v1.resources import TurnStop, cursor_of, place_of

@@ -19,9 +19,9 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from turnstile.gateway.a2a import operations, push_configs, streams
+from turnstile.gateway.a2a import operations, push_configs, streaming
+from turnstile.gateway.a2a.agent_cards import agent_card
 from turnstile.gateway.a2a.asked import Asked
-from turnstile.gateway.a2a.cards import agent_card
 from turnstile.gateway.a2a.faults import error_answer
 from turnstile.gateway.a2a.objects import A2aObject
 from turnstile.gateway.a2a.refusals import RequestId
@@ -38,11 +38,11 @@ _VERSION: Final = re.compile(r"1(\.\d{1,4}){0,2}")
 _Operation = Callable[[Asked, Any], Awaitable[A2aObject | Response | None]]
 _OPERATIONS: Final[Mapping[str, tuple[type[Message], _Operation]]] = {
     "SendMessage": (types.SendMessageRequest, operations.send),
-    "SendStreamingMessage": (types.SendMessageRequest, streams.send_stream),
+    "SendStreamingMessage": (types.SendMessageRequest, streaming.send_stream),
     "GetTask": (types.GetTaskRequest, operations.get),
     "ListTasks": (types.ListTasksRequest, operations.list_tasks),
     "CancelTask": (types.CancelTaskRequest, operations.cancel),
-    "SubscribeToTask": (types.SubscribeToTaskRequest, streams.subscribe),
+    "SubscribeToTask": (types.SubscribeToTaskRequest, streaming.subscribe),
     "CreateTaskPushNotificationConfig": (types.TaskPushNotificationConfig, push_configs.create),
     "GetTaskPushNotificationConfig": (types.GetTaskPushNotificationConfigRequest, push_configs.get),
     "ListTaskPushNotificationConfigs": (types.ListTaskPushNotificationConfigsRequest, push_configs.list_all),

@@ -45,8 +45,7 @@ WITH turns AS MATERIALIZED (
     WHERE d.place <= :share::int AND p.status = 'active' AND p.next_at <= now()
     ORDER BY d.next_at LIMIT :row_limit::int FOR UPDATE OF p SKIP LOCKED
 )
-UPDATE state.push_receivers p
-SET state = f.state, next_at = now() + make_interval(secs => :hold_seconds::float8),
+UPDATE state.push_receivers p SET state = f.state, next_at = now() + make_interval(secs => :hold_seconds::float8),
     number = p.number + (p.state IS DISTINCT FROM f.state)::int,
     state_at = CASE WHEN p.state IS DISTINCT FROM f.state THEN now() ELSE p.state_at END,
     attempts = CASE WHEN p.state IS DISTINCT FROM f.state THEN 1 ELSE p.attempts + 1 END
@@ -56,8 +55,7 @@ RETURNING p.agent_turn_id, p.receiver_id, p.project_id, p.channel_id, f.agent_id
 -- name: record_push :one
 -- A receiver has acknowledged a state, if it was told no other since. After the last one it is told no more, and its secret is forgotten.
 WITH told AS (
-    UPDATE state.push_receivers p
-    SET told_state = p.state, attempts = 0, next_at = now(), last_error = NULL,
+    UPDATE state.push_receivers p SET told_state = p.state, attempts = 0, next_at = now(), last_error = NULL,
         status = CASE WHEN p.state IN ('completed', 'failed', 'canceled') THEN 'done' ELSE p.status END,
         token = CASE WHEN p.state IN ('completed', 'failed', 'canceled') THEN NULL ELSE p.token END
     WHERE p.agent_turn_id = :agent_turn_id AND p.receiver_id = :receiver_id AND p.number = :number AND p.status = 'active'
@@ -69,8 +67,7 @@ SELECT EXISTS (SELECT FROM told) AS recorded;
 -- A receiver has not acknowledged a state: it is told again after a pause that grows, or, after `give_up_seconds` of this, no more, which is
 -- recorded as a rejection.
 WITH failed AS (
-    UPDATE state.push_receivers p
-    SET last_error = :error, next_at = now() + make_interval(secs => least(:longest_pause::float8, power(2, least(p.attempts, 20) - 1))),
+    UPDATE state.push_receivers p SET last_error = :error, next_at = now() + make_interval(secs => least(:longest_pause::float8, power(2, least(p.attempts, 20) - 1))),
         status = CASE WHEN :gone::boolean OR p.state_at < now() - make_interval(secs => :give_up_seconds::float8) THEN 'given_up' ELSE p.status END,
         token = CASE WHEN :gone OR p.state_at < now() - make_interval(secs => :give_up_seconds) THEN NULL ELSE p.token END
     WHERE p.agent_turn_id = :agent_turn_id AND p.receiver_id = :receiver_id AND p.number = :number AND p.status = 'active'

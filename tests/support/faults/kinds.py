@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.a2a.receivers import receiving
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, fork, says, staff, steps, task
 from tests.support.faults.points import DONE, HASTY
@@ -21,7 +22,6 @@ from tests.support.pump.organism import Shout
 from tests.support.pump.pump import ORGANISM, Caller, calling_in, pump_config
 from tests.support.pump.troupe import TROUPE, Brief, hire, play, verdict
 from tests.support.quick import learned
-from tests.support.receivers import receiving
 from tests.support.tenants import ALICE, Ended, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 from turnstile.schema.access import Caller as Principal

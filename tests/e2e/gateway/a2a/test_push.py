@@ -6,6 +6,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from a2a.client import Client
@@ -20,12 +21,12 @@ from a2a.types import (
 )
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 
-from tests.support.a2a import a2a_client, ask, state_of
+from tests.support.a2a.clients import a2a_client, ask, state_of
+from tests.support.a2a.receivers import Note, Receiver, receiving
 from tests.support.conditions import until
 from tests.support.gateway import serving, token_of
 from tests.support.processes.stack import QUICK, Stack
 from tests.support.processes.stacks import Stacks
-from tests.support.receivers import Note, Receiver, receiving
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
 
@@ -64,7 +65,7 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield made
 
 
-def config(url: str, task: Task | None = None, **fields: str) -> TaskPushNotificationConfig:
+def config(url: str, task: Task | None = None, **fields: Any) -> TaskPushNotificationConfig:
     return TaskPushNotificationConfig(url=url, task_id="" if task is None else task.id, **fields)
 
 

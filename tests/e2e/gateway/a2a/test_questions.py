@@ -10,7 +10,7 @@ from a2a.types import GetTaskRequest, SubscribeToTaskRequest, Task
 from a2a.utils.errors import InvalidParamsError
 
 from tests.e2e.people.asking import PAY
-from tests.support.a2a import Heard, a2a_client, ask, question_in, saying, state_of, text_of
+from tests.support.a2a.clients import Heard, a2a_client, ask, question_in, saying, state_of, text_of
 from tests.support.conditions import until
 from tests.support.gateway import token_of
 from tests.support.tenants import Tenant

@@ -16,7 +16,7 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from tests.support.a2a import Heard, a2a_client, ask, saying, state_of, text_of
+from tests.support.a2a.clients import Heard, a2a_client, ask, saying, state_of, text_of
 from tests.support.gateway import serving, token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile.schema.access import GatewayRole

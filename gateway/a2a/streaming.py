@@ -14,11 +14,11 @@ from a2a.types import SendMessageRequest, SubscribeToTaskRequest
 from a2a.utils.errors import A2AError, UnsupportedOperationError
 
 from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.delivery import deliver
 from turnstile.gateway.a2a.faults import error_object
 from turnstile.gateway.a2a.objects import OVER, StatusUpdate, StreamEvent, Task, TaskState
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.refusals import error_text
-from turnstile.gateway.a2a.sending import deliver
 from turnstile.gateway.a2a.task_stream import AnswerStream, latest
 from turnstile.gateway.a2a.tasks import artifact_of
 from turnstile.gateway.events.feed import TurnFeed

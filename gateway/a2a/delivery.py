@@ -10,7 +10,7 @@ from a2a.types import SendMessageRequest
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 
 from turnstile.gateway.a2a.asked import Asked
-from turnstile.gateway.a2a.messages import Said, answer_to, context_id, read_message
+from turnstile.gateway.a2a.task_messages import Said, answer_to, context_id, read_message
 from turnstile.gateway.a2a.tasks import context_of
 from turnstile.gateway.http.endpoints import parsed
 from turnstile.gateway.v1.resources import TurnSteer
