@@ -34,6 +34,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import AgentId
 
+_LONGEST_ID: Final = 256
 _VERSION: Final = re.compile(r"1(\.\d{1,4}){0,2}")
 _Operation = Callable[[Asked, Any], Awaitable[A2aObject | Response | None]]
 _OPERATIONS: Final[Mapping[str, tuple[type[Message], _Operation]]] = {
@@ -109,8 +110,8 @@ def _read(body: bytes) -> JsonObject:
 
 def _id_in(given: JsonObject) -> RequestId:
     found = given.get("id")
-    if isinstance(found, bool) or not isinstance(found, str | int | None):
-        raise errors.InvalidRequestError("id: a text, a whole number or null")
+    if isinstance(found, bool) or not isinstance(found, str | int | None) or len(str(found)) > _LONGEST_ID:
+        raise errors.InvalidRequestError(f"id: a text of at most {_LONGEST_ID} characters, a whole number or null")
     return found
 
 
