@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnstile.gateway.a2a.refusals import is_of_rpc, refusal
 from turnstile.gateway.agui.runs import agui_endpoints
 from turnstile.gateway.asking import Asking
-from turnstile.gateway.bounds import Doors, GatewayLimits
+from turnstile.gateway.bounds import About, Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Console, Links
 from turnstile.gateway.console.rendering import told_to_nobody
@@ -64,6 +65,7 @@ class Gateway:
     crowded: Callable[[], bool] = bool
     """Whether there are more connections than there may be."""
     meter: Meter = SILENT.meter
+    about: About = field(default_factory=About)
     links: Links = field(default_factory=Links)
     once: OneTimeLinks | None = None
     audit_bounds: Bounds = field(default_factory=Bounds)
@@ -82,10 +84,11 @@ class Gateway:
         events, interrupts = Events(*shared), Interrupts(self.pool, asking)
         budgets, roster = Budgets(self.pool, asking), Roster(self.pool, asking)
         self.endpoints = endpoints(turns, conversations, events, interrupts, budgets, roster)
-        kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
+        kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
         self.openai = openai_endpoints(kernel)
         self.agui = agui_endpoints(kernel)
         self.mcp = McpDoor(kernel, limits) if find_spec("mcp") is not None else None
+        self.a2a = self._a2a(kernel)
         self.console = Console(
             pool=self.pool,
             asking=asking,
@@ -115,7 +118,15 @@ class Gateway:
     @property
     def missing(self) -> list[str]:
         """The extras without which addresses of the same name are not there."""
-        return [] if self.mcp is not None else ["mcp"]
+        return [*([] if self.mcp is not None else ["mcp"]), *([] if self.a2a else ["a2a"])]
+
+    def _a2a(self, kernel: Kernel) -> list[Endpoint]:
+        """The addresses of A2A; none without the package `a2a-sdk`."""
+        if find_spec("a2a") is None:
+            return []
+        from turnstile.gateway.a2a.agent_addresses import a2a_endpoints  # noqa: PLC0415 -- an extra
+
+        return a2a_endpoints(kernel, self.about)
 
     def _router(self) -> ASGIApp:
         described = to_json(document(self.endpoints, release()))
@@ -128,7 +139,7 @@ class Gateway:
             request.scope[ROUTE] = "health"
             return Response("serving\n", media_type="text/plain")
 
-        served = [*self.endpoints, *self.openai, *self.agui]  # others' addresses are described by them
+        served = [*self.endpoints, *self.openai, *self.agui, *self.a2a]  # others' addresses are described by them
         routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
         if self.mcp is not None:
@@ -142,6 +153,8 @@ class Gateway:
             return told_to_nobody(self.console.templates, problem)
         if path == PATH:
             return rpc_error(problem)
+        if self.a2a and is_of_rpc(path):
+            return refusal(problem)
         return (error_response if path.startswith(PREFIX) else problem_response)(problem)
 
 

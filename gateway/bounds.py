@@ -1,4 +1,4 @@
-"""What a gateway is held against: sizes, times and rates, as its settings say."""
+"""What a gateway is held against: sizes, times and rates, as its settings say; and what it says of itself."""
 
 from dataclasses import dataclass
 
@@ -33,3 +33,16 @@ class Doors:
     origins: frozenset[str]
     any_address: bool = False
     """Whether a bare IP address will do: no name can be rebound to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a gateway says of itself to other agents."""
+
+    url: str = ""
+    """Where it is reached."""
+    organization: str = ""
+    """Who runs it; empty if that is not said."""
+    organization_url: str = ""
+    private_receivers: bool = False
+    """Whether notifications may go to private addresses."""

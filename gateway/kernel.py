@@ -17,6 +17,7 @@ from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, BoxId, ChannelId
 from turnstile.schema.wire.box_requests import BoxMakeReply, BoxMakeRequest, Part
 from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.transport.connection import NatsConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Kernel:
     access: Access
     streaming: Streaming
     heartbeat_seconds: float
+    conn: NatsConnection
 
     async def make_box(self, call: Call[Any, Any], channel: ChannelId, parts: Sequence[Part], key: str | None) -> BoxId:
         """A new box of these parts, the same one for the same `Idempotency-Key`; raises as `Asking.ask` does."""

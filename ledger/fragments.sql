@@ -120,3 +120,36 @@ left(coalesce({turn}.payload -> 'ui_action' ->> 'tool_name', {instruction_of({tu
 -- The inbox row of a turn, looked up by the turn alone: a plan made for few rows would also read the indexes of all turns' boxes.
 (SELECT y.* FROM (SELECT x.* FROM state.agent_inbox x WHERE x.agent_turn_id = {turn} OFFSET 0) y
  WHERE y.project_id = :project_id AND y.message_type IN {turn_types})
+
+-- fragment: task_columns
+-- A turn, an inbox row `i`, as a task of A2A, with what it delivered if that is wanted.
+i.agent_turn_id, i.agent_id, i.channel_id, nullif(i.payload ->> 'conversation_id', '') AS conversation_id, i.correlation_id, i.created_at,
+{turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code, left(o.error, 2000) AS error,
+o.agent_turn_id IS NULL AND EXISTS (SELECT FROM state.interrupts q WHERE q.agent_turn_id = i.agent_turn_id AND q.status = 'open') AS asks,
+d.content::text AS delivered, coalesce(d.metadata ->> 'partial' = 'true', false) AS partial
+
+-- fragment: task_joins
+-- The outcome, the head and the deliverable of a turn, an inbox row `i`.
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+LEFT JOIN public.cards d ON :with_artifacts::boolean AND d.card_id = o.deliverable_card_id AND d.tenant_id = i.project_id
+    AND state.is_alive(d.expires_at, d.deleted_at)
+
+-- fragment: task_of_target
+-- Whether a turn, an inbox row `i`, is one of the agent, or of an instance of the profile, that is asked for, in the channel if there is one.
+(:channel_id::text IS NULL OR i.channel_id = :channel_id) AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+AND (:profile_name::text IS NULL OR EXISTS (
+    SELECT FROM resource.project_agents a WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id
+      AND a.metadata ->> 'instance_of' = lower(:profile_name)))
+
+-- fragment: told_state(turn)
+-- The state of a turn, an inbox row, as receivers of notifications are told it; each question to a person is a state of its own.
+(SELECT CASE WHEN o.agent_turn_id IS NOT NULL THEN CASE o.status WHEN 'success' THEN 'completed' WHEN 'canceled' THEN 'canceled' ELSE 'failed' END
+             WHEN q.interrupt_id IS NOT NULL THEN 'input_required:' || q.interrupt_id
+             WHEN h.status IN ('running', 'suspended') THEN 'working' ELSE 'submitted' END
+ FROM (SELECT) one
+ LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = {turn}.agent_turn_id AND o.project_id = {turn}.project_id
+ LEFT JOIN state.agent_state_head h ON h.agent_id = {turn}.agent_id AND h.project_id = {turn}.project_id AND h.active_agent_turn_id = {turn}.agent_turn_id
+ LEFT JOIN LATERAL (
+     SELECT x.interrupt_id FROM state.interrupts x WHERE x.agent_turn_id = {turn}.agent_turn_id AND x.status = 'open'
+     ORDER BY x.created_at DESC, x.interrupt_id DESC LIMIT 1) q ON true)

@@ -49,6 +49,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
           left_seconds)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
+    ('state.push_receivers',  -- a bridge tells them
+     'SELECT, INSERT, UPDATE (url, token, created_by, status, told_state, state, number, state_at, attempts, next_at, last_error)', null),
     ('state.interrupts',  -- a worker asks; only a bridge decides
      'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at,
           response)', 'SELECT, INSERT'),
@@ -89,7 +91,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations'),
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.migrations'),
     ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.budget_reservations'), ('state.identity_edges'), ('state.memory_cuts')

@@ -151,7 +151,7 @@ def _fragments() -> Mapping[str, tuple[list[str], str]]:
     return found
 
 
-_ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "operations", "access")
+_ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "pushes", "operations", "access")
 
 
 @functools.cache

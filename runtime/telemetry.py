@@ -29,6 +29,7 @@ class Metric(StrEnum):
     CLAIMS = "claims"
     CLAIMS_RELEASED = "claims_released"
     REPAIRS = "repairs"
+    PUSHES = "push_notifications"
     TURNS = "turns"
     QUEUE_DELAY = "turn_queue_delay_seconds"
     TURN_SECONDS = "turn_seconds"

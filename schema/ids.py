@@ -25,6 +25,7 @@ StepId = NewType("StepId", str)
 ToolCallId = NewType("ToolCallId", str)
 CardId = NewType("CardId", str)
 SteerId = NewType("SteerId", str)
+ReceiverId = NewType("ReceiverId", str)
 """Something said to a turn while it runs; the card of the same id has its text."""
 BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""

@@ -68,7 +68,7 @@ Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An endpoint of `/v1`, or of `/openai/v1`."""
+    """An endpoint of `/v1`, or of another protocol."""
 
     name: str
     """Its operation id, which log and metrics have, too."""
@@ -79,6 +79,8 @@ class Endpoint:
     handler: Handler
     query: type[BaseModel] = NoQuery
     body: type[BaseModel] | None = None
+    raw: bool = False
+    """Whether its handler gets the body as it was sent, and reads it itself."""
     answer: type[BaseModel] | None = None
     """None: server-sent events."""
     statuses: Mapping[int, str] = field(default_factory=lambda: {200: "It is done."})
@@ -99,8 +101,10 @@ class Dispatch:
         request = Request(scope, receive)
         principal, secret = await admitted(request, self._access, self.endpoint.right)
         query = read_query(self.endpoint.query, request.query_params)
-        body: BaseModel = NoQuery()
-        if self.endpoint.method != "GET":
+        body: BaseModel | bytes = NoQuery()
+        if self.endpoint.raw:
+            body = await read_json_bytes(request, self._limits.body_bytes)
+        elif self.endpoint.method != "GET":
             given = await read_body(request, self._limits.body_bytes)
             body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, given, "body")
         path = {name: str(value) for name, value in request.path_params.items()}
@@ -129,8 +133,7 @@ async def admitted(request: Request, access: Access, right: Right) -> tuple[Prin
 async def read_body(request: Request, most: int) -> JsonObject:
     """The JSON object of a request that changes something.
 
-    Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large). Only
-    `application/json` will do, which no form of a page can send.
+    Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large).
     """
     return decode_object(await read_json_bytes(request, most) or b"{}")
 

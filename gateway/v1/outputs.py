@@ -1,9 +1,13 @@
 """What a turn delivered, as clients get it."""
 
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
 from turnstile.gateway.v1.resources import Output
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import get_card
-from turnstile.schema.cards import CardUnreadable, JsonContent, TextContent, content_of
+from turnstile.schema.cards import CardUnreadable, FallbackDeliverable, JsonContent, TextContent, content_of
 from turnstile.schema.ids import CardId
 from turnstile.schema.wire.descriptions import TurnView
 
@@ -24,3 +28,9 @@ async def output_of(pool: Pool, view: TurnView, card_id: CardId) -> Output:
                 return Output(card_id=card_id, data=card.content, partial=partial)
     except CardUnreadable:
         return Output(card_id=card_id, data=card.content, partial=partial)
+
+
+def is_fallback(data: Mapping[str, JsonValue]) -> bool:
+    """Whether these are the fields of a deliverable that the kernel made."""
+    fields = FallbackDeliverable.model_fields
+    return {name for name, each in fields.items() if each.is_required()} <= data.keys() <= fields.keys()

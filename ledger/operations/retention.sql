@@ -121,7 +121,7 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, node, batches with their tasks, what was booked for
+-- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, receivers of notifications, node, batches with their tasks, what was booked for
 -- them, and the edges that ask for or answer them. Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
 -- The turns' cards stay as long as their boxes.
 WITH
@@ -147,6 +147,9 @@ steps AS (
 ),
 steers AS (
     DELETE FROM state.steers s USING gone WHERE s.agent_turn_id = gone.agent_turn_id
+),
+receivers AS (
+    DELETE FROM state.push_receivers p USING gone WHERE p.agent_turn_id = gone.agent_turn_id
 ),
 questions AS (
     DELETE FROM state.interrupts q USING gone WHERE q.agent_turn_id = gone.agent_turn_id AND q.project_id = gone.project_id

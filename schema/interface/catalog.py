@@ -50,6 +50,7 @@ from turnstile.schema.wire.box_requests import (
 )
 from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 from turnstile.schema.wire.progress import ProgressReply, ProgressRequest
+from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,13 @@ VERBS = (
         for name, summary, request in (
             ("raise_budget", "Give a budget more, or take back what is free.", BudgetRaiseRequest),
             ("limit_project", "Say what a project may spend in a day or month.", ProjectLimitRequest),
+        )
+    ),
+    *(
+        Verb(name, summary, "17.3", request, PushReply, _CLIENT, durable=False)
+        for name, summary, request in (
+            ("push.set", "Tell a receiver by HTTP when a turn comes into another state.", PushSetRequest),
+            ("push.remove", "Tell a receiver no more.", PushRemoveRequest),
         )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),

@@ -28,6 +28,8 @@ from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
 from turnstile.bridge.pump.thread_rules import ThreadRules
 from turnstile.bridge.pump.thread_wakes import ThreadTurns
+from turnstile.bridge.pushes.push_sender import PushSender, PushTimes
+from turnstile.bridge.pushes.push_verbs import PushVerbs
 from turnstile.bridge.safety.beyond_ledger import BeyondLedger
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
@@ -82,6 +84,7 @@ class Bridge:
             **RosterVerbs(pool, publisher).handlers(),
             **InterruptReads(pool).handlers(),
             **BudgetReads(pool).handlers(),
+            **PushVerbs(pool, private=settings.gateway.push_to_private_addresses).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
@@ -118,6 +121,7 @@ class Bridge:
             Watchdog(pool, rules).run(stop),
             sign_on_bridge(pool, client.identity, stop),
             ThreadTurns(conn, pool, threads).run(stop),
+            push_sender(self.servers).run(stop),
             *([actions.run(stop)] if settings.bridge.ui_actions else []),
             *(Doorbells(conn, self.claims, each).run(stop) for each in shared),
             *(self.exclusive.serve("bridge", each, stop, partial(self._serve_exclusive, each)) for each in exclusive),
@@ -148,6 +152,13 @@ async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Ev
     await unless_stopped(stop, listen())
     await stop.wait()
     await service.stop(timeout=20)
+
+
+def push_sender(servers: Servers) -> PushSender:
+    """Tells receivers of turns, as the settings allow."""
+    settings, times = servers.settings, PushTimes(poll=servers.settings.bridge.poll_interval_seconds)
+    private = settings.gateway.push_to_private_addresses
+    return PushSender(servers.pool, times, private, servers.telemetry.meter)
 
 
 def delegation_limits(settings: Settings) -> DelegationLimits:

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from turnstile.embedded import Endpoints
 from turnstile.embedded.files import write_private
 from turnstile.gateway.app import Gateway
-from turnstile.gateway.bounds import Doors, GatewayLimits
+from turnstile.gateway.bounds import About, Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Links
 from turnstile.gateway.server import Connections, HttpServer, bind, quiet
@@ -110,6 +110,9 @@ async def serve_gateway(
             audit_bounds=Bounds(
                 claim_seconds=settings.bridge.inbox_processing_timeout_seconds,
                 depth_limit=settings.protocol.max_recursion_depth,
+            ),
+            about=About(
+                url, section.organization, section.organization_url, private_receivers=section.push_to_private_addresses
             ),
             links=links or Links(),
             once=once,

@@ -53,6 +53,7 @@ class MetricInfo:
 MEANINGS: dict[Metric, MetricInfo] = {
     Metric.CLAIMS: MetricInfo("Inbox rows claimed by a bridge, by verdict", ("verdict",)),
     Metric.CLAIMS_RELEASED: MetricInfo("Claimed rows released because Temporal did not answer"),
+    Metric.PUSHES: MetricInfo("Notifications sent to receivers, by what came of it", ("outcome",)),
     Metric.REPAIRS: MetricInfo("Repairs of the safety net, by rule", ("rule",)),
     Metric.TURNS: MetricInfo("Turns that ended", ("status", "error_code"), wide=True),
     Metric.QUEUE_DELAY: MetricInfo("Time from a turn's enqueue to its begin", buckets=_LONG, wide=True),

@@ -5,7 +5,6 @@ repeats what the agent said last is no item of its own.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,10 +12,10 @@ from pydantic import JsonValue
 
 from turnstile.gateway.events.positions import END, Position
 from turnstile.gateway.openai.responses.objects import FunctionCall, FunctionCallOutput, Item, Message, OutputText
+from turnstile.gateway.v1.outputs import is_fallback
 from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.schema.cards import (
     CardType,
-    FallbackDeliverable,
     JsonContent,
     TextContent,
     ToolResultContent,
@@ -83,16 +82,10 @@ class ItemLog:
 
     def _delivery(self, card: CardId, delivered: JsonValue) -> list[Item]:
         self._delivered.add(card)
-        if isinstance(delivered, dict) and _is_fallback(delivered):
+        if isinstance(delivered, dict) and is_fallback(delivered):
             return []  # the kernel's own account of a turn that delivered nothing
         text = delivered if isinstance(delivered, str) else _json(delivered)
         return [] if text == self._said else [_message(card, text)]
-
-
-def _is_fallback(data: Mapping[str, JsonValue]) -> bool:
-    """Whether these are the fields of a deliverable that the kernel made."""
-    fields = FallbackDeliverable.model_fields
-    return {name for name, each in fields.items() if each.is_required()} <= data.keys() <= fields.keys()
 
 
 def message_id(card: CardId) -> str:

@@ -94,6 +94,17 @@ def last_id(turn: str) -> dict[str, str]:
     return {"last-event-id": f"{turn}:1.0.1.1"}
 
 
+def rpc(agent: str, method: str, **params: Any) -> Asked:
+    """A request of A2A."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return Asked(f"/a2a/{agent}", body=body, headers={"a2a-version": "1.0"})
+
+
+def to_task(task: str) -> dict[str, Any]:
+    """A message to a task."""
+    return {"messageId": "m", "role": "ROLE_USER", "taskId": task, "parts": [{"text": "go on"}]}
+
+
 MATRIX: dict[str, list[Make]] = {
     "create_turn": [
         lambda own, its: create(own, agent_id=its.agent),
@@ -202,6 +213,24 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}"),
         lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}", {"stream": "true"}),
     ],
+    "a2a_card": [lambda _, its: Asked(f"/a2a/{its.agent}/.well-known/agent-card.json")],
+    "a2a": [
+        *(
+            lambda _, its, method=method: rpc(its.agent, method, id=its.turn)
+            for method in ("GetTask", "CancelTask", "SubscribeToTask")
+        ),
+        lambda own, its: rpc(own.agent, "GetTask", id=its.turn),
+        lambda _, its: rpc(f"profile:{its.profile}", "GetTask", id=its.turn),
+        lambda own, its: rpc(own.agent, "ListTasks", contextId=its.conversation),
+        lambda own, its: rpc(own.agent, "SendMessage", message=to_task(its.turn)),
+        lambda own, its: rpc(own.agent, "SendStreamingMessage", message=to_task(its.turn)),
+        lambda own, its: rpc(
+            own.agent, "CreateTaskPushNotificationConfig", taskId=its.turn, url="https://93.184.216.34/"
+        ),
+        lambda own, its: rpc(own.agent, "ListTaskPushNotificationConfigs", taskId=its.turn),
+        lambda own, its: rpc(own.agent, "GetTaskPushNotificationConfig", taskId=its.turn, id="x"),
+        lambda own, its: rpc(own.agent, "DeleteTaskPushNotificationConfig", taskId=its.turn, id="x"),
+    ],
     "openai_cancel_response": [lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}/cancel", body={})],
     "list_agents": [lambda _, __: Asked("/v1/agents")],
     "list_profiles": [lambda _, __: Asked("/v1/profiles")],
@@ -309,7 +338,7 @@ async def answer_of(sides: Sides, asked: Asked, method: str, used: Ids) -> tuple
 
 
 async def test_what_is_anothers_is_answered_like_what_is_not_there(sides: Sides) -> None:
-    methods = {each.name: each.method for each in (*sides.gateway.endpoints, *sides.gateway.openai)}
+    methods = {each.name: each.method for each in (*sides.gateway.endpoints, *sides.gateway.openai, *sides.gateway.a2a)}
     same_project = sides.asks.agent == sides.its.agent
     agent, profile = (sides.its.agent, sides.its.profile) if same_project else (f"a-{uuid7()}", f"p-{uuid7()}")
     await answer_of(sides, Asked("/v1/agents"), "GET", sides.its)
@@ -374,7 +403,7 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
 
 async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gateway) -> None:
     ids = nobodys("a", "p", Ids(*("x",) * 13))
-    assert {each.name for each in (*gateway.endpoints, *gateway.openai)} == MATRIX.keys()
+    assert {each.name for each in (*gateway.endpoints, *gateway.openai, *gateway.a2a)} == MATRIX.keys()
     for endpoint in gateway.endpoints:
         made = [make(ids, ids) for make in MATRIX[endpoint.name]]
         assert all(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), each.path) for each in made), endpoint.name

@@ -79,6 +79,7 @@ EMPTY = {
     "state.rollbacks",
     "state.gateway_tokens",
     "state.steers",
+    "state.push_receivers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {
@@ -248,6 +249,10 @@ MATRIX: dict[str, Make] = {
     "steer, project in the header": lambda _, its: Case(
         "steer", {"agent_turn_id": its.asleep, "text": "go on"}, {headers.PROJECT_ID: its.project}
     ),
+    "push.set agent_turn_id": lambda _, its: Case(
+        "push.set", {"agent_turn_id": its.asleep, "receiver_id": "r", "url": "https://93.184.216.34/"}
+    ),
+    "push.remove agent_turn_id": lambda _, its: Case("push.remove", {"agent_turn_id": its.asleep, "receiver_id": "r"}),
     "rerun agent_turn_id, ended": lambda _, its: rerun(its.ended),
     "rerun agent_turn_id, asleep": lambda _, its: rerun(its.asleep, model="scripted/player"),
     "rerun from_step": lambda _, its: rerun(its.ended, from_step=1),

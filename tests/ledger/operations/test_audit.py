@@ -72,6 +72,7 @@ TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
 ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
 STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
+RECEIVER = "UPDATE state.push_receivers SET {} WHERE agent_turn_id = '${}'"
 BUDGET = "UPDATE state.budgets SET {} WHERE budget_id = '${}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
@@ -198,6 +199,21 @@ DAMAGES = [
     Damage("outcome_without_a_turn", OUTCOME.format("inbox_id = 'x'"), {"agent_turn_id": "$plain", "inbox_id": "x"}),
     Damage("outcome_agrees_with_its_row", OUTCOME.format("channel_id = 'x'"), {"agent_turn_id": "$plain"}),
     Damage("outcome_agrees_with_its_row", OUTCOME.format("started_at = NULL"), {"agent_turn_id": "$plain"}),
+    Damage(
+        "receivers_go_with_their_turn",
+        RECEIVER.format(f"status = 'active', next_at = {LATE}", "plain"),
+        {"agent_turn_id": "$plain", "receiver_id": "one"},
+    ),
+    Damage(
+        "receivers_go_with_their_turn",
+        RECEIVER.format("told_state = 'failed'", "plain"),
+        {"agent_turn_id": "$plain", "receiver_id": "one"},
+    ),
+    Damage(
+        "receivers_go_with_their_turn",
+        RECEIVER.format("agent_turn_id = 'nobody'", "running"),
+        {"agent_turn_id": "nobody", "receiver_id": "one"},
+    ),
     Damage("unannounced", OUTCOME.format(f"announced_at = NULL, ended_at = {LATE}"), {"agent_turn_id": "$plain"}),
     Damage(
         "pointers_name_the_last_box",

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.a2a.receivers import receiving
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, fork, says, staff, steps, task
 from tests.support.faults.points import DONE, HASTY
@@ -29,7 +30,11 @@ from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 
 CONFIG: Config = pump_config(
-    {**HASTY, "bridge": {**HASTY["bridge"], "ui_actions": True, "command_retry_seconds": 1.0}},
+    {
+        **HASTY,
+        "bridge": {**HASTY["bridge"], "ui_actions": True, "command_retry_seconds": 1.0},
+        "gateway": {"push_to_private_addresses": True},
+    },
     listeners=[ORGANISM, TROUPE],
 )
 """Settings with which every kind can be played."""
@@ -391,12 +396,26 @@ async def spending(scene: Scene) -> None:
     await scene.ended(turn)
 
 
+async def pushed(scene: Scene) -> None:
+    """A receiver is told how a turn has ended, and another one is removed."""
+    receiver = await scene.opened.enter_async_context(receiving())
+    turn = await scene.enqueue(await scene.tenant.agent("player"), DONE)
+    await scene.ended(turn)
+    await scene.armed()
+    named: JsonObject = {"agent_turn_id": turn, "receiver_id": "one"}
+    await scene.insist("push.set", {**named, "url": receiver.url, "token": "secret"})
+    await scene.insist("push.remove", {**named, "receiver_id": "another"})
+    await scene.until_count(1, "state.push_receivers", "status = 'done'")
+    assert {(each.id, each.state) for each in receiver.notes} == {(f"{turn}.one.1", "COMPLETED")}
+
+
 PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
     each.__name__: each
     for each in (
         *(quick, quick_tool, reported_by_sql, stopped_running, stopped_queued, action),
         *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun, tool_asks),
         *(budgeted, cut, interrupting, rolling_back, steering, thread, agent_thread, roster, boxes, spending),
+        pushed,
     )
 }
 """Every play by its name, which is its kind's."""

@@ -229,6 +229,13 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         Fault.BUDGET_RAISED,
         Fault.PROJECT_LIMITED,
     ),
+    "pushed": (
+        Fault.RECEIVER_SET,
+        Fault.RECEIVER_REMOVED,
+        Fault.PUSH_CLAIMED,
+        Fault.PUSH_SENT,
+        Fault.PUSH_RECORDED,
+    ),
 }
 """The points that a play of each kind passes if nothing fails, its children and what makes way for it included."""
 

@@ -13,7 +13,7 @@ the place of the first, which is rolled back and over, and the third that of the
 stop. Nina's turn waits for somebody who knows whether a call was done. Kate has run a turn again from its second step.
 Oscar's turn sleeps and has a budget, of the project's for this day, and so have two children of it: one has spent some
 and is over, the other has asked a model and has not said what it used. A box was made of the cards of Alice's plain
-turn.
+turn. A receiver of that turn was told its end, and one waits for that of the running one.
 """
 
 from tests.support.ledger.agents import (
@@ -52,12 +52,13 @@ from tests.support.ledger.unknown_calls import doubtful
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.pushes.receivers import claim_pushes, record_push, set_receiver
 from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import Ending, finish_turn
 from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ReceiverId, made_box_id, new_box_id
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
@@ -114,11 +115,21 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     names["day"] = await value(pool, "SELECT budget_id FROM state.budgets WHERE kind = 'day'")
     await set_agent_status(pool, PROJECT, HEIDI, "pause", LOCAL)
     await ask(pool, HEIDI)
+    for turn in (turns["plain"], turns["running"]):
+        await receiver_of(pool, turn)
     made = made_box_id(PROJECT, "made")
     parts = [{"text": "before"}, {"box_id": turns["plain"].output_box_id}]
     wanted = BoxMakeRequest.model_validate({"parts": parts})
     await pool.run(lambda conn: compose_box(conn, PROJECT, CHANNEL, wanted, made, "user.test"))
     return {**names, "made": new_box_id(), "made_box": made}
+
+
+async def receiver_of(pool: Pool, turn: TurnRef) -> None:
+    """A receiver of a turn, who is told where it stands."""
+    named = (PROJECT, CHANNEL, turn.agent_turn_id, ReceiverId("one"))
+    await pool.run(lambda conn: set_receiver(conn, *named, url="https://x/", token="secret", created_by="me"))
+    for push in await pool.run(lambda conn: claim_pushes(conn, busy=[], share=9, hold_seconds=60, row_limit=9)):
+        await pool.run(lambda conn, push=push: record_push(conn, push))
 
 
 async def _cut(pool: Pool) -> dict[str, TurnRef]:

@@ -1,0 +1,56 @@
+"""The verbs `push.set` and `push.remove`: whom to tell by HTTP of a turn (protocol §17.3)."""
+
+from collections.abc import Mapping
+
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.outbound import destination
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
+
+
+class PushVerbs:
+    """The verbs over one ledger; each sees the channel of its subject alone."""
+
+    def __init__(self, pool: Pool, *, private: bool) -> None:
+        self._pool = pool
+        self._private = private
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {"push.set": self.set, "push.remove": self.remove}
+
+    async def set(self, request: VerbRequest) -> PushReply:
+        """Tell a receiver; raises `Refused` (push_url_refused, unknown_turn, too_many_receivers)."""
+        wanted = request.parse(PushSetRequest)
+        await destination(wanted.url, private=self._private)
+        await self._pool.run(
+            lambda conn: set_receiver(
+                conn,
+                request.project_id,
+                request.channel_id,
+                wanted.agent_turn_id,
+                wanted.receiver_id,
+                url=wanted.url,
+                token=wanted.token,
+                created_by=request.headers.get(headers.SENDER, "client")[:128],
+            )
+        )
+        hit(Fault.RECEIVER_SET)
+        return _accepted(wanted)
+
+    async def remove(self, request: VerbRequest) -> PushReply:
+        """Tell a receiver no more."""
+        wanted = request.parse(PushRemoveRequest)
+        where = request.project_id, request.channel_id, wanted.agent_turn_id, wanted.receiver_id
+        await self._pool.run(lambda conn: remove_receiver(conn, *where))
+        hit(Fault.RECEIVER_REMOVED)
+        return _accepted(wanted)
+
+
+def _accepted(wanted: PushSetRequest | PushRemoveRequest) -> PushReply:
+    status, turn, receiver = ReplyStatus.ACCEPTED, wanted.agent_turn_id, wanted.receiver_id
+    return PushReply(status=status, agent_turn_id=turn, receiver_id=receiver)

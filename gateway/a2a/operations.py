@@ -1,0 +1,144 @@
+"""A2A's operations on tasks, but for streams and push notifications (protocol §17.3)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import UTC
+from typing import Final
+
+from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, SendMessageRequest, TaskState
+from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError
+
+from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.delivery import deliver
+from turnstile.gateway.a2a.objects import SentMessage, Task, TaskPage
+from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
+from turnstile.gateway.a2a.tasks import moment_of, state_of, task_of
+from turnstile.gateway.events.stream import attend
+from turnstile.gateway.v1.resources import TurnStop, cursor_of, place_of
+from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.tasks import TaskRow, count_tasks, page_tasks
+from turnstile.schema.access import Right
+from turnstile.schema.ids import ConversationId
+
+_STOP_SECONDS: Final = 10.0
+"""How long a cancel waits for the end of its turn."""
+_PAGE: Final = 50
+_LARGEST_PAGE: Final = 100
+_SCANS: Final = 10
+"""The most pages of turns that are read for one page of tasks in a state."""
+_COUNTED: Final = 10_000
+"""Tasks are counted up to so many."""
+
+
+async def send(asked: Asked, request: SendMessageRequest) -> SentMessage:
+    """Deliver a message; answers its task once that is over or asks a person, or at once if that is wanted."""
+    wanted = request.configuration
+    receiver = await checked_receiver(asked, wanted)
+    with contextlib.ExitStack() as stack:
+        if not wanted.return_immediately:
+            stack.enter_context(asked.kernel.access.streaming(asked.call.principal))  # refused before there is a turn
+        row = await deliver(asked, request)
+        if receiver is not None:
+            await add_receiver(asked, row, receiver)
+        if not wanted.return_immediately:
+            row = await _settled(asked, row)
+    length = wanted.history_length if wanted.HasField("history_length") else None
+    return SentMessage(task=await asked.shown(row, length))
+
+
+async def _settled(asked: Asked, row: TaskRow) -> TaskRow:
+    """The task once it is over or asks; as it is if its client goes away or the gateway stops, since it goes on."""
+    waiting = asyncio.create_task(asked.settled(row))
+    ending = await attend(waiting, asked.call.request.receive, asked.kernel.streaming.closing)
+    return waiting.result() if ending == "done" else await asked.row(row.agent_turn_id)
+
+
+async def get(asked: Asked, request: GetTaskRequest) -> Task:
+    """A task."""
+    row = await asked.row(request.id)
+    return await asked.shown(row, _history_length(request))
+
+
+async def cancel(asked: Asked, request: CancelTaskRequest) -> Task:
+    """Stop a task, and wait a moment for its end."""
+    asked.needs(Right.ASK)
+    row = await asked.row(request.id)
+    if row.ended_at is not None:
+        raise TaskNotCancelableError("the task is over")
+    kernel, call = asked.kernel, asked.call
+    view = await asked.view(row)
+    await kernel.turns.stop_turn(call.principal, view, TurnStop(reason="canceled"), call.headers)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_SECONDS):
+            await kernel.feeds.until_over(view)
+    return await asked.shown(await asked.row(row.agent_turn_id))
+
+
+async def list_tasks(asked: Asked, request: ListTasksRequest) -> TaskPage:
+    """A page of tasks, the last begun first; a page may be short, and the last one has no `nextPageToken`."""
+    size = request.page_size if request.HasField("page_size") else _PAGE
+    if not 1 <= size <= _LARGEST_PAGE:
+        raise InvalidParamsError(f"pageSize: 1 to {_LARGEST_PAGE}")
+    length = _history_length(request)
+    context = ConversationId(request.context_id) if request.context_id else None
+    found, after = await _scanned(asked, request, context, size, with_history=length != 0)
+    total = await asked.kernel.pool.run(
+        lambda conn: count_tasks(conn, asked.scope, conversation=context, most=_COUNTED)
+    )
+    return TaskPage(
+        tasks=[_listed(row, length, with_artifacts=request.include_artifacts) for row in found],
+        next_page_token="" if after is None else cursor_of(after),
+        page_size=size,
+        total_size=total,
+    )
+
+
+async def _scanned(
+    asked: Asked, request: ListTasksRequest, context: ConversationId | None, size: int, *, with_history: bool
+) -> tuple[list[TaskRow], Place | None]:
+    """The tasks of a page, and the place behind which the next begins; None if there is none."""
+    fits, place, found = _filter(request), place_of(request.page_token or None), list[TaskRow]()
+    for _ in range(_SCANS):
+        rows = await asked.kernel.pool.run(
+            lambda conn, before=place: page_tasks(
+                conn,
+                asked.scope,
+                conversation=context,
+                before=before,
+                with_artifacts=request.include_artifacts or with_history,
+                with_history=with_history,
+                row_limit=size + 1,
+            )
+        )
+        for row in rows[:size]:
+            place = Place(row.created_at, row.agent_turn_id)
+            found += [row] if fits(row) else []
+            if len(found) == size:
+                return found, None if row is rows[-1] else place
+        if len(rows) <= size:
+            return found, None
+    return found, place
+
+
+def _filter(request: ListTasksRequest) -> Callable[[TaskRow], bool]:
+    since = request.status_timestamp_after.ToDatetime(UTC) if request.HasField("status_timestamp_after") else None
+    state = TaskState.Name(request.status) if request.status else None
+    return lambda row: state in (None, state_of(row)) and (since is None or moment_of(row) > since)
+
+
+def _listed(row: TaskRow, length: int | None, *, with_artifacts: bool) -> Task:
+    task = task_of(row, history_length=length)
+    if with_artifacts:
+        return task
+    return Task(
+        id=task.id, context_id=task.context_id, status=task.status, history=task.history, metadata=task.metadata
+    )
+
+
+def _history_length(request: GetTaskRequest | ListTasksRequest) -> int | None:
+    if not request.HasField("history_length"):
+        return None
+    if request.history_length < 0:
+        raise InvalidParamsError("historyLength: it cannot be negative")
+    return request.history_length

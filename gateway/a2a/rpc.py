@@ -1,0 +1,137 @@
+"""JSON-RPC of A2A: a request read, checked, done and answered (protocol §17.3).
+
+The SDK's dispatcher keeps what runs in its process, logs what strangers send, and answers exceptions with their text;
+its request types and checks are used here, and no more.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from a2a import types
+from a2a.utils import constants, errors
+from a2a.utils.proto_utils import validate_proto_required_fields
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import Message
+from pydantic import JsonValue
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from turnstile.gateway.a2a import operations, push_configs, streaming
+from turnstile.gateway.a2a.agent_cards import agent_card
+from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.faults import error_answer
+from turnstile.gateway.a2a.objects import A2aObject
+from turnstile.gateway.a2a.refusals import RequestId
+from turnstile.gateway.addressed import Target, look_up
+from turnstile.gateway.bounds import About
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.kernel import Kernel
+from turnstile.ledger.access.tasks import describe_target
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused, TurnstileError
+from turnstile.schema.ids import AgentId
+
+_LONGEST_ID: Final = 256
+_VERSION: Final = re.compile(r"1(\.\d{1,4}){0,2}")
+_Operation = Callable[[Asked, Any], Awaitable[A2aObject | Response | None]]
+_OPERATIONS: Final[Mapping[str, tuple[type[Message], _Operation]]] = {
+    "SendMessage": (types.SendMessageRequest, operations.send),
+    "SendStreamingMessage": (types.SendMessageRequest, streaming.send_stream),
+    "GetTask": (types.GetTaskRequest, operations.get),
+    "ListTasks": (types.ListTasksRequest, operations.list_tasks),
+    "CancelTask": (types.CancelTaskRequest, operations.cancel),
+    "SubscribeToTask": (types.SubscribeToTaskRequest, streaming.subscribe),
+    "CreateTaskPushNotificationConfig": (types.TaskPushNotificationConfig, push_configs.create),
+    "GetTaskPushNotificationConfig": (types.GetTaskPushNotificationConfigRequest, push_configs.get),
+    "ListTaskPushNotificationConfigs": (types.ListTaskPushNotificationConfigsRequest, push_configs.list_all),
+    "DeleteTaskPushNotificationConfig": (types.DeleteTaskPushNotificationConfigRequest, push_configs.delete),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The handlers, for all agents of a gateway."""
+
+    kernel: Kernel
+    about: About
+
+    async def card(self, call: Call[Any, Any]) -> Answer:
+        """The card of an agent."""
+        target = await self._target(call)
+        name, project = target.name, call.principal.project_id
+        agent, profile = (None, name) if target.is_profile else (AgentId(name), None)
+        found = await self.kernel.pool.run(lambda conn: describe_target(conn, project, agent=agent, profile=profile))
+        if found is None:
+            raise _unknown()
+        card = agent_card(found, target, self.about)
+        return Answer(Response(json.dumps(card), media_type="application/json"))
+
+    async def ask(self, call: Call[Any, bytes]) -> Answer:
+        """One request of JSON-RPC."""
+        request_id: RequestId = None
+        try:
+            given = _read(call.body)
+            request_id = _id_in(given)
+            request, operation, params = _asked(given, call)
+            target, private = await self._target(call), self.about.private_receivers
+            asked = Asked(self.kernel, call, target, request_id, params, private)
+            result = await operation(asked, request)
+        except (errors.A2AError, TurnstileError) as error:
+            return Answer(error_answer(request_id, error))
+        if isinstance(result, Response):
+            return Answer(result)
+        text = "null" if result is None else result.json_text()
+        body = f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"result":{text}}}'
+        return Answer(Response(body.encode("utf-8", "replace"), media_type="application/json"))
+
+    async def _target(self, call: Call[Any, Any]) -> Target:
+        found = await look_up(self.kernel.pool, call.principal.project_id, call.path["agent"])
+        if found is None:
+            raise _unknown()
+        return found
+
+
+def _unknown() -> Refused:
+    return Refused("unknown_agent", "there is no such agent, and no such profile with instances")
+
+
+def _read(body: bytes) -> JsonObject:
+    try:
+        given = cast("JsonValue", from_json(body, allow_inf_nan=False))
+    except ValueError:
+        raise errors.JSONParseError("the body is not valid JSON") from None
+    if not isinstance(given, dict):
+        raise errors.InvalidRequestError("one request is an object; batches are not done")
+    return given
+
+
+def _id_in(given: JsonObject) -> RequestId:
+    found = given.get("id")
+    if isinstance(found, bool) or not isinstance(found, str | int | None) or len(str(found)) > _LONGEST_ID:
+        raise errors.InvalidRequestError(f"id: a text of at most {_LONGEST_ID} characters, a whole number or null")
+    return found
+
+
+def _asked(given: JsonObject, call: Call[Any, bytes]) -> tuple[Message, _Operation, JsonObject]:
+    """The request, how it is done, and its parameters as they were sent; raises A2A's errors."""
+    method, params = given.get("method"), given.get("params", {})
+    if given.get("jsonrpc") != "2.0" or not isinstance(method, str):
+        raise errors.InvalidRequestError('a request has "jsonrpc": "2.0" and a method')
+    if method == "GetExtendedAgentCard":
+        raise errors.UnsupportedOperationError("the card is all there is")
+    if method not in _OPERATIONS:
+        raise errors.MethodNotFoundError
+    if not _VERSION.fullmatch(call.headers.get(constants.VERSION_HEADER, "")):
+        raise errors.VersionNotSupportedError(f"{constants.VERSION_HEADER}: version 1.0 is spoken here")
+    if not isinstance(params, dict):
+        raise errors.InvalidParamsError("params: an object")
+    kind, operation = _OPERATIONS[method]
+    try:
+        request = ParseDict(params, kind(), ignore_unknown_fields=True)
+    except (ParseError, ValueError, TypeError, RecursionError):
+        raise errors.InvalidParamsError(f"params: they cannot be read as {kind.DESCRIPTOR.name}") from None
+    validate_proto_required_fields(request)
+    return request, operation, params

@@ -1,0 +1,138 @@
+"""A turn as a task of A2A: its state, what it asks, what it delivered, what was said (protocol §17.3). Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from pydantic import JsonValue
+
+from turnstile.gateway.a2a.objects import Artifact, Message, Part, Task, TaskState, TaskStatus, data_part, text_part
+from turnstile.gateway.v1.outputs import is_fallback
+from turnstile.ledger.access.tasks import TaskRow
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardContent, JsonContent, TextContent
+from turnstile.schema.ids import InterruptId
+from turnstile.schema.people.interrupts import Interrupt
+
+ARTIFACT: Final = "answer"
+"""The id of a task's only artifact: what its turn delivers, or what it has streamed of that."""
+_STATES: Mapping[str, str] = {
+    "queued": TaskState.SUBMITTED,
+    "dispatched": TaskState.SUBMITTED,
+    "success": TaskState.COMPLETED,
+    "partial": TaskState.FAILED,
+    "failed": TaskState.FAILED,
+    "timeout": TaskState.FAILED,
+    "canceled": TaskState.CANCELED,
+}
+
+
+def state_of(row: TaskRow) -> str:
+    """The state of a turn."""
+    return TaskState.INPUT_REQUIRED if row.asks else _STATES.get(row.status, TaskState.WORKING)
+
+
+def moment_of(row: TaskRow) -> datetime:
+    """When its state was reached, as far as the ledger has that."""
+    return row.ended_at or row.started_at or row.created_at
+
+
+def context_of(row: TaskRow) -> str:
+    """The conversation of a turn; a turn without one is a context of its own."""
+    return row.conversation_id or row.agent_turn_id
+
+
+def task_of(
+    row: TaskRow,
+    questions: Sequence[Interrupt] = (),
+    arguments: Mapping[InterruptId, JsonObject] | None = None,
+    *,
+    history_length: int | None = None,
+) -> Task:
+    """The task; `history_length` bounds its history from its end, None does not."""
+    found = artifact_of(row.delivered, partial=row.partial)
+    said = _history(row, found)
+    return Task(
+        id=row.agent_turn_id,
+        context_id=context_of(row),
+        status=status_of(row, questions, arguments or {}),
+        artifacts=[] if found is None else [found],
+        history=said if history_length is None else said[max(0, len(said) - history_length) :],
+        metadata={"agentId": row.agent_id},
+    )
+
+
+def status_of(row: TaskRow, questions: Sequence[Interrupt], arguments: Mapping[InterruptId, JsonObject]) -> TaskStatus:
+    """Where a turn stands, with what it asks or why it failed."""
+    parts: list[Part] = []
+    if row.asks:
+        for question in questions:
+            parts += [text_part(question.message), data_part(_question(question, arguments))]
+    elif row.error_code is not None or row.error:
+        parts.append(text_part(row.error or row.error_code or ""))
+        parts.append(data_part({"code": row.error_code or row.status}))
+    moment = moment_of(row).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    status = TaskStatus(state=state_of(row), timestamp=moment)
+    if parts:
+        message = _message(row, "status", "ROLE_AGENT", parts)
+        status = TaskStatus(state=status.state, timestamp=moment, message=message)
+    return status
+
+
+def artifact_of(delivered: CardContent | None, *, partial: bool = False) -> Artifact | None:
+    """What a turn delivered; None for nothing, also where the kernel's own account of that stands in its place."""
+    match delivered:
+        case TextContent(text=text):
+            return answer([text_part(text)], partial=partial)
+        case JsonContent(data=data) if not (isinstance(data, dict) and is_fallback(data)):
+            return answer([data_part(data)], partial=partial)
+        case _:
+            return None
+
+
+def answer(parts: list[Part], *, partial: bool = False) -> Artifact:
+    """The artifact with these parts."""
+    if partial:
+        return Artifact(artifact_id=ARTIFACT, name=ARTIFACT, parts=parts, metadata={"partial": True})
+    return Artifact(artifact_id=ARTIFACT, name=ARTIFACT, parts=parts)
+
+
+def _question(question: Interrupt, arguments: Mapping[InterruptId, JsonObject]) -> JsonValue:
+    asked: JsonObject = {
+        "interruptId": question.interrupt_id,
+        "reason": question.reason.value,
+        "toolName": question.tool_name,
+        "allowedDecisions": [each.value for each in question.allowed_decisions],
+        "expiresAt": question.expires_at.isoformat(),
+    }
+    given: JsonObject = {
+        "actionDigest": question.action_digest,
+        "responseSchema": question.response_schema,
+        "arguments": arguments.get(question.interrupt_id),
+    }
+    return asked | {name: value for name, value in given.items() if value is not None}
+
+
+def _history(row: TaskRow, delivered: Artifact | None) -> list[Message]:
+    said: list[Message] = []
+    if row.instruction is not None:
+        said.append(_message(row, "instruction", "ROLE_USER", [text_part(row.instruction)]))
+    if delivered is not None:
+        said.append(_message(row, "deliverable", "ROLE_AGENT", delivered.parts))
+    return said
+
+
+def _message(row: TaskRow, kind: str, role: str, parts: list[Part]) -> Message:
+    """A message of the task; the instruction has the id that its sender gave it."""
+    own = row.correlation_id if kind == "instruction" else None
+    if own is not None:
+        own = own.removeprefix(f"{row.channel_id}/")
+    return Message.model_validate(
+        {
+            "message_id": own or f"{row.agent_turn_id}-{kind}",
+            "context_id": context_of(row),
+            "task_id": row.agent_turn_id,
+            "role": role,
+            "parts": parts,
+        }
+    )

@@ -1,0 +1,86 @@
+"""Deaths of a gateway in the middle of a stream, and of a bridge in the middle of a notification (protocol §17.3)."""
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from a2a.client import A2AClientError, Client
+from a2a.types import SubscribeToTaskRequest, TaskPushNotificationConfig
+
+from tests.support.a2a.clients import Heard, a2a_client, ask, saying
+from tests.support.a2a.receivers import receiving
+from tests.support.conditions import until
+from tests.support.gateway import gateway_process, serving, token_of
+from tests.support.processes.process import Processes
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
+from tests.support.tenants import Tenant
+from turnstile.runtime.faults import Fault
+from turnstile.schema.ids import AgentTurnId
+
+pytestmark = pytest.mark.long
+WORDS = "".join(f"word-{number} " for number in range(200))
+LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 100, "delay_seconds": 0.05}]})
+
+
+@pytest.fixture(scope="module")
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+    """A stack whose notifications may go to loopback."""
+    async with stacks.open({**QUICK, "gateway": {"push_to_private_addresses": True}}) as opened:
+        yield opened
+
+
+async def test_a_task_outlives_the_gateway_that_streamed_it(apart: Tenant, stack: Stack) -> None:
+    await apart.agent("player")
+    token = await token_of(stack, apart.project)
+    heard = Heard()
+    async with gateway_process(stack) as (pid, url), a2a_client(url, token) as (client, _):
+        with pytest.raises(A2AClientError):
+            await _hear_until_killed(client, heard, pid)
+    assert heard.task is not None
+    assert not heard.ended
+    async with serving(stack) as url:
+        async with a2a_client(url, token) as (client, _):
+            rest = await Heard().hear(client.subscribe(SubscribeToTaskRequest(id=heard.task.id)))
+            assert (rest.text, rest.state) == (WORDS, "TASK_STATE_COMPLETED")
+        async with a2a_client(url, token, streaming=False) as (client, _):
+            again = await ask(client, LONG, message_id="once")
+            assert again.id == heard.task.id
+    assert await apart.count("state.turn_outcomes") == 1
+    assert await apart.task_events() == {heard.task.id: 1}
+
+
+async def _hear_until_killed(client: Client, heard: Heard, pid: int) -> None:
+    async for event in client.send_message(saying(LONG, message_id="once")):
+        heard.take(event)
+        if heard.updates == 10:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("point", [Fault.PUSH_CLAIMED, Fault.PUSH_SENT, Fault.PUSH_RECORDED])
+async def test_a_receiver_is_told_though_the_bridge_dies(
+    apart: Tenant, stack: Stack, processes: Processes, tmp_path: Path, point: Fault
+) -> None:
+    await apart.agent("player")
+    token = await token_of(stack, apart.project)
+    async with serving(stack) as url, receiving() as receiver, a2a_client(url, token, streaming=False) as (client, _):
+        task = await ask(client, json.dumps({"steps": [{"text": "hello"}]}))
+        await processes.bridge.stop()
+        processes.bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+        await processes.bridge.start()
+        wanted = TaskPushNotificationConfig(task_id=task.id, url=receiver.url, id="one")
+        await client.create_task_push_notification_config(wanted)
+        await processes.bridge.died()
+        processes.bridge.env = {}
+        await processes.ensure()
+
+        async def done() -> bool:
+            return await apart.count("state.push_receivers", "status = 'done'") == 1
+
+        await until(done, 60, "the receiver is told")
+    assert {(each.id, each.state) for each in receiver.notes} == {(f"{task.id}.one.1", "COMPLETED")}
+    assert len(receiver.notes) == (2 if point is Fault.PUSH_SENT else 1)
+    assert await apart.task_events() == {AgentTurnId(task.id): 1}
