@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.paths import TESTS
 from tests.support.tenants import ALICE, Ended, Tenant, turn_of
-from tests.support.tools import calling
+from tests.support.tools import call_of, calling
 from tests.turnstile.support import Ran, turnstile
 from turnstile.processes.mcp.tool_processes import McpProcess
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -84,11 +84,10 @@ class House:
 
 
 def results(ended: Ended) -> list[dict[str, Any]]:
-    """The contents of a turn's results, in the order of its calls."""
-    cards = sorted(
-        (card for card in ended.cards if card.type == "tool.result"), key=lambda each: str(each.tool_call_id)
-    )
-    return [card.content for card in cards if isinstance(card.content, dict)]
+    """The contents of a turn's results, in the order of the calls of its first step."""
+    found = {str(card.tool_call_id): card.content for card in ended.cards if card.type == "tool.result"}
+    ordered = [found[call_of(ended.view.agent_turn_id, place)] for place in range(len(found))]
+    return [content for content in ordered if isinstance(content, dict)]
 
 
 @pytest.fixture

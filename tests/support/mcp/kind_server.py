@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+from mcp.server import runner
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
@@ -89,7 +90,10 @@ def main() -> None:
         async def unknown(*_: object) -> types.DiscoverResult:
             raise MCPError(types.METHOD_NOT_FOUND, "Method not found")
 
-        server._lowlevel_server.add_request_handler("server/discover", types.DiscoverRequestParams, unknown)
+        server._lowlevel_server.add_request_handler("server/discover", types.RequestParams, unknown)
+        runner._has_modern_envelope = lambda _: (
+            False
+        )  # what the first request says of the newer generation is not known
     if options.port is None:
         server.run("stdio")
     else:
