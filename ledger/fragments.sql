@@ -52,7 +52,7 @@ mark AS MATERIALIZED (
 t.interrupt_id, t.channel_id, t.agent_id, t.agent_turn_id, t.step_id, t.tool_call_id, t.tool_name,
 coalesce(w.call_card_id, t.tool_call_id || '-call') AS tool_call_card_id, t.reason, t.message, t.action_digest,
 t.allowed_decisions, t.response_schema, t.requester_may_decide, t.requester, t.status, t.created_at, t.expires_at, t.decision,
-t.decided_by, t.decided_at, t.comment
+t.decided_by, t.decided_at, t.comment, t.call_key IS NOT NULL AS asked_by_tool
 
 -- fragment: waiting_call
 -- The call of a question `t`.

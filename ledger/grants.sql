@@ -45,11 +45,13 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.queued_turns', 'SELECT, UPDATE (profile_box_id)', 'SELECT, UPDATE (profile_box_id)'),
     ('state.turns_in_hand', 'SELECT', null),
     ('state.turn_waiting_tools',
-     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, deadline, call_card_id, begun_at, begun_by, doubted_at)',
+     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, deadline, call_card_id, begun_at, begun_by, doubted_at,
+          left_seconds)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
     ('state.interrupts',  -- a worker asks; only a bridge decides
-     'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
+     'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at,
+          response)', 'SELECT, INSERT'),
     -- triggers and functions of the owner charge and settle; a bridge raises budgets and sets what projects may spend, which no worker may
     ('state.budgets',
      'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, reserved_tokens, reserved_cost, reserved_turns, warned_at, lowered_at,

@@ -39,6 +39,8 @@ class Fault(StrEnum):
     REPORT_PUBLISHED = "report.published"
     REPORTS_APPLIED = "reports.applied"
     TIMEOUTS_INJECTED = "timeouts.injected"
+    QUESTION_COMMITTED = "question.committed"
+    QUESTION_PUBLISHED = "question.published"
     DECISION_COMMITTED = "decision.committed"
     DECISION_PUBLISHED = "decision.published"
     INTERRUPT_EXPIRED = "interrupt.expired"

@@ -29,7 +29,7 @@ SteerId = NewType("SteerId", str)
 BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""
 InterruptId = NewType("InterruptId", str)
-"""`int-{tool_call_id}-{n}`: the n-th question about a call."""
+"""`int-{tool_call_id}-{n}`: the n-th question about a call; `int-{tool_call_id}~{key}`: one that its tool asks."""
 ConversationId = NewType("ConversationId", str)
 """A caller's name for a conversation with an agent of a channel; empty for the one that a profile's memory keeps."""
 
@@ -171,6 +171,11 @@ def tool_call_id(step: StepId, index: int, epoch: int) -> ToolCallId:
 def interrupt_id(call: ToolCallId, number: int = 1) -> InterruptId:
     """The id of a question about a call, counted from 1."""
     return InterruptId(f"int-{call}-{number}")
+
+
+def asked_interrupt_id(call: ToolCallId, key: str) -> InterruptId:
+    """The id of what a call's tool asks a person by this key."""
+    return InterruptId(f"int-{call}~{key}")
 
 
 def step_card_id(step: StepId, name: str) -> CardId:

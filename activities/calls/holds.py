@@ -1,7 +1,8 @@
 """Which calls wait for a person: approvals by policy, and the built-in tool `ask_human` (protocol §13.2, §13.3). Pure.
 
 A held call has its card like any other, so that a person sees exactly what would be sent: the digest is over the card's
-arguments, forced ones included. The arguments of a question are checked here, since no tool will.
+arguments, forced ones included. The arguments of a question are checked here, since no tool will; so is what a tool
+asks under its call (protocol §13.8).
 """
 
 from typing import Annotated
@@ -13,7 +14,7 @@ from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
 from turnstile.schema.ids import AgentId, CardId, StepId, ToolCallId
 from turnstile.schema.parameters import json_schema
-from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, ApprovalRule, Decision, approval
+from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, MOST_SECONDS, ApprovalRule, Decision, approval
 from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import Hold, InterruptReason, ToolPin
 from turnstile.schema.tools import ASK_HUMAN, ToolRow, options_of
@@ -85,16 +86,28 @@ class _Question(Strict):
     response_schema: Annotated[JsonObject, AfterValidator(_small_schema)] | None = None
 
 
-def question_of(arguments_text: str, rule: ApprovalRule | None) -> tuple[JsonObject, Hold] | str:
-    """The arguments of a question and its hold, or a sentence for the model that says what is wrong with it.
+class _ToolQuestion(_Question):
+    expires_after_seconds: float | None = Field(default=None, ge=1, le=MOST_SECONDS)
 
-    Who asked for the turn may answer, unless the profile has a rule for `ask_human` that says otherwise.
-    """
+
+def question_of(arguments_text: str, rule: ApprovalRule | None) -> tuple[JsonObject, Hold] | str:
+    """The arguments of a question and its hold, or a sentence for the model that says what is wrong with it."""
     arguments = parse_arguments(arguments_text)
     if arguments is None:
         return f"The arguments of {ASK_HUMAN} are not a JSON object."
+    hold = _hold_of_question(_Question, arguments, rule)
+    return hold if isinstance(hold, str) else (arguments, hold)
+
+
+def tool_question_of(arguments: JsonObject, rule: ApprovalRule | None) -> Hold | str:
+    """What a tool asks a person under its call, or a sentence that says what is wrong with it."""
+    return _hold_of_question(_ToolQuestion, arguments, rule)
+
+
+def _hold_of_question(form: type[_Question], arguments: JsonObject, rule: ApprovalRule | None) -> Hold | str:
+    """Who asked for the turn may answer, unless the profile has a rule for `ask_human` that says otherwise."""
     try:
-        asked = _Question.model_validate(arguments)
+        asked = form.model_validate(arguments)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = "/".join(str(part) for part in first["loc"])
@@ -106,15 +119,16 @@ def question_of(arguments_text: str, rule: ApprovalRule | None) -> tuple[JsonObj
         schema = {"enum": [*dict.fromkeys(asked.choices)]}
     elif asked.response_schema is not None:
         schema = asked.response_schema
-    hold = Hold(
+    longest = None if rule is None else rule.expires_after_seconds
+    wanted = asked.expires_after_seconds if isinstance(asked, _ToolQuestion) else None
+    return Hold(
         reason=InterruptReason.INPUT_REQUIRED,
         message=asked.question,
         allowed_decisions=(Decision.RESPOND, Decision.REJECT),
         response_schema=schema,
-        expires_after_seconds=EXPIRES_AFTER_SECONDS if rule is None else rule.expires_after_seconds,
+        expires_after_seconds=min(wanted or longest or EXPIRES_AFTER_SECONDS, longest or MOST_SECONDS),
         requester_may_decide=True if rule is None else rule.requester_may_decide,
     )
-    return arguments, hold
 
 
 def call_card(

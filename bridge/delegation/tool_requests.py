@@ -1,4 +1,4 @@
-"""The verb `delegate`: what a tool asks of other agents under the call that it runs (protocol §12).
+"""The verb `delegate`: what a tool asks of agents, or a person, under the call that it runs (protocol §12, §13).
 
 Who the caller is, with its policy, boxes and depth, is read from the call's waiting row, never from the request. A
 request makes one batch, named by the call and the tool's key; a repeat tells how it stands, and goes on with children
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnstile.bridge.delegation.handlers import Delegation
+from turnstile.bridge.people.tool_questions import ToolQuestions
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import OwnBatch, ParentCall, find_call, find_own_batch
@@ -29,6 +30,7 @@ class ToolRequests:
 
     pool: Pool
     delegation: Delegation
+    people: ToolQuestions
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handler by verb."""
@@ -39,6 +41,8 @@ class ToolRequests:
         wanted = request.parse(DelegateRequest)
         found = await self.pool.run(lambda conn: find_call(conn, request.project_id, wanted.tool_call_id))
         asked = _checked(request, found).under(wanted.key, wanted.tool, _arguments(wanted))
+        if wanted.tool == "ask_human":
+            return await self.people.ask(asked, request.wait_seconds)
         earlier = await self.pool.run(lambda conn: find_own_batch(conn, asked))
         if earlier is not None and earlier.call_digest != asked.call_digest:
             raise Refused("key_conflict", "the call has asked for something else by this key: give each its own")
@@ -81,8 +85,9 @@ def _check_open(call: ParentCall) -> None:
 
 
 def _arguments(wanted: DelegateRequest) -> JsonObject:
-    """The delegating tool's arguments; a tool always waits for what it asks."""
-    return wanted.arguments if wanted.tool == "fork_join" else wanted.arguments | {"wait": True}
+    """The tool's arguments; a tool always waits for what it asks."""
+    takes_wait = wanted.tool in ("delegate_async", "ask_expert")
+    return wanted.arguments | {"wait": True} if takes_wait else wanted.arguments
 
 
 def _told(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateReply:

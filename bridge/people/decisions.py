@@ -83,7 +83,13 @@ class PeopleVerbs:
         )
 
     async def _tell(self, project: ProjectId, question: Question, done: Decided, answer: Answer) -> None:
-        """Publish the command of a call that is sent now, or ring for the result of one that is not."""
+        """Publish the command of a call that is sent now, or ring for the result of one that is not.
+
+        A tool that has asked hears it as it asks again.
+        """
+        if question.call_key is not None:
+            await self._signal(question.agent_turn_id, question.interrupt_id)
+            return
         named = question.model_dump() | {"project_id": project}
         if done.sent and question.command is not None:
             address = Address.of(_turn(project, question), question.context_headers, SENDER)

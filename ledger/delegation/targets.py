@@ -49,16 +49,20 @@ async def find_targets(
 
 async def policy_of(conn: Connection, project: ProjectId, profile: BoxId) -> DelegationPolicy | None:
     """The policy of the profile in this box; None if it has none, or one that cannot be read."""
+    given = (await profile_data(conn, project, profile)).get("delegation_policy")
+    try:
+        return None if given is None else DelegationPolicy.model_validate(given)
+    except ValidationError:
+        return None
+
+
+async def profile_data(conn: Connection, project: ProjectId, profile: BoxId) -> JsonObject:
+    """The profile in this box as it was put, not validated; empty if there is none."""
     for card in reversed(await box_cards(conn, project, profile) or ()):
         content = readable_content(card) if card.type == CardType.PROFILE else None
-        if not isinstance(content, JsonContent) or not isinstance(content.data, dict):
-            continue
-        given = content.data.get("delegation_policy")
-        try:
-            return None if given is None else DelegationPolicy.model_validate(given)
-        except ValidationError:
-            return None
-    return None
+        if isinstance(content, JsonContent) and isinstance(content.data, dict):
+            return content.data
+    return {}
 
 
 def references(strategies: Sequence[tuple[str, str]]) -> set[tuple[Kind, str]]:

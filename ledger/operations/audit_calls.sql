@@ -127,14 +127,15 @@ WHERE (h.waiting_tool_count <> w.open OR (h.status = 'suspended') <> (h.waiting_
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: heads_have_the_earliest_deadline :many
--- Protocol §7.6: a suspended head has no later deadline than a call that waits; one whose timeout is injected does not count.
+-- Protocol §7.6: a suspended head has no later deadline than a call that waits; one whose timeout is injected does not count, nor one whose
+-- tool still asks a person when its deadline has passed.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id,
                           'tool_call_id', w.tool_call_id) AS ids,
        format('the call has until %s, and its head %s', w.deadline, coalesce(h.resume_deadline::text, 'no deadline')) AS detail
 FROM state.agent_state_head h
 JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.turn_epoch = h.turn_epoch
 WHERE h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL
-  AND (h.resume_deadline IS NULL AND w.deadline IS NOT NULL OR h.resume_deadline > w.deadline)
+  AND NOT (w.left_seconds IS NOT NULL AND w.deadline <= now()) AND (h.resume_deadline IS NULL AND w.deadline IS NOT NULL OR h.resume_deadline > w.deadline)
   AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
                   AND i.message_type = 'timeout')
   AND (:project_id::text IS NULL OR h.project_id = :project_id)

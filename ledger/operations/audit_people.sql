@@ -1,4 +1,4 @@
--- The audit's rules on questions to people (migration 0029). Whatever changes one holds its agent's head.
+-- The audit's rules on questions to people (migrations 0029, 0045). Whatever changes one holds its agent's head.
 
 -- name: held_calls_are_asked_about :many
 -- Protocol §13: a call that an interrupt holds waits, and the interrupt is open and about that call.
@@ -13,7 +13,7 @@ WHERE starts_with(w.held_by, 'int-') AND w.wait_status <> 'dropped'
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: open_interrupts_hold_their_call :many
--- Protocol §13: an open interrupt holds its call, which has no deadline, and its turn is suspended.
+-- Protocol §13: an open interrupt that no tool asks holds its call, which has no deadline, and its turn is suspended.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
                           'interrupt_id', q.interrupt_id) AS ids,
        format('its call is %s and held by %s, and its turn %s', coalesce(w.wait_status, 'not there'), coalesce(w.held_by, 'nobody'),
@@ -21,18 +21,20 @@ SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_t
 FROM state.interrupts q
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = q.agent_id AND h.project_id = q.project_id AND h.active_agent_turn_id = q.agent_turn_id
-WHERE q.status = 'open' AND ((w.wait_status, w.held_by, h.status) IS DISTINCT FROM ('waiting', q.interrupt_id, 'suspended') OR w.deadline IS NOT NULL)
+WHERE q.status = 'open' AND q.call_key IS NULL AND ((w.wait_status, w.held_by, h.status) IS DISTINCT FROM ('waiting', q.interrupt_id, 'suspended') OR w.deadline IS NOT NULL)
   AND (:since_id::text IS NULL OR q.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: decisions_have_their_effect :many
 -- Protocol §13: a call that was approved or edited is not answered by its decision; any other decision, a changed tool and an expiry answer it.
+-- What becomes of a tool's question answers no call.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
                           'interrupt_id', q.interrupt_id) AS ids,
        format('it is %s%s, and its call %s', q.status, coalesce(' by ' || q.decision, ''),
               CASE WHEN i.inbox_id IS NULL THEN 'was not answered by it' ELSE 'was answered by it' END) AS detail
 FROM state.interrupts q LEFT JOIN state.agent_inbox i ON i.inbox_id = 'decide-' || q.interrupt_id
-WHERE (i.inbox_id IS NOT NULL) <> (q.status = 'expired' OR q.status = 'resolved' AND (q.tool_changed OR q.decision IN ('reject', 'respond')))
+WHERE (i.inbox_id IS NOT NULL) <> (q.call_key IS NULL AND (
+       q.status = 'expired' OR q.status = 'resolved' AND (q.tool_changed OR q.decision IN ('reject', 'respond'))))
   AND (:since_id::text IS NULL OR q.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -52,13 +54,14 @@ WHERE q.decision = 'edit' AND NOT q.tool_changed
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: withdrawn_interrupts_are_over :many
--- Protocol §13: an interrupt is withdrawn by its turn's end; one that asks whether a call was done, also by the tool's own report.
+-- Protocol §13: an interrupt is withdrawn by its turn's end; one that asks whether a call was done, or that a tool asks, also as the
+-- call is reported.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
                           'interrupt_id', q.interrupt_id) AS ids,
        'it is withdrawn, and its turn has no outcome' AS detail
 FROM state.interrupts q LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = q.agent_turn_id
 WHERE q.status = 'withdrawn' AND o.agent_turn_id IS NULL
-  AND NOT (q.reason = 'confirmation' AND EXISTS (
+  AND NOT ((q.reason = 'confirmation' OR q.call_key IS NOT NULL) AND EXISTS (
       SELECT FROM state.turn_waiting_tools w WHERE w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id AND w.wait_status <> 'waiting'))
   AND (:since_id::text IS NULL OR q.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -85,4 +88,31 @@ WHERE q.status = 'open' AND q.expires_at < now() - make_interval(secs => :grace_
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR q.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: tool_questions_put_off_their_call :many
+-- Protocol §13.8: the call of a tool's open question waits, held by nobody, has its time left, and a deadline that is not before the
+-- question's; a call without such a question has none left over.
+SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id,
+                          'interrupt_id', q.interrupt_id) AS ids,
+       format('the call is %s, held by %s, has until %s and %s left; its question is %s', w.wait_status, coalesce(w.held_by, 'nobody'),
+              coalesce(w.deadline::text, 'for ever'), coalesce(w.left_seconds || ' s', 'nothing'),
+              coalesce('open until ' || q.expires_at, 'not there')) AS detail
+FROM state.turn_waiting_tools w
+LEFT JOIN state.interrupts q ON q.agent_turn_id = w.agent_turn_id AND q.tool_call_id = w.tool_call_id AND q.call_key IS NOT NULL AND q.status = 'open'
+WHERE ((q.interrupt_id IS NULL) <> (w.left_seconds IS NULL)
+   OR (q.interrupt_id IS NOT NULL AND (w.wait_status <> 'waiting' OR w.held_by IS NOT NULL OR w.deadline IS NULL OR w.deadline < q.expires_at)))
+  AND (:since::timestamptz IS NULL OR w.created_at >= :since) AND (:project_id::text IS NULL OR w.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: tool_questions_keep_their_answer :many
+-- Protocol §13.8: a tool's question keeps what a person responded, and no other does.
+SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
+                          'interrupt_id', q.interrupt_id) AS ids,
+       format('it is %s%s%s, and keeps %s', q.status, coalesce(' by ' || q.decision, ''),
+              CASE WHEN q.call_key IS NULL THEN ', no tool''s' ELSE '' END,
+              CASE WHEN q.response IS NULL THEN 'no answer' ELSE 'an answer' END) AS detail
+FROM state.interrupts q
+WHERE (q.response IS NOT NULL) <> (q.call_key IS NOT NULL AND q.decision IS NOT DISTINCT FROM 'respond')
+  AND (:since_id::text IS NULL OR q.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

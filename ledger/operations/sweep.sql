@@ -166,7 +166,7 @@ LIMIT :row_limit::int;
 
 -- name: retry_commands :many
 -- Rule 'command': calls without a report for a while, whose command is published again, with the card that counts; but for those that
--- began and must not be repeated. It sets the waiting row's updated_at, so
+-- began and must not be repeated, and those whose tools ask people. It sets the waiting row's updated_at, so
 -- that one bridge at a time does it and the next repeat comes after the same interval. The collation keeps the plan from looking up
 -- turns by the primary key, of which it would read the whole project.
 WITH silent AS MATERIALIZED (
@@ -174,7 +174,7 @@ WITH silent AS MATERIALIZED (
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
     WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL AND w.begun_by IS NULL
-      AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+      AND w.left_seconds IS NULL AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
 ),
 open AS MATERIALIZED (  -- of turns in a tree, those that no mark stops; a node that a cascade holds is passed

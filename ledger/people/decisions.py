@@ -38,7 +38,7 @@ _REFUSALS = {
     "unknown_interrupt": "the channel has no such interrupt",
     "already_decided": "somebody has decided before, and a decision is made once",
     "expired": "nobody decided in time: the call was rejected",
-    "withdrawn": "the turn is over or is being stopped: nobody waits for the decision",
+    "withdrawn": "the turn is over or is being stopped, or the call was reported: nobody waits for the decision",
     "own_request": "the principal that asked for the turn may not decide about it: ask somebody else",
     "decision_not_allowed": "the interrupt allows other decisions: see its allowed_decisions",
     "digest_mismatch": "the action is not the one that the digest names: look at it again, and name its action_digest",
@@ -51,6 +51,8 @@ class Question(Tolerant):
     interrupt_id: InterruptId
     status: InterruptStatus
     reason: InterruptReason
+    call_key: str | None
+    """The name that the call's tool gave to its question; None for a question about the call."""
     agent_id: AgentId
     agent_turn_id: AgentTurnId
     channel_id: ChannelId
@@ -101,7 +103,7 @@ class Decided(Tolerant):
     sent: bool = False
     """Whether the call is to be sent now; else it has its result."""
     deadline: datetime | None = None
-    """Of the call that is to be sent."""
+    """Of the call that is to be sent, or whose tool has asked."""
 
 
 class Expired(Tolerant):

@@ -2,7 +2,7 @@
 
 -- name: find_question :opt
 -- A question with what an edit of its call, its command and its doorbell need: the call, its tool as it is now, and its turn.
-SELECT q.interrupt_id, q.status, q.reason, q.agent_id, q.agent_turn_id, q.channel_id, q.step_id, q.tool_call_id, q.tool_name, q.response_schema,
+SELECT q.interrupt_id, q.status, q.reason, q.call_key, q.agent_id, q.agent_turn_id, q.channel_id, q.step_id, q.tool_call_id, q.tool_name, q.response_schema,
        q.allowed_decisions, w.turn_epoch, a.worker_target, i.context_headers, i.inbox_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, s.parent_step_id,
        s.profile_box_id::text AS profile_box_id, s.context_box_id::text AS context_box_id, s.output_box_id::text AS output_box_id,
@@ -17,7 +17,7 @@ LEFT JOIN resource.project_agents a ON a.agent_id = q.agent_id AND a.project_id 
 WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channel_id = :channel_id;
 
 -- name: decide_interrupt :one
--- Decides a question, once; see migration 0029.
+-- Decides a question, once; see migrations 0029 and 0045.
 SELECT d.decided FROM state.decide_interrupt(
     :project_id, :channel_id, :interrupt_id, :caller, :decision, :action_digest, :asked::jsonb) d (decided);
 
@@ -30,5 +30,5 @@ WHERE q.status = 'open' AND q.expires_at < now() - make_interval(secs => :older_
 ORDER BY q.expires_at LIMIT :row_limit::int;
 
 -- name: expire_interrupt :one
--- Closes a question that nobody answered in time; see migration 0029.
+-- Closes a question that nobody answered in time; see migrations 0029 and 0045.
 SELECT e.expired FROM state.expire_interrupt(:interrupt_id) e (expired);

@@ -59,7 +59,7 @@ SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(
        CASE WHEN t.decision = 'edit' THEN (
            SELECT k.content FROM public.cards k WHERE k.card_id = t.tool_call_id || '-call' AND k.tenant_id = t.project_id
              AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit,
-       CASE WHEN t.decision = 'respond' THEN (
+       CASE WHEN t.call_key IS NOT NULL THEN t.response WHEN t.decision = 'respond' THEN (
            SELECT k.content -> 'result' FROM public.cards k WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
              AND state.is_alive(k.expires_at, k.deleted_at)) END AS answer
 FROM state.interrupts t

@@ -16,7 +16,7 @@ WITH silent AS MATERIALIZED (
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
     WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL AND w.begun_by IS NOT NULL
-      AND (w.doubted_at IS NOT NULL OR greatest(w.updated_at, w.begun_at) < now() - make_interval(secs => :older_seconds::float8))
+      AND w.left_seconds IS NULL AND (w.doubted_at IS NOT NULL OR greatest(w.updated_at, w.begun_at) < now() - make_interval(secs => :older_seconds::float8))
       AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
 )
@@ -31,5 +31,5 @@ RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.
           (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = silent.active_inbox_id) AS context_headers;
 
 -- name: settle_unknown :one
--- Asks a person about a call that nobody runs any more, or fails it; see migration 0033.
+-- Asks a person about a call that nobody runs any more, or fails it; see migration 0045.
 SELECT state.settle_unknown(:project_id, :tool_call_id, :begun_by, :question, :digest, :asks, :open_seconds) AS settled;

@@ -212,8 +212,8 @@ SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE N
 -- name: inject_timeouts :many
 -- A timeout card and inbox row for each call that waits unreported past its own deadline, which is its turn's if it has none; null
 -- is never past. The head's deadline is then the earliest that is ahead. The workflow's timer and the watchdog use this one
--- statement: a second run finds the first one's rows and returns them, with all others that are due. A call that is held is never
--- late. If the head changed between our snapshot and our lock, we would not see the calls or rows of that change: nothing changes,
+-- statement: a second run finds the first one's rows and returns them, with all others that are due. A call that is held, or whose tool
+-- asks a person, is never late. If the head changed between our snapshot and our lock, we would not see the calls or rows of that change: nothing changes,
 -- and a row of nulls says 'again'.
 WITH
 head AS MATERIALIZED (
@@ -231,7 +231,7 @@ calls AS MATERIALIZED (
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
     WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
-late AS MATERIALIZED (SELECT c.* FROM calls c WHERE c.due_at <= now()),
+late AS MATERIALIZED (SELECT c.* FROM calls c WHERE c.due_at <= now() AND c.left_seconds IS NULL),
 dropped AS (  -- calls without a card, which no tool can answer: they leave the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id

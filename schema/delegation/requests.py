@@ -1,6 +1,6 @@
-"""What a tool asks of other agents under the call that it runs, and what it is answered (protocol §12).
+"""What a tool asks of agents and people under the call that it runs, and what it is answered (protocol §12, §13).
 
-The answers have the form of those that the delegating tools give to a model.
+The answers of agents have the form of those that the delegating tools give to a model.
 """
 
 from typing import Literal
@@ -8,22 +8,24 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from turnstile.schema.base import JsonObject, Strict, Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, InterruptId, ToolCallId
 from turnstile.schema.wire.inbox import Reply
 
-AskedTool = Literal["delegate_async", "ask_expert", "fork_join"]
+DelegatingTool = Literal["delegate_async", "ask_expert", "fork_join"]
 """The delegating tools that a tool may use; it always waits for what it asks."""
+AskedTool = DelegatingTool | Literal["ask_human"]
+"""What a tool may ask by."""
 
 
 class DelegateRequest(Strict):
-    """Arguments of `delegate`: what a tool asks of other agents under a call that it runs and has not reported."""
+    """Arguments of `delegate`: what a tool asks of agents or people under a call that it has not answered."""
 
     tool_call_id: ToolCallId = Field(min_length=1, max_length=128)
     """The call, whose turn is the caller: its policy, its boxes and its depth are those that count."""
     key: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")
     """The tool's name for this request under the call; a repeat asks how it stands, and makes nothing twice."""
     tool: AskedTool
-    """The delegating tool."""
+    """The delegating tool, or `ask_human`."""
     arguments: JsonObject
     """Its arguments; `wait` is always true."""
 
@@ -34,13 +36,26 @@ class DelegateReply(Reply):
     tool_call_id: ToolCallId | None = None
     """The call."""
     batch_id: str | None = None
-    """The batch of the children."""
+    """The batch of the children; null of `ask_human`."""
     batch_status: str | None = None
-    """running | success | partial | failed | timeout"""
+    """running | success | partial | failed | timeout; null of `ask_human`."""
+    interrupt_id: InterruptId | None = None
+    """With `ask_human`: the question."""
     duplicate: bool = False
     """Whether this was asked before."""
     answer: JsonObject | None = None
-    """What it came to, as the delegating tool would answer; null while the batch runs: then ask again."""
+    """What it came to, as the delegating tool would answer, of `ask_human` `{decision, response, message}`; null while
+    it is waited for: then ask again."""
+
+
+class HumanReply(Tolerant):
+    """What a person answered to a tool's question."""
+
+    decision: Literal["respond", "reject"]
+    response: JsonValue = None
+    """With `respond`: the answer, which fits the question's schema."""
+    message: str = ""
+    """With `reject`: why."""
 
 
 class ChildAnswer(Tolerant):

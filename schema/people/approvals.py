@@ -14,7 +14,8 @@ from turnstile.schema.parameters import bounded, json_schema, unchecked
 
 EXPIRES_AFTER_SECONDS = 7 * 86_400.0
 """How long an interrupt is open, unless its policy says otherwise."""
-_MOST_SECONDS = 366 * 86_400.0
+MOST_SECONDS = 366 * 86_400.0
+"""How long one may be open at most."""
 
 
 class Decision(StrEnum):
@@ -43,7 +44,7 @@ class Approval(Strict):
     """What may be decided: `approve`, `edit`, `reject`, `respond`."""
     description: str | None = Field(default=None, min_length=1, max_length=4096)
     """What the person is asked, in place of a sentence that names the tool."""
-    expires_after_seconds: float = Field(default=EXPIRES_AFTER_SECONDS, ge=1, le=_MOST_SECONDS)
+    expires_after_seconds: float = Field(default=EXPIRES_AFTER_SECONDS, ge=1, le=MOST_SECONDS)
     """How long a decision is waited for."""
     on_expiry: Literal["reject"] = "reject"
     """What becomes of the call then."""

@@ -25,7 +25,7 @@ class InterruptReason(StrEnum):
     TOOL_CALL = "tool_call"
     """A policy wants the call approved."""
     INPUT_REQUIRED = "input_required"
-    """The call is a question: it has no tool, and its answer is its result."""
+    """The call is a question, and its answer its result; or its tool asks, and gets the answer."""
     CONFIRMATION = "confirmation"
     """Nobody knows whether the call was run, and it must not be run twice."""
 
@@ -117,6 +117,8 @@ class Interrupt(Tolerant):
     """When it was closed."""
     comment: str | None = None
     """What the person said about it."""
+    asked_by_tool: bool = False
+    """Whether the call's tool asks while it runs: the call goes on, and its tool reads the answer."""
 
 
 class DecideRequest(Strict):

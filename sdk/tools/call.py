@@ -1,9 +1,10 @@
-"""The call that a tool's function answers, and what the function may ask of other agents meanwhile (protocol §12).
+"""The call that a tool's function answers, and what it may ask of agents and people meanwhile (protocol §12, §13).
 
 What it asks is asked as the agent that made the call: under that turn's delegation policy, boxes and depth. The
 children are waited for, and a stop of the turn reaches them. What is asked is named by the call and a key, by default
 its place among what the function asks (`1`, `2`, …): a function that is run again asks the same, and finds the same
-children. A function whose order is not the same in every run gives each a `key` of its own.
+children, or the same answer of a person. A function whose order is not the same in every run gives each a `key` of its
+own.
 """
 
 import itertools
@@ -11,25 +12,36 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import ResultField
 from turnstile.schema.delegation.arguments import Join, Losers
-from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, JoinAnswer
+from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, HumanReply, JoinAnswer
 from turnstile.schema.errors import BadRequest, ConfigError, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
 from turnstile.sdk.requests import Budget, budget_of
 
 
 class Asks(Protocol):
-    """Asks a bridge for children of a call until they are answered for."""
+    """Asks a bridge for children of a call, or a person, until they are answered for."""
 
     async def __call__(self, request: DelegateRequest) -> JsonObject:
         """Return what they came to; raise `Refused` with the code of why there are none."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class HumanAnswer:
+    """What a person answered."""
+
+    decision: Literal["respond", "reject"]
+    response: JsonValue = None
+    """With `respond`: the answer; one of the choices, of the schema that was asked for, or a text."""
+    message: str = ""
+    """With `reject`: why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +99,7 @@ class ToolCall:
     delivery: int
     """1, or more if the command was delivered before."""
     resume_deadline: datetime | None
-    """When the turn stops waiting for this call."""
+    """When the turn stops waiting for this call, as the run began; a question to a person puts it off."""
     asks: Asks | None = field(default=None, repr=False, compare=False)
     """Set by the service that runs the call."""
     _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
@@ -160,6 +172,27 @@ class ToolCall:
         arguments |= {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
         return JoinAnswer.model_validate(await self._ask("fork_join", arguments, key))
 
+    async def ask_human(
+        self,
+        question: str,
+        *,
+        choices: Sequence[str] | None = None,
+        response_schema: JsonObject | None = None,
+        expires_after_seconds: float | None = None,
+        key: str | None = None,
+    ) -> HumanAnswer:
+        """Ask a person, and return the answer, or the rejection; the time of the call stands still meanwhile.
+
+        Raises `Refused` with a code: `no_answer` if nobody answered in time (a week, unless the profile or
+        `expires_after_seconds` says less), `parent_over`, `parent_stopping`, `key_conflict`, `invalid_arguments`, …
+        """
+        arguments: JsonObject = {"question": question}
+        arguments |= {} if choices is None else {"choices": list(choices)}
+        arguments |= {} if response_schema is None else {"response_schema": response_schema}
+        arguments |= {} if expires_after_seconds is None else {"expires_after_seconds": expires_after_seconds}
+        told = HumanReply.model_validate(await self._ask("ask_human", arguments, key))
+        return HumanAnswer(told.decision, told.response, told.message)
+
     async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
         answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))
         if answer.agent_turn_id is None and answer.error is not None:  # refused as it was enqueued
@@ -170,7 +203,7 @@ class ToolCall:
     async def _ask(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> JsonObject:
         place = str(next(self._places))
         if self.asks is None:
-            raise ConfigError("only a call that a ToolService runs can ask other agents")
+            raise ConfigError("only a call that a ToolService runs can ask agents and people")
         try:
             request = DelegateRequest(
                 tool_call_id=self.tool_call_id, key=place if key is None else key, tool=tool, arguments=arguments

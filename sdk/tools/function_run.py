@@ -2,7 +2,8 @@
 
 An async function runs as a task and is cancelled at its timeout. A sync function runs in a daemon thread, which cannot
 be cancelled: `outcome` returns at the timeout all the same, and `ended` when the thread has ended. A hung thread does
-not keep the process alive. Costs one task, and one thread for a sync function.
+not keep the process alive. While a function waits for a person its time stands still. Costs one task, and one thread
+for a sync function.
 """
 
 import asyncio
@@ -10,12 +11,16 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from turnstile.sdk.tools.spec import ToolFunction
+
+_LOOK_SECONDS = 1.0
+"""How often at most is looked whether a person has answered: a run may take so much longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,40 @@ Finished: TypeAlias = FunctionReturned | FunctionRaised
 Outcome: TypeAlias = Finished | TimedOut
 
 
+class RunTime:
+    """The time that a run may take, from `begin` on. It stands still while the run waits for people."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._since = time.monotonic()
+        self._waits = 0
+
+    def begin(self) -> None:
+        """From now on."""
+        self._since = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._left if self._waits else self._left - (time.monotonic() - self._since)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the run waits for a person."""
+        return self._waits > 0
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Generator[None]:
+        """Not counted, by however many at once."""
+        self._left = self.left
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            self._since = time.monotonic()
+
+
 class ToolRun:
     """A function that was started. Create it in a running event loop."""
 
@@ -48,9 +87,10 @@ class ToolRun:
         self._cancellable = inspect.iscoroutinefunction(function)
         self._task = asyncio.create_task(_call(function, arguments), name=f"tool {function.__name__}")
 
-    async def outcome(self, timeout: float) -> Outcome:
-        """Wait for the outcome, at most `timeout` seconds; an async function is cancelled then."""
-        await asyncio.wait({self._task}, timeout=timeout)
+    async def outcome(self, time_left: RunTime) -> Outcome:
+        """Wait for the outcome, until no time is left; an async function is cancelled then."""
+        while not self._task.done() and (left := time_left.left) > 0:
+            await asyncio.wait({self._task}, timeout=max(left, _LOOK_SECONDS) if time_left.stands_still else left)
         if not self._task.done():
             if self._cancellable:
                 self._task.cancel()

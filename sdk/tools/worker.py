@@ -27,7 +27,7 @@ from turnstile.schema.tools import ToolCallHolder
 from turnstile.schema.wire import subjects
 from turnstile.sdk.tools.answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
-from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, TimedOut, ToolRun
+from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, RunTime, TimedOut, ToolRun
 from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
 from turnstile.sdk.tools.questions import Questions
 from turnstile.sdk.tools.spec import ToolSpec
@@ -238,7 +238,8 @@ class ToolWorker:
                 self.counts.duplicates += 1
                 return Done()
             with trace.part("run tool") as running:
-                context = running.context(described, Questions(self._calls, running))
+                time_left = RunTime(self.spec.terms.timeout_seconds)
+                context = running.context(described, Questions(self._calls, running, time_left))
                 try:
                     prepared = prepare(self.spec, described.content.arguments, context, os.environ)
                 except ToolFailed as error:
@@ -248,8 +249,9 @@ class ToolWorker:
                     if once and not await self._may_run(running, command):
                         self.counts.duplicates += 1
                         return Done()
+                    time_left.begin()
                     run.append(ToolRun(self.spec.function, prepared.arguments))
-                    report = self._judge(await run[0].outcome(self.spec.terms.timeout_seconds), prepared, command)
+                    report = self._judge(await run[0].outcome(time_left), prepared, command)
             trace.ran(report.status.value, None if report.error is None else report.error.code)
             with trace.part("report call", "client") as reporting:
                 await self._report(reporting, report)

@@ -1,14 +1,17 @@
 """Agents that delegate, in tests: a chief whose calls a test writes, and what its calls were answered."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import JsonValue
 
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import calling
-from turnstile.ledger.turns.roster import add_agent
+from turnstile import ToolService
+from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ToolResultContent, content_of
 from turnstile.schema.ids import AgentId
@@ -44,6 +47,30 @@ async def staff(tenant: Tenant, *, policy: JsonObject | None = ALL, tools: Seque
     allowed = [*sorted(PMO_TOOLS), *tools]
     await tenant.profile("chief", "player", delegation_policy=policy, allowed_tools=allowed, **fields)
     await add_agent(tenant.pool, tenant.project, CHIEF, "chief")
+
+
+@asynccontextmanager
+async def serving(tenant: Tenant, service: ToolService, **fields: Any) -> AsyncGenerator[None]:
+    """The service, while its tools may be called by the chief."""
+    for each in service.definitions():
+        await put_tool(tenant.pool, tenant.project, each)
+    await staff(tenant, tools=[each.tool_name for each in service.definitions()], **fields)
+    async with running(tenant, service):
+        yield
+
+
+@asynccontextmanager
+async def running(tenant: Tenant, service: ToolService) -> AsyncGenerator[None]:
+    """The service alone: its tools and the chief are there."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    url = tenant.stack.endpoints.nats_url
+    task = asyncio.create_task(service.run(url, stop=stop, ready=ready.set))
+    try:
+        await asyncio.wait_for(ready.wait(), 10)
+        yield
+    finally:
+        stop.set()
+        await task
 
 
 async def chief_says(tenant: Tenant, *lines: JsonObject, **fields: Any) -> Ended:

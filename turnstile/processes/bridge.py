@@ -21,6 +21,7 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter, signal_decision
 from turnstile.bridge.people.decisions import PeopleVerbs
 from turnstile.bridge.people.interrupt_reads import InterruptReads
+from turnstile.bridge.people.tool_questions import ToolQuestions
 from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
@@ -86,7 +87,7 @@ class Bridge:
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
         people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
         asked = {
-            **ToolRequests(pool, delegation).handlers(),
+            **ToolRequests(pool, delegation, ToolQuestions(pool, publisher)).handlers(),
             **people.handlers(),
             **BudgetChanges(pool).handlers(),
         }

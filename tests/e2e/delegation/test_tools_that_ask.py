@@ -1,41 +1,21 @@
 """A user's tool asks other agents while it answers a call (protocol §12): as its caller, once, and waited for."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.support.conditions import until
-from tests.support.delegation import ALL, CHIEF, answer, chief_says, result, says, staff, steps
+from tests.support.delegation import ALL, CHIEF, answer, chief_says, result, says, serving, steps
 from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import call_of, calling
 from turnstile import ChildTask, Refused, ToolCall, ToolService
-from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import ChannelId
 from turnstile.sdk.client import BridgeClient
 
 FAILS = steps({"error": {"code": "model_error", "message": "no"}})
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
-
-
-@asynccontextmanager
-async def serving(tenant: Tenant, service: ToolService, **fields: Any) -> AsyncGenerator[None]:
-    """The service, while its tools may be called by the chief."""
-    for each in service.definitions():
-        await put_tool(tenant.pool, tenant.project, each)
-    await staff(tenant, tools=[each.tool_name for each in service.definitions()], **fields)
-    stop, ready = asyncio.Event(), asyncio.Event()
-    url = tenant.stack.endpoints.nats_url
-    running = asyncio.create_task(service.run(url, stop=stop, ready=ready.set))
-    try:
-        await asyncio.wait_for(ready.wait(), 10)
-        yield
-    finally:
-        stop.set()
-        await running
 
 
 async def children(tenant: Tenant) -> int:

@@ -1,0 +1,137 @@
+"""What a tool asks people under the call that it runs (protocol §13.8): the verb `delegate` with `ask_human`.
+
+A question is an interrupt that does not hold its call: it is named by the call and the tool's key, and a repeat tells
+what became of it. Who may answer says the profile that the turn has pinned. Costs one statement for a repeat, beside
+the look at the call.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from turnstile.activities.calls.holds import tool_question_of
+from turnstile.activities.text import storable_object
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.ledger.delegation.targets import profile_data
+from turnstile.ledger.people.call_questions import (
+    Asked,
+    CallQuestion,
+    ToolQuestion,
+    ask_under_call,
+    find_call_question,
+)
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.batches import ParentCall
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.requests import DelegateReply, HumanReply
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import StepId, asked_interrupt_id
+from turnstile.schema.people.approvals import ApprovalRule, Decision, InterruptRule
+from turnstile.schema.people.interrupts import InterruptEvent, InterruptReason, InterruptStatus
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.tools import ASK_HUMAN
+from turnstile.schema.wire.events import Address
+from turnstile.schema.wire.limits import rate_limited
+
+_RULE = TypeAdapter[ApprovalRule](InterruptRule)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolQuestions:
+    """Asks people over one ledger."""
+
+    pool: Pool
+    publisher: Publisher
+
+    async def ask(self, call: ParentCall, wait_seconds: float) -> DelegateReply:
+        """Ask, or tell what a person has answered; raises `Refused` with the code of why nobody will.
+
+        `call` names the question (`call_key`, `call_digest`) and has it as its arguments. A new question is refused as
+        `rate_limited` if there are seconds to wait.
+        """
+        found = await self._find(call)
+        if found is not None and found.call_digest != call.call_digest:
+            raise Refused("key_conflict", "the call has asked for something else by this key: give each its own")
+        if found is None:
+            if wait_seconds:
+                raise rate_limited(wait_seconds)
+            question = await self._question(call)
+            asked = await self.pool.run(lambda conn: ask_under_call(conn, call.project_id, call.tool_call_id, question))
+            hit(Fault.QUESTION_COMMITTED)
+            await self._tell(call, asked)
+            hit(Fault.QUESTION_PUBLISHED)
+        return DelegateReply(
+            status=ReplyStatus.ACCEPTED,
+            tool_call_id=call.tool_call_id,
+            interrupt_id=asked_interrupt_id(call.tool_call_id, _key(call)),
+            duplicate=found is not None,
+            answer=None if found is None else _answer(call, found),
+        )
+
+    async def _find(self, call: ParentCall) -> CallQuestion | None:
+        key = _key(call)
+        return await self.pool.run(lambda conn: find_call_question(conn, call.project_id, call.tool_call_id, key))
+
+    async def _question(self, call: ParentCall) -> ToolQuestion:
+        data = await self.pool.run(lambda conn: profile_data(conn, call.project_id, call.profile_box_id))
+        hold = tool_question_of(storable_object(call.arguments), _rule(data))
+        if isinstance(hold, str):
+            raise Refused("invalid_arguments", hold)
+        return ToolQuestion(_key(call), call.call_digest or "", hold)
+
+    async def _tell(self, call: ParentCall, asked: Asked) -> None:
+        if asked.expires_at is None:  # another bridge has told it
+            return
+        event = InterruptEvent(
+            interrupt_id=asked_interrupt_id(call.tool_call_id, _key(call)),
+            agent_id=call.agent_id,
+            agent_turn_id=call.agent_turn_id,
+            step_id=StepId(call.step_id),
+            tool_call_id=call.tool_call_id,
+            tool_name=call.tool_name,
+            reason=InterruptReason.INPUT_REQUIRED,
+            action_digest=None,
+            expires_at=asked.expires_at,
+        )
+        address = Address.of(call, call.context_headers, SENDER)
+        await publish_best_effort(self.publisher, address.interrupt(event))
+
+
+def _key(call: ParentCall) -> str:
+    return call.call_key or ""
+
+
+def _rule(profile: JsonObject) -> ApprovalRule | None:
+    """The profile's rule for `ask_human`; one that cannot be read lets somebody else answer."""
+    given = profile.get("interrupt_on")
+    if not isinstance(given, dict) or ASK_HUMAN not in given:
+        return None
+    try:
+        return _RULE.validate_python(given[ASK_HUMAN])
+    except ValidationError:
+        return ApprovalRule()
+
+
+def _answer(call: ParentCall, found: CallQuestion) -> JsonObject | None:
+    """What a person has answered; None while the question is open. Raises `Refused` if nobody will."""
+    match found.status:
+        case InterruptStatus.RESOLVED:
+            responds = found.decision is Decision.RESPOND
+            told = HumanReply(
+                decision="respond" if responds else "reject",
+                response=found.response if responds else None,
+                message="" if responds else found.comment or "",
+            )
+            return told.model_dump(mode="json")
+        case InterruptStatus.EXPIRED:
+            raise Refused("no_answer", "nobody answered in time")
+        case InterruptStatus.WITHDRAWN:
+            raise Refused("parent_over", "the call waits no more, and its question was withdrawn")
+        case InterruptStatus.OPEN:
+            if not call.waits:
+                raise Refused("parent_over", "the call waits no more: its turn is over, or it was answered")
+            if call.stopping:
+                raise Refused("parent_stopping", "the turn that asks is being stopped")
+            return None

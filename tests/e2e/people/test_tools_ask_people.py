@@ -1,0 +1,105 @@
+"""A user's tool asks people while it answers a call (protocol §13.8): its question holds nothing, and is asked once."""
+
+from typing import Any
+
+from tests.support.conditions import until
+from tests.support.delegation import CHIEF, result, running, serving, steps
+from tests.support.people import Person
+from tests.support.tenants import Tenant
+from tests.support.tools import call_of, calling
+from turnstile import ToolCall, ToolService
+from turnstile.schema.access import Caller
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import InterruptReason
+
+COLORS = ["red", "blue"]
+
+
+def asker(tenant: Tenant, timeout_seconds: float = 30) -> ToolService:
+    """A tool that asks one question, which the model may choose."""
+    service = ToolService(tenant.project, drain_seconds=0.1)
+
+    @service.tool(target="office", suffix="order", timeout_seconds=timeout_seconds)
+    async def order(call: ToolCall, asked: dict[str, Any]) -> JsonObject:
+        """Order something, as a person says."""
+        told = await call.ask_human(**asked)
+        return {"decision": told.decision, "response": told.response, "message": told.message}
+
+    del order  # the service has it
+    return service
+
+
+async def starts(tenant: Tenant, caller: str = "ada", **asked: Any) -> AgentTurnId:
+    """A turn whose tool asks this."""
+    given: JsonObject = {"agent_id": CHIEF, "instruction": steps(calling(("order", {"asked": asked})))}
+    reply = await tenant.client.request("enqueue", given, caller=Caller(caller))
+    assert reply["status"] == "accepted", reply
+    return AgentTurnId(str(reply["agent_turn_id"]))
+
+
+async def waiting_call(tenant: Tenant, turn: AgentTurnId) -> Any:
+    [row] = await tenant.rows("SELECT * FROM state.turn_waiting_tools WHERE agent_turn_id = $1", turn)
+    return row
+
+
+async def test_a_tool_asks_a_person_and_goes_on_with_the_answer(tenant: Tenant) -> None:
+    dora, ada = Person(tenant), Person(tenant, "ada")
+    async with serving(tenant, asker(tenant)):
+        turn = await starts(tenant, question="Which?", choices=COLORS)
+        [asked] = await dora.asked()
+        call = call_of(turn)
+        assert (asked.interrupt_id, asked.reason) == (f"int-{call}~1", InterruptReason.INPUT_REQUIRED)
+        assert (asked.message, asked.tool_name, asked.asked_by_tool) == ("Which?", "order", True)
+        assert asked.response_schema == {"enum": COLORS}
+        assert (await waiting_call(tenant, turn))["held_by"] is None
+        assert await ada.refusal(asked, Decision.RESPOND, response="green") == "invalid_response"
+        assert await ada.refusal(asked, Decision.APPROVE) == "decision_not_allowed"
+        await ada.decide(asked, Decision.RESPOND, response="blue")  # who asked for the turn may answer
+        assert (await ada.decide(asked, Decision.RESPOND, response="blue")).duplicate
+        assert await dora.refusal(asked, Decision.REJECT) == "already_decided"
+        ended = await tenant.ended(turn)
+        assert result(ended) == {"decision": "respond", "response": "blue", "message": ""}
+        turn = await starts(tenant, question="Shall I?")
+        [asked] = await dora.asked()
+        assert asked.response_schema == {"type": "string"}
+        await dora.decide(asked, Decision.REJECT, message="not today")
+        told = result(await tenant.ended(turn))
+        assert told == {"decision": "reject", "response": None, "message": "not today"}
+
+
+async def test_another_run_of_the_call_finds_what_was_asked(tenant: Tenant) -> None:
+    """The first replica is stopped while it waits, and the second one asks the same by the same key."""
+    dora = Person(tenant)
+    async with serving(tenant, asker(tenant)):
+        turn = await starts(tenant, question="Which?")
+        [asked] = await dora.asked()
+    await dora.decide(asked, Decision.RESPOND, response="this")
+    async with running(tenant, asker(tenant)):
+        ended = await tenant.ended(turn)
+    assert result(ended)["response"] == "this"
+    assert len(await dora.all()) == 1
+
+
+async def test_while_a_tool_asks_its_call_does_not_time_out(tenant: Tenant) -> None:
+    """The function may take a second, and the turn waits for two: both stand still while a person thinks."""
+    dora = Person(tenant)
+    async with serving(tenant, asker(tenant, timeout_seconds=1)):
+        await tenant.rows(
+            "UPDATE resource.tools SET options = '{\"suspend_timeout_seconds\": 2}' WHERE project_id = $1",
+            tenant.project,
+        )
+        turn = await starts(tenant, question="Which?", expires_after_seconds=3600)
+        [asked] = await dora.asked()
+        call = await waiting_call(tenant, turn)
+        assert call["left_seconds"] > 0
+        assert abs((call["deadline"] - asked.expires_at).total_seconds() - call["left_seconds"]) < 1
+
+        async def thought_it_over() -> bool:
+            [row] = await tenant.rows("SELECT now() - $1::timestamptz > interval '3 s' AS is_over", call["created_at"])
+            return row["is_over"]
+
+        await until(thought_it_over, 10, "the call would be late")
+        await dora.decide(asked, Decision.RESPOND, response="at last")
+        assert result(await tenant.ended(turn))["response"] == "at last"
