@@ -231,7 +231,7 @@ class McpConnection:
 
     def _failed(self, error: MCPError) -> ToolFailed:
         match error.code:
-            case types.CONNECTION_CLOSED:
+            case types.CONNECTION_CLOSED if self.closed.is_set() or self._entry.url is not None:
                 unknown = "whether it was done is not known"
                 return ToolFailed("mcp_disconnected", f"the MCP server {self._name} went away in mid-call: {unknown}")
             case types.INVALID_PARAMS:
@@ -260,15 +260,20 @@ async def connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> 
         client_info=types.Implementation(name="turnstile", version=version("turnstile-kernel")),
         cache=None,
     )
+    failed: Exception | None = None
     try:
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(entry.connect_seconds):
                 await stack.enter_async_context(client)
             connection.open(client)
-            yield connection
+            try:
+                yield connection
+            except Exception as error:
+                failed = error  # of the caller's block: task groups of the library would wrap it
+                raise
     except Exception as error:  # noqa: BLE001 -- whatever a server and the library do is one thing to its caller
-        inner = first_of(error)
-        if isinstance(inner, TurnstileError):  # of the block; task groups of the library wrap it
+        inner = failed or first_of(error)
+        if failed is not None or isinstance(inner, TurnstileError):
             raise inner from None
         why = words.reason or worded(inner)
         raise McpUnavailable(f"the MCP server {name} cannot be used: {why}", words.text) from None

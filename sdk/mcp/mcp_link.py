@@ -13,7 +13,7 @@ from turnstile.sdk.mcp.mcp_server import McpServer
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 60.0
 _STABLE_SECONDS = 60.0
 """A connection that lasted so long is begun again without a pause."""
-_LIST_SECONDS = 15.0
+_LIST_SECONDS = 0.5
 """A list of tools older than that is asked for anew before a call."""
 
 logger = logging.getLogger(__name__)

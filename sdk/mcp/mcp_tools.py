@@ -4,16 +4,18 @@ A call is made only if its tool is at the server just now what was accepted for 
 `tool_changed`, and the server hears nothing of it. A server that does not answer costs its calls their time.
 """
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 
-import anyio
-import mcp_types as types
 from mcp.shared.dispatcher import ProgressFnT
 
+from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ConfigError
-from turnstile.sdk.mcp.mcp_connection import Ask, worded
+from turnstile.sdk.mcp.mcp_connection import worded
 from turnstile.sdk.mcp.mcp_link import McpLink
+from turnstile.sdk.mcp.mcp_questions import ask_person
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import SEPARATOR, SUFFIX, McpServer, call_meta, target_of
 from turnstile.sdk.mcp.tool_pins import RemoteTool
@@ -22,8 +24,8 @@ from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.service import ToolService
 from turnstile.sdk.tools.spec import ToolTerms, any_spec
 
-_LONGEST_SECONDS = 30 * 86_400.0
-"""Of a call with the time in which people are asked; without it the entry's `timeout_seconds` holds."""
+_WATCH_SECONDS = 1.0, 15.0
+"""Between two looks whether a call is still waited for."""
 
 Entry = Callable[[], McpServer | None]
 """The server's entry as it is in the file now; None if it has none any more."""
@@ -36,25 +38,29 @@ class McpTools:
         self._link = link
         self._entry = entry
 
-    def add_to(self, service: ToolService, concurrency: int) -> None:
+    def add_to(self, service: ToolService, entry: McpServer) -> None:
         """Let the service answer the server's calls."""
-        name = self._link.name
-        terms = ToolTerms(target_of(name), SUFFIX, timeout_seconds=_LONGEST_SECONDS, concurrency=concurrency)
+        name, seconds = self._link.name, entry.timeout_seconds
+        terms = ToolTerms(target_of(name), SUFFIX, timeout_seconds=seconds, concurrency=entry.concurrency)
         service.add(any_spec(self.answer, terms, f"The tools of the MCP server {name}."))
 
     async def answer(self, arguments: JsonObject, call: ToolCall) -> JsonObject:
         """The result of a call; raises `ToolFailed`."""
         entry, tool, pin = self._accepted(call)
-        with anyio.CancelScope(deadline=anyio.current_time() + entry.timeout_seconds) as scope:
-            connection, listing = await self._link.ready()
-            remote = self._pinned(listing.tools.get(tool), tool, pin)
-            meta = call_meta(call.tool_call_id)
-            meta |= {} if call.traceparent is None else {"traceparent": call.traceparent}
-            asking = _asking(call, scope)
-            result = await connection.call(tool, arguments, meta=meta, ask=asking, progress=_progress(call))
-            return result_of(entry, remote, result)
-        took = f"{self._link.name} did not answer within {entry.timeout_seconds:g} s"
-        raise ToolFailed("tool_timeout", f"the MCP server {took}")
+        connection, listing = await self._link.ready()
+        remote = self._pinned(listing.tools.get(tool), tool, pin)
+        meta = call_meta(call.tool_call_id)
+        meta |= {} if call.traceparent is None else {"traceparent": call.traceparent}
+        asking, over = partial(ask_person, self._link.name, call), asyncio.Event()
+        watching = asyncio.create_task(_watch(call, over))
+        try:
+            calling = connection.call(tool, arguments, meta=meta, ask=asking, progress=_progress(call))
+            answer = await unless_stopped(over, calling)
+        finally:
+            watching.cancel()
+        if answer is None:
+            raise ToolFailed("call_over", "nobody waits for the result any more")
+        return result_of(entry, remote, answer)
 
     def _accepted(self, call: ToolCall) -> tuple[McpServer, str, str]:
         """The server's entry, and the tool's name and digest as they were accepted for the call's project."""
@@ -80,13 +86,15 @@ class McpTools:
         return remote
 
 
-def _asking(call: ToolCall, scope: anyio.CancelScope) -> Ask:
-    """Asks people under the call; its time stands still meanwhile."""
-
-    async def ask(params: types.ElicitRequestParams) -> types.ElicitResult:
-        raise ToolFailed("tool_error", "the MCP server asks a person, which is not offered")
-
-    return ask
+async def _watch(call: ToolCall, over: asyncio.Event) -> None:
+    """Set `over` once nobody waits for the result; the server is then told that the call is canceled."""
+    pause, longest = _WATCH_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        if not await call.waits():
+            over.set()
+            return
+        pause = min(pause * 2, longest)
 
 
 def _progress(call: ToolCall) -> ProgressFnT:

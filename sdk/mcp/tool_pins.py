@@ -32,6 +32,11 @@ _UNSEEN = re.compile(
 """Characters that nobody sees, by which a text can say to a model what it does not say to people."""
 
 
+def seen(text: str) -> str:
+    """The text without characters that nobody sees."""
+    return _UNSEEN.sub("", text)
+
+
 class Unacceptable(BadRequest):
     """Why a tool of a server is left out."""
 

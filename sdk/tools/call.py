@@ -32,6 +32,10 @@ class Asks(Protocol):
         """Return what they came to; raise `Refused` with the code of why there are none."""
         ...
 
+    async def waits(self) -> bool:
+        """Whether the call still waits for its result."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HumanAnswer:
@@ -192,6 +196,13 @@ class ToolCall:
         arguments |= {} if expires_after_seconds is None else {"expires_after_seconds": expires_after_seconds}
         told = HumanReply.model_validate(await self._ask("ask_human", arguments, key))
         return HumanAnswer(told.decision, told.response, told.message)
+
+    async def waits(self) -> bool:
+        """Whether the result is still wanted: False once the turn has ended, was stopped, or waits no longer.
+
+        Costs a request. Without a bridge that answers it is True.
+        """
+        return self.asks is None or await self.asks.waits()
 
     async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
         answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,16 @@ class House:
         ran = await self.cli("add", name, *options, "--", *command)
         assert ran.code == 0, ran.err
         return ran
+
+    def plan(self, name: str, tools: list[dict[str, Any]], calls: Mapping[str, object]) -> Path:
+        """What the rough server of this name lists and answers from now on."""
+        path = self.file.with_name(f"{name}.json")
+        path.write_text(json.dumps({"tools": tools, "calls": calls}))
+        return path
+
+    async def rough(self, name: str, tools: list[dict[str, Any]], calls: Mapping[str, object], *options: str) -> None:
+        """Add a server that does what its plan says."""
+        await self.add(name, *options, server="rough_server.py", given=("--plan", str(self.plan(name, tools, calls))))
 
     async def agent(self, *tools: str, agent: AgentId = ALICE) -> AgentId:
         """An agent whose model is the script of its instruction, and that may call these tools."""

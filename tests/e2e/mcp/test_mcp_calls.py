@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -50,13 +51,9 @@ async def test_a_server_that_is_added_answers_the_calls_of_agents(house: House) 
     assert "MCP server kind: 6 tools" in added.out
     agent = await house.agent("kind__add", "kind__echo", "kind__fail", "kind__picture")
     async with house.served("kind"):
-        calls = (
-            ("kind__add", {"a": 2, "b": 3}),
-            ("kind__echo", {"text": "hi"}),
-            ("kind__fail", {}),
-            ("kind__picture", {}),
-        )
-        [sum_, echo, fail, picture] = await house.play(agent, *calls)
+        nothing = dict[str, Any]()
+        calls = ("kind__add", {"a": 2, "b": 3}), ("kind__echo", {"text": "hi"}), ("kind__fail", nothing)
+        [sum_, echo, fail, picture] = await house.play(agent, *calls, ("kind__picture", nothing))
     assert sum_["result"] == {"value": {"result": 5}}
     assert echo["result"] == {"value": "hi"}
     assert (fail["status"], fail["error"]["code"]) == ("failed", "tool_error")

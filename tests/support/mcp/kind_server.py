@@ -13,6 +13,7 @@ import anyio
 import mcp_types as types
 from mcp.server import runner
 from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
@@ -49,7 +50,7 @@ def made(notes: Path | None) -> MCPServer[Any]:
 
     @server.tool(description="Fail.")
     def fail() -> str:
-        raise ValueError("the thing is broken")
+        raise ToolError("the thing is broken")
 
     @server.tool(description="A picture.", structured_output=False)
     def picture() -> list[Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,50 +35,45 @@ def note(line: str) -> None:
         file.write(f"{line}\n")
 
 
-def deep(levels: int) -> Any:
+def deep(levels: int) -> str:
     """Objects in objects."""
-    return json.loads('{"a":' * levels + "1" + "}" * levels)
+    return '{"a":' * levels + "1" + "}" * levels
 
 
-def misbehave(what: str, number: Any) -> None:
-    """Do what a call is not answered by."""
-    match what:
-        case "hang":
-            return
-        case "stop reading":
-            time.sleep(3600)
-        case "die":
-            os._exit(1)
-        case "flood of notifications":
-            line = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}})
-            while True:
-                write(line)
-        case "flood of progress":
-            line = json.dumps(
-                {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": number, "progress": 1}}
-            )
-            while True:
-                write(line)
-        case "endless line":
-            while True:
-                sys.stdout.write("x" * 65_536)
-        case "no JSON":
-            while True:
-                write("{this is no JSON")
-        case "huge result":
-            say(id=number, result={"content": [{"type": "text", "text": "y" * 2_000_000}]})
-        case "no result":
-            say(id=number, result={"content": "text"})
-        case "deep result":
-            write('{"jsonrpc":"2.0","id":%s,"result":{"content":[],"structuredContent":%s}}' % (number, json.dumps(deep(150))))
-        case "error":
-            say(id=number, error={"code": -32000, "message": "no\u0000such\u001b[31m thing"})
-        case "sampling":
-            say(id="s1", method="sampling/createMessage", params={"messages": [], "maxTokens": 10})
-        case "roots":
-            say(id="r1", method="roots/list")
-        case _:
-            raise ValueError(what)
+def endless(line: str) -> None:
+    """Write the same again and again."""
+    while True:
+        sys.stdout.write(line)
+
+
+def told(**message: Any) -> str:
+    """A notification as a line."""
+    return json.dumps({"jsonrpc": "2.0", **message}) + "\n"
+
+
+def progress(number: Any) -> str:
+    """A notification of progress of a call, as a line."""
+    return told(method="notifications/progress", params={"progressToken": number, "progress": 1})
+
+
+MISBEHAVIOUR: dict[str, Callable[[Any], None]] = {
+    "hang": lambda _: None,
+    "stop reading": lambda _: time.sleep(3600),
+    "die": lambda _: os._exit(1),
+    "flood of messages": lambda _: endless(told(method="notifications/message", params={"level": "info", "data": "x"})),
+    "flood of progress": lambda number: endless(progress(number)),
+    "endless line": lambda _: endless("x" * 65_536),
+    "no JSON": lambda _: endless("{this is no JSON\n"),
+    "huge result": lambda number: say(id=number, result={"content": [{"type": "text", "text": "y" * 2_000_000}]}),
+    "no result": lambda number: say(id=number, result={"content": "text"}),
+    "deep result": lambda number: write(
+        f'{{"jsonrpc":"2.0","id":{number},"result":{{"content":[],"structuredContent":{deep(5000)}}}}}'
+    ),
+    "error": lambda number: say(id=number, error={"code": -32000, "message": "no\0such\x1b[31m thing"}),
+    "sampling": lambda _: say(id="s1", method="sampling/createMessage", params={"messages": [], "maxTokens": 10}),
+    "roots": lambda _: say(id="r1", method="roots/list"),
+}
+"""What a call may be answered by, by name."""
 
 
 def answer(message: Message) -> None:
@@ -101,13 +97,11 @@ def answer(message: Message) -> None:
             note(f"call {name}")
             match plan["calls"].get(name, "hang"):
                 case str(what):
-                    misbehave(what, number)
+                    MISBEHAVIOUR[what](number)
                 case result:
                     say(id=number, result=result)
         case None:
             note(f"answer {json.dumps(message.get('error', message.get('result')))}")
-            if "waiting" in plan:
-                say(id=plan["waiting"], result={"content": []})
         case "notifications/cancelled":
             note("canceled")
         case str() if number is not None:
@@ -118,7 +112,7 @@ def answer(message: Message) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    global plan_file, notes  # noqa: PLW0603 -- a program of one file
+    global plan_file, notes
     parser = argparse.ArgumentParser()
     parser.add_argument("--notes", type=Path, required=True)
     parser.add_argument("--plan", type=Path, required=True)

@@ -73,7 +73,7 @@ class McpProcess:
         while not stop.is_set():
             link = McpLink(name, entry)
             service = ToolService(self._project, concurrency=entry.concurrency)
-            McpTools(link, lambda: self._file.read().get(name)).add_to(service, entry.concurrency)
+            McpTools(link, lambda: self._file.read().get(name)).add_to(service, entry)
             try:
                 async with asyncio.TaskGroup() as group:
                     ended = asyncio.Event()
