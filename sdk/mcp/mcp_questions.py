@@ -5,11 +5,10 @@ asks; what they cannot see is taken out. An address to open is shown as text, an
 """
 
 import hashlib
-from collections.abc import Mapping
 from typing import cast
 
 import mcp_types as types
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
@@ -42,13 +41,17 @@ async def ask_person(server: str, call: ToolCall, params: types.ElicitRequestPar
         raise ToolFailed("tool_error", f"the question of the MCP server is not asked: {error}") from None
     if told.decision == "reject":
         return types.ElicitResult(action="decline")
-    return types.ElicitResult(action="accept", content=_content(told.response))
+    if not isinstance(told.response, dict):
+        return types.ElicitResult(action="accept")
+    return types.ElicitResult(action="accept", content=content_of(form, told.response))
 
 
-def _content(response: JsonValue) -> dict[str, str | int | float | bool | list[str] | None] | None:
-    if not isinstance(response, Mapping):
-        return None
+def content_of(form: JsonObject, response: JsonObject) -> dict[str, str | int | float | bool | list[str] | None] | None:
+    """What the server is given: the answer, and the defaults of the fields that it leaves out; raises `ToolFailed`."""
+    fields = form.get("properties")
+    named = fields.items() if isinstance(fields, dict) else ()
+    defaults = {name: field["default"] for name, field in named if isinstance(field, dict) and "default" in field}
     try:
-        return types.ElicitResult.model_validate({"action": "accept", "content": response}).content
+        return types.ElicitResult.model_validate({"action": "accept", "content": defaults | response}).content
     except ValidationError:
         raise ToolFailed("tool_error", "a person's answer has no form that an MCP server can be given") from None
