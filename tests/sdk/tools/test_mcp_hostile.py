@@ -164,7 +164,8 @@ async def test_an_answer_that_does_not_fit_its_schema_fails_and_a_costly_schema_
     fits = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     costly = {"type": "object", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 9}}, "$ref": "#/$defs/a"}
     tools = [tool("right", outputSchema=fits), tool("wrong", outputSchema=fits), tool("costly", outputSchema=costly)]
-    right, wrong = ({"content": [], "structuredContent": {"n": value}} for value in (1, "one"))
+    right: dict[str, Any] = {"content": [], "structuredContent": {"n": 1}}
+    wrong: dict[str, Any] = {"content": [], "structuredContent": {"n": "one"}}
     entry = entry_of(tmp_path, tools, right=right, wrong=wrong, costly=right)
     async with connected("rough", entry, os.environ) as connection:
         known = (await connection.listing()).tools

@@ -7,12 +7,12 @@ as, so that a test can change them and count.
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import mcp_types as types
 from mcp.server import runner
-from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.server.mcpserver import Context, Elicit, ElicitationResult, Image, MCPServer, Resolve
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
@@ -68,11 +68,13 @@ def made(notes: Path | None) -> MCPServer[Any]:
             raise
         return "waited"
 
+    async def asks() -> Elicit[Wish]:
+        return Elicit("How many seats?", Wish)
+
     @server.tool(description="Book seats.", structured_output=False)
-    async def book(ctx: Context[Any]) -> str:
-        answer = await ctx.elicit("How many seats?", Wish)
-        note(notes, f"book {answer.action}")
-        return json.dumps(answer.data.model_dump() if answer.action == "accept" else {"action": answer.action})
+    def book(wish: Annotated[ElicitationResult[Wish], Resolve(asks)]) -> str:
+        note(notes, f"book {wish.action}")
+        return json.dumps(wish.data.model_dump() if wish.action == "accept" else {"action": wish.action})
 
     return server
 

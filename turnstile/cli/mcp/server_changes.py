@@ -11,7 +11,8 @@ from pydantic import JsonValue, ValidationError
 from turnstile.cli.output import clean
 from turnstile.cli.session import Session
 from turnstile.embedded import DEFAULT_DATA, find_data
-from turnstile.processes.mcp.server_file import FILE, ServerFile
+from turnstile.processes.mcp.beside_up import FILE
+from turnstile.processes.mcp.server_file import ServerFile
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.tools import ToolRow

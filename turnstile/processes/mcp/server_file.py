@@ -18,7 +18,6 @@ from turnstile.embedded.files import private_directory, write_private
 from turnstile.schema.errors import BadRequest, ConfigError
 from turnstile.sdk.mcp.mcp_server import McpServer, server_name
 
-FILE = "mcp.yaml"
 _LARGEST = 16_777_216
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
