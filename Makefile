@@ -11,6 +11,7 @@
 #   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"; ARGS=stream MODEL=local
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
+#   make mcp-conformance  the conformance suite of MCP against our client; it needs npm and Node 22
 #   make pictures  the pictures of docs/console.md, in Chromium, of a demo project on the real system   ARGS="turn costs"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
@@ -26,7 +27,7 @@ DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore pictures clean
+.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore mcp-conformance pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -84,6 +85,11 @@ chaos: $(DEV_STAMP)
 explore: $(DEV_STAMP)
 	$(BIN)/python -m lab.explore all --states 100000 --pairs 400 $(ARGS)
 	$(BIN)/python -m lab.explore --mutations
+
+mcp-conformance: $(DEV_STAMP)
+	for scenario in initialize tools_call elicitation-sep1034-client-defaults sse-retry; do \
+		PYTHONPATH=. npx @modelcontextprotocol/conformance@0.1.16 client --timeout 60000 --scenario $$scenario \
+			--command "$(BIN)/python tests/support/mcp/conformance_client.py" || exit 1; done
 
 pictures: $(DEV_STAMP)
 	$(BIN)/python -m lab.pictures $(ARGS)

@@ -46,8 +46,7 @@ async def test_up_serves_what_is_added_and_a_kill_in_mid_call_is_one_answer(tmp_
 
     up = await launch("up", "--data", data, cwd=tmp_path)
     try:
-        await read_until(up.stderr, "starting in")
-        await until(lambda: asyncio.to_thread((data / "endpoints.json").exists), 60, "it is up")
+        await read_until(up.stdout, "serves", 60)
         await cli("profile", "put", "sitter.yaml", "--data", str(data))
         await cli("agent", "add", "ada", "--profile", "sitter", "--data", str(data))
         await cli("mcp", "add", "desk", "--data", str(data), "--", *rough)
