@@ -60,6 +60,12 @@ LEFT JOIN LATERAL (
     SELECT x.call_card_id FROM state.turn_waiting_tools x
     WHERE x.tool_call_id = t.tool_call_id AND x.project_id = t.project_id LIMIT 1) w ON true
 
+-- fragment: question_of_call(call)
+-- The open question that a call, a waiting row, is held by, or else the newest one that its tool asks.
+(SELECT q.interrupt_id FROM state.interrupts q
+ WHERE ({call}.held_by IS NOT NULL OR {call}.left_seconds IS NOT NULL) AND q.agent_turn_id = {call}.agent_turn_id
+   AND q.tool_call_id = {call}.tool_call_id AND q.status = 'open' ORDER BY q.created_at DESC, q.interrupt_id LIMIT 1)
+
 -- fragment: interrupts_of_page
 -- Whether a question `t` is one of those that a page shows, by what is given.
 (:channel_id::text IS NULL OR t.channel_id = :channel_id) AND (:agent_id::text IS NULL OR t.agent_id = :agent_id)

@@ -108,6 +108,8 @@ class StepPhase(StrEnum):
     STARTED = "started"
     PLANNING = "planning"
     EXECUTING = "executing"
+    TOOL_PROGRESS = "tool_progress"
+    """A tool says how far it is with a call of the step."""
     COMPLETED = "completed"
     FAILED = "failed"
 

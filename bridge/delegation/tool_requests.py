@@ -40,7 +40,7 @@ class ToolRequests:
         """Make the children, or tell how they stand; raises `Refused` with the code of why there are none."""
         wanted = request.parse(DelegateRequest)
         found = await self.pool.run(lambda conn: find_call(conn, request.project_id, wanted.tool_call_id))
-        asked = _checked(request, found).under(wanted.key, wanted.tool, _arguments(wanted))
+        asked = checked_call(request, found).under(wanted.key, wanted.tool, _arguments(wanted))
         if wanted.tool == "ask_human":
             return await self.people.ask(asked, request.wait_seconds)
         earlier = await self.pool.run(lambda conn: find_own_batch(conn, asked))
@@ -60,7 +60,7 @@ class ToolRequests:
         return _told(asked, batch, duplicate=earlier is not None)
 
 
-def _checked(request: VerbRequest, call: ParentCall | None) -> ParentCall:
+def checked_call(request: VerbRequest, call: ParentCall | None) -> ParentCall:
     """The call that the request is for; raises `Refused` if there is none, or if it is no tool's of this channel."""
     if call is None:
         raise Refused("unknown_call", "the project has no such call")

@@ -1,6 +1,6 @@
 """Rate limits: one token bucket per project in the memory of each bridge (docs/limits.md, `rate_limited`).
 
-`stop` and `report` always pass, since they end work that was admitted before.
+`stop` and `report` always pass, since they end work that was admitted before; `progress` has a rate of its own.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from turnstile.schema.wire.limits import rate_limited
 
 MAY_REPEAT = frozenset({"enqueue", "send", "delegate"})
 """Verbs that answer repeats also above the rate: they get `wait_seconds`, and refuse new requests themselves."""
-ALWAYS_PASS = frozenset({"stop", "report"})
+ALWAYS_PASS = frozenset({"stop", "report", "progress"})
 
 
 def throttled(verbs: Mapping[str, VerbHandler], throttle: Throttle) -> dict[str, VerbHandler]:

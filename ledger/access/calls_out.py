@@ -36,7 +36,9 @@ class CallOut(Tolerant):
     """When it times out; None while something holds it."""
     overdue: bool
     interrupt_id: InterruptId | None
-    """The question to people that holds it."""
+    """The open question to people that holds it, or that its tool asks."""
+    asks_people: bool
+    """Whether its tool asks people while it runs."""
     batch_id: str | None
     """The children that hold it."""
     target_subject: str | None
@@ -45,7 +47,7 @@ class CallOut(Tolerant):
     @property
     def held(self) -> bool:
         """Whether a person or children keep it from being answered."""
-        return self.interrupt_id is not None or self.batch_id is not None
+        return (self.interrupt_id is not None and not self.asks_people) or self.batch_id is not None
 
 
 class ListedCall(CallOut):

@@ -2,10 +2,12 @@
 
 -- name: list_calls_out :many
 -- The calls of a project, of one channel, agent or tool if that is given, that wait for an answer, the oldest first, after a place in that
--- order. It reads the turns in hand. A call of which a person or a batch of children keeps the answer says which.
+-- order. It reads the turns in hand. A call of which a person or a batch of children keeps the answer says which; so does one
+-- whose tool asks a person.
 WITH calls AS MATERIALIZED (
     SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.step_id, w.project_id, coalesce(h.active_channel_id, 'public') AS channel_id,
            w.wait_status, w.created_at, w.received_at, w.begun_at, w.begun_by, w.doubted_at, w.held_by,
+           w.left_seconds,
            coalesce(w.deadline, CASE WHEN w.held_by IS NULL THEN h.resume_deadline END) AS deadline
     FROM state.agent_state_head h
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id = h.project_id
@@ -16,7 +18,7 @@ WITH calls AS MATERIALIZED (
 ),
 shown AS MATERIALIZED (
     SELECT c.*, count(*) OVER () AS found FROM calls c
-    WHERE :waits_for::text IS NULL OR :waits_for = CASE WHEN c.held_by IS NOT NULL THEN 'held' WHEN c.deadline < now() THEN 'overdue' ELSE 'tool' END
+    WHERE :waits_for::text IS NULL OR :waits_for = CASE WHEN c.held_by IS NOT NULL OR c.left_seconds IS NOT NULL THEN 'held' WHEN c.deadline < now() THEN 'overdue' ELSE 'tool' END
 ),
 page AS MATERIALIZED (
     SELECT s.* FROM shown s
@@ -24,9 +26,9 @@ page AS MATERIALIZED (
     ORDER BY s.created_at, s.tool_call_id LIMIT :row_limit::int
 )
 SELECT p.tool_call_id, p.tool_name, p.agent_id, p.agent_turn_id, p.step_id, p.channel_id, p.wait_status, p.created_at, p.received_at,
-       p.begun_at, p.begun_by, p.doubted_at, p.deadline, coalesce(p.deadline < now(), false) AS overdue, q.interrupt_id, b.batch_id, t.target_subject, p.found
+       p.begun_at, p.begun_by, p.doubted_at, p.deadline, coalesce(p.deadline < now(), false) AS overdue, {question_of_call(p)} AS interrupt_id,
+       p.left_seconds IS NOT NULL AS asks_people, b.batch_id, t.target_subject, p.found
 FROM page p
-LEFT JOIN LATERAL (SELECT x.interrupt_id FROM state.interrupts x WHERE x.interrupt_id = p.held_by) q ON true
 LEFT JOIN LATERAL (SELECT x.batch_id FROM state.pmo_batches x WHERE x.batch_id = p.held_by) b ON true
 LEFT JOIN LATERAL (
     SELECT x.target_subject FROM resource.tools x WHERE x.tool_name = p.tool_name AND x.project_id = p.project_id LIMIT 1) t ON true
@@ -39,7 +41,7 @@ SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.step_id, i.ch
        w.applied_at, w.begun_at, w.begun_by, w.doubted_at,
        coalesce(w.deadline, CASE WHEN w.held_by IS NULL THEN h.resume_deadline END) AS deadline,
        coalesce(coalesce(w.deadline, CASE WHEN w.held_by IS NULL THEN h.resume_deadline END) < now(), false) AS overdue,
-       q.interrupt_id, q.reason AS held_because, b.batch_id, t.target_subject, c.content AS call, r.content AS result,
+       coalesce(q.interrupt_id, {question_of_call(w)}) AS interrupt_id, w.left_seconds IS NOT NULL AS asks_people, q.reason AS held_because, b.batch_id, t.target_subject, c.content AS call, r.content AS result,
        m.status AS report_status, m.last_error AS report_error, m.context_headers ->> 'CG-Sender' AS reported_by
 FROM state.turn_waiting_tools w
 JOIN LATERAL (

@@ -78,7 +78,7 @@ SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, 
                CASE g.status WHEN 'suspended' THEN (
                    SELECT jsonb_agg(to_jsonb(k) ORDER BY k.created_at, k.tool_call_id) FROM (
                        SELECT w.tool_call_id, w.tool_name, w.created_at, coalesce(w.deadline, g.resume_deadline) AS deadline, w.wait_status, b.tasks, b.tasks_done,
-                              b.only_turn_id, (SELECT q.interrupt_id FROM state.interrupts q WHERE q.interrupt_id = w.held_by AND q.status = 'open') AS question_id
+                              b.only_turn_id, {question_of_call(w)} AS question_id
                        FROM state.turn_waiting_tools w
                        CROSS JOIN LATERAL {batches_of_call(g.agent_turn_id, w.tool_call_id)} b
                        WHERE w.agent_turn_id = g.agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')

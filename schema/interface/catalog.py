@@ -49,6 +49,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceRequest,
 )
 from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
+from turnstile.schema.wire.progress import ProgressReply, ProgressRequest
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,19 @@ VERBS = (
     Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),
     Verb(
         name="delegate",
-        summary="Ask other agents, under a call that the tool runs; asked again, how they stand.",
+        summary="Ask other agents, or a person, under a call that the tool runs; asked again, how they stand.",
         section="12",
         request=DelegateRequest,
         reply=DelegateReply,
+        callers=_TOOL,
+        durable=False,
+    ),
+    Verb(
+        name="progress",
+        summary="Say how far a tool is with a call that it runs.",
+        section="6",
+        request=ProgressRequest,
+        reply=ProgressReply,
         callers=_TOOL,
         durable=False,
     ),

@@ -6,19 +6,20 @@ A call is made only if its tool is at the server just now what was accepted for 
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from mcp.shared.dispatcher import ProgressFnT
 
 from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import ConfigError
+from turnstile.schema.errors import BadRequest, ConfigError
 from turnstile.sdk.mcp.mcp_connection import worded
 from turnstile.sdk.mcp.mcp_link import McpLink
 from turnstile.sdk.mcp.mcp_questions import ask_person
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import SEPARATOR, SUFFIX, McpServer, call_meta, target_of
-from turnstile.sdk.mcp.tool_pins import RemoteTool
+from turnstile.sdk.mcp.tool_pins import RemoteTool, seen
 from turnstile.sdk.tools.answer import ToolFailed
 from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.service import ToolService
@@ -99,6 +100,7 @@ async def _watch(call: ToolCall, over: asyncio.Event) -> None:
 
 def _progress(call: ToolCall) -> ProgressFnT:
     async def heard(progress: float, total: float | None, message: str | None) -> None:
-        pass
+        with suppress(BadRequest):  # no number
+            await call.progress(progress, total=total, message=seen(message or ""))
 
     return heard

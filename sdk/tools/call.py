@@ -9,10 +9,10 @@ own.
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue, ValidationError
 
@@ -22,6 +22,7 @@ from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, HumanReply, JoinAnswer
 from turnstile.schema.errors import BadRequest, ConfigError, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.wire.progress import MESSAGE_CHARACTERS, ProgressRequest
 from turnstile.sdk.requests import Budget, budget_of
 
 
@@ -35,6 +36,10 @@ class Asks(Protocol):
     async def waits(self) -> bool:
         """Whether the call still waits for its result."""
         ...
+
+
+Tells: TypeAlias = Callable[[ProgressRequest], Awaitable[None]]
+"""Tells a bridge how far a call is, best effort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ class ToolCall:
     """When the turn stops waiting for this call, as the run began; a question to a person puts it off."""
     asks: Asks | None = field(default=None, repr=False, compare=False)
     """Set by the service that runs the call."""
+    tells: Tells | None = field(default=None, repr=False, compare=False)
+    """As `asks`."""
     _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
 
     async def delegate(
@@ -203,6 +210,20 @@ class ToolCall:
         Costs a request. Without a bridge that answers it is True.
         """
         return self.asks is None or await self.asks.waits()
+
+    async def progress(self, progress: float, *, total: float | None = None, message: str = "") -> None:
+        """Tell whoever watches the turn how far the call is, best effort: at most twice a second, the rest is dropped.
+
+        It waits a second at most, and never raises for trouble of servers; `BadRequest` if a number is not finite.
+        """
+        if self.tells is None:
+            raise ConfigError("only a call that a ToolService runs can tell its progress")
+        cut = message if len(message) <= MESSAGE_CHARACTERS else message[: MESSAGE_CHARACTERS - 1] + "…"
+        try:
+            told = ProgressRequest(tool_call_id=self.tool_call_id, progress=progress, total=total, message=cut)
+        except ValidationError:
+            raise BadRequest("progress and total are finite numbers") from None
+        await self.tells(told)
 
     async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
         answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))

@@ -1,4 +1,4 @@
-"""Reads commands to a tool, and calls the verbs that a tool needs: `describe`, `report`, `delegate` (protocol §5, §6).
+"""Reads commands to a tool, and calls the verbs that a tool needs (protocol §5, §6).
 
 A report is first sent as a request. If no bridge replies, or the bridge's database is down, it is published as a
 durable command, which a bridge applies later. Both are idempotent by call: a second report is a duplicate. Only
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
+from turnstile.runtime.throttle import Throttle
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
@@ -18,14 +19,16 @@ from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ToolCommandPayload
 from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.progress import PROGRESS_RATE, ProgressRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.answer import DescribedCall, ToolReport, failed, too_large
-from turnstile.sdk.tools.call import Asks, ToolCall
+from turnstile.sdk.tools.call import Asks, Tells, ToolCall
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
 
 _REQUEST_SECONDS = 10.0
+_PROGRESS_SECONDS = 1.0
 _DELEGATE_SECONDS = 3.0
 """Less, since it is repeated anyway."""
 _RESULT_AT_FAULT = (BadRequest.code, "result_too_large")
@@ -67,7 +70,7 @@ class CallCommand:
         """The same command under another span of its trace."""
         return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
 
-    def context(self, described: DescribedCall, asks: Asks) -> ToolCall:
+    def context(self, described: DescribedCall, asks: Asks, tells: Tells) -> ToolCall:
         """The call as it is passed to the tool's function."""
         return ToolCall(
             tool_call_id=self.tool_call_id,
@@ -81,6 +84,7 @@ class CallCommand:
             delivery=self.delivery,
             resume_deadline=described.resume_deadline,
             asks=asks,
+            tells=tells,
         )
 
 
@@ -114,6 +118,7 @@ class CallClient:
     def __init__(self, conn: NatsConnection) -> None:
         self._conn = conn
         self._log = LimitedLog(logger)
+        self._rates = Throttle(PROGRESS_RATE, int(PROGRESS_RATE))
 
     async def describe(self, command: CallCommand, begins: str | None = None) -> DescribedCall:
         """Describe the call, which the run `begins` would begin now.
@@ -148,6 +153,17 @@ class CallClient:
             return DelegateReply.model_validate(reply).answer
         except ValidationError:
             raise BridgeFailed("the bridge's answer cannot be read") from None
+
+    async def progress(self, command: CallCommand, told: ProgressRequest) -> None:
+        """Say how far the call is, best effort: what comes too fast is dropped, trouble is logged."""
+        if self._rates.take(f"{command.project_id}/{command.tool_call_id}"):
+            return
+        given, sent = told.model_dump(mode="json"), self._headers(command)
+        try:
+            reply = await self._client(command).request("progress", given, headers=sent, timeout=_PROGRESS_SECONDS)
+            _raise_unless_accepted(reply)
+        except (ServerUnavailable, BridgeFailed, Refused, BadRequest) as error:
+            self._log.warning("progress", "the progress of a call was not told: %s", error)
 
     async def report(self, command: CallCommand, report: ToolReport) -> bool:
         """Report; returns True if a bridge has accepted it, False if it is in the stream for a bridge to apply later.

@@ -239,7 +239,9 @@ class ToolWorker:
                 return Done()
             with trace.part("run tool") as running:
                 time_left = RunTime(self.spec.terms.timeout_seconds)
-                context = running.context(described, Questions(self._calls, running, time_left))
+                context = running.context(
+                    described, Questions(self._calls, running, time_left), partial(self._calls.progress, running)
+                )
                 try:
                     prepared = prepare(self.spec, described.content.arguments, context, os.environ)
                 except ToolFailed as error:

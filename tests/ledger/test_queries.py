@@ -27,7 +27,7 @@ from turnstile.ledger.access import (
 from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import decisions, interrupt_views, multitask, reruns, steers, unknown_calls
+from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -297,6 +297,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("agent_id", "agent_turn_id", "turn_epoch", "inbox_id", "status", "context_box_id", "output_box_id"),
     },
     "expire_batch": {"status"},
+    "find_call_question": call_questions.CallQuestion,
+    "ask_under_call": {"asked"},
     "find_question": decisions.Question,
     "decide_interrupt": {"decided"},
     "list_expired": decisions.Expired,

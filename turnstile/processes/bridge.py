@@ -13,6 +13,7 @@ from turnstile.bridge.budgets.budget_changes import BudgetChanges
 from turnstile.bridge.budgets.budget_reads import BudgetReads
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
+from turnstile.bridge.delegation.tool_progress import ToolProgress
 from turnstile.bridge.delegation.tool_requests import ToolRequests
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
@@ -88,6 +89,7 @@ class Bridge:
         people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
         asked = {
             **ToolRequests(pool, delegation, ToolQuestions(pool, publisher)).handlers(),
+            **ToolProgress(pool, publisher).handlers(),
             **people.handlers(),
             **BudgetChanges(pool).handlers(),
         }

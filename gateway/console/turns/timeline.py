@@ -15,7 +15,7 @@ from markupsafe import Markup
 from turnstile.gateway.console.formats import duration, visible
 from turnstile.ledger.access.now import TurnCall
 from turnstile.ledger.turns.views import StepView
-from turnstile.schema.ids import StepId
+from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.wire.descriptions import TurnView
 
@@ -83,7 +83,9 @@ def timeline_of(
     end = max(turn.ended_at or now, turn.created_at)
     begun = turn.started_at or (steps[0].started_at if steps else end)
     rows = [Row("queued", (Bar(turn.created_at, max(begun, turn.created_at), "queue", "waits for its agent"),))]
-    asked = {question.tool_call_id: question for question in questions}
+    asked: dict[ToolCallId, list[Interrupt]] = {}
+    for question in questions:
+        asked.setdefault(question.tool_call_id, []).append(question)
     by_step: dict[StepId, list[TurnCall]] = {}
     for call in calls:
         by_step.setdefault(call.step_id, []).append(call)
@@ -96,7 +98,7 @@ def timeline_of(
             continue
         rows.append(_step(number, step, end))
         mine = by_step.get(step.step_id, [])
-        rows += [_call(call, asked.get(call.tool_call_id), end) for call in mine[:_MOST_CALLS]]
+        rows += [_call(call, asked.get(call.tool_call_id, ()), end) for call in mine[:_MOST_CALLS]]
         if rest := mine[_MOST_CALLS:]:
             rows.append(_more(rest, end))
     live = turn.ended_at is None
@@ -129,7 +131,7 @@ def _step(number: int, step: StepView, end: datetime) -> Row:
     return Row(f"step {number}", tuple(bars), step=step.step_id)
 
 
-def _call(call: TurnCall, question: Interrupt | None, end: datetime) -> Row:
+def _call(call: TurnCall, questions: Sequence[Interrupt], end: datetime) -> Row:
     """A call from its commit to its result, and in it how long people took."""
     over = call.received_at or call.applied_at or (call.updated_at if call.wait_status == "dropped" else end)
     over = max(over, call.created_at)
@@ -138,7 +140,7 @@ def _call(call: TurnCall, question: Interrupt | None, end: datetime) -> Row:
     asked = "" if call.tasks is None else f", {call.tasks} turns asked"
     title = f"{call.tool_name}: {how}, {duration(over - call.created_at)}{asked}"
     bars = [Bar(call.created_at, over, "bad" if bad else "call", title)]
-    if question is not None:
+    for question in questions:
         decided = min(max(question.decided_at or over, question.created_at), over)
         what = f"waits for a person ({question.decision or question.status})"
         bars.append(Bar(question.created_at, decided, "people", what))

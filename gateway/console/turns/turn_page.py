@@ -38,7 +38,7 @@ from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import Card, CardType, value_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, uuid7, workflow_id
-from turnstile.schema.people.interrupts import Interrupt
+from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 from turnstile.schema.wire.descriptions import TurnView
 
 WINDOW: Final = 20
@@ -217,7 +217,7 @@ def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
     """The window's steps."""
     told = transcript_of(found.window, found.inputs, found.cards, found.calls, first=found.first)
     sent = {call.tool_call_id: call for call in found.calls}
-    asked = {question.tool_call_id: question for question in found.questions}
+    asked = {question.tool_call_id: question for question in sorted(found.questions, key=_matters)}
     thoughts = {card.metadata.step_id: card.card_id for card in found.cards if card.type == CardType.THOUGHT}
     return [
         ShownStep(
@@ -230,6 +230,11 @@ def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
         )
         for step, entry in zip(found.window, told.steps, strict=True)
     ]
+
+
+def _matters(question: Interrupt) -> tuple[bool, datetime]:
+    """Of several questions about a call an open one is shown, else the last."""
+    return question.status is InterruptStatus.OPEN, question.created_at
 
 
 def attempts_of(step: StepView) -> list[Attempt]:

@@ -272,3 +272,28 @@ async def test_who_may_not_decide_is_told_why(hand: Hand, url: str, operator: ht
     await hand.tenant.client.request("stop", {"agent_turn_id": turn})
     await hand.ended(AgentTurnId(turn))
     assert "The turn ended first" in (await look(operator, f"{LIST}/{question.id}")).words
+
+
+async def test_what_a_tool_asks_while_it_runs_is_shown_and_answered(
+    tenant: Tenant, operator: httpx.AsyncClient
+) -> None:
+    async with hand_of(tenant) as runner:
+        turn = await runner.suspended(calling("search"))
+        call = call_of(turn)
+        for key, question in (("1", "Which color?"), ("2", "Which size?")):
+            asked_of: JsonObject = {"question": question, "choices": ["red", "blue"]}
+            given: JsonObject = {"tool_call_id": call, "key": key, "tool": "ask_human", "arguments": asked_of}
+            assert (await tenant.client.request("delegate", given))["status"] == "accepted"
+        first, second = (f"{LIST}/int-{call}~{key}" for key in "12")
+        assert "a person, about search" in (await look(operator, "/console")).words
+        for page in ("/console/calls?waits_for=held", f"/console/calls/{call}", f"/console/turns/{turn}"):
+            assert f'href="{second}"' in (await look(operator, page)).text, page
+        assert "Answer it by hand" in (await look(operator, f"/console/calls/{call}")).words
+        shown = await look(operator, first)
+        assert "asked by the tool search" in shown.words
+        assert (await press(operator, shown, "decision", fields={"answer": "1"})).status_code == 303
+        assert "blue" in (await look(operator, first)).words
+        await runner.report(call)
+        await runner.ended(turn)
+        assert "The turn ended, or the call was answered, first" in (await look(operator, second)).words
+        assert "waits for a person (respond)" in (await look(operator, f"/console/turns/{turn}")).text

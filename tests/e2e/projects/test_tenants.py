@@ -46,6 +46,7 @@ from turnstile.schema.wire.inbox import (
     StopRequest,
     ThreadDescribeRequest,
 )
+from turnstile.schema.wire.progress import ProgressRequest
 from turnstile.schema.wire.roster_requests import AgentPutRequest, AgentRequest, ToolRemoveRequest
 from turnstile.schema.wire.ui_actions import UiAction
 from turnstile.transport.json_messages import decode_object, encode
@@ -196,10 +197,15 @@ def status_of(verb: str, _: "Ids", its: "Ids") -> Case:
     return Case(verb, {"agent_id": its.agent})
 
 
-def asks(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+def tells(call: str, told: Mapping[str, str] | None = None) -> Case:
+    """How far a tool is with a call."""
+    return Case("progress", {"tool_call_id": call, "progress": 1}, told or {})
+
+
+def asks(call: str, told: Mapping[str, str] | None = None, tool: str = "delegate_async", **fields: Any) -> Case:
     """What a tool asks under a call."""
     given: JsonObject = {"target_strategy": "new", "target_ref": "nobody", "instruction": "hi", **fields}
-    asked: JsonObject = {"tool_call_id": call, "key": "1", "tool": "delegate_async", "arguments": given}
+    asked: JsonObject = {"tool_call_id": call, "key": "1", "tool": tool, "arguments": given}
     return Case("delegate", asked, told or {})
 
 
@@ -257,6 +263,9 @@ MATRIX: dict[str, Make] = {
     "report, call in the header": lambda own, its: report(own.call, {headers.TOOL_CALL_ID: its.call}),
     "report, project in the header": lambda _, its: report(its.call, {headers.PROJECT_ID: its.project}),
     "delegate tool_call_id": lambda _, its: asks(its.call),
+    "delegate to people": lambda _, its: asks(its.call, tool="ask_human"),
+    "progress tool_call_id": lambda _, its: tells(its.call),
+    "progress, call in the header": lambda own, its: tells(own.call, {headers.TOOL_CALL_ID: its.call}),
     "delegate, call in the header": lambda own, its: asks(own.call, {headers.TOOL_CALL_ID: its.call}),
     "delegate, turn in the header": lambda own, its: asks(own.call, {headers.TURN_ID: its.asleep}),
     "delegate arguments, an agent": lambda own, its: asks(own.call, target_strategy="reuse", target_ref=its.agent),
@@ -350,6 +359,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "box_make": BoxMakeRequest,
     "box_replace": BoxReplaceRequest,
     "delegate": DelegateRequest,
+    "progress": ProgressRequest,
     "decide": DecideRequest,
     "interrupt.get": InterruptRequest,
     "interrupt.list": InterruptListRequest,

@@ -726,6 +726,38 @@ DAMAGES = [
         ASKED.format("channel_id = 'x'", "approved"),
         {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
     ),
+    Damage(
+        "decisions_have_their_effect",
+        ROW.format("inbox_id = 'decide-int-curious~answered'", "inbox_id = 'decide-int-rejected-1'"),
+        {"agent_turn_id": "$asking", "tool_call_id": "curious", "interrupt_id": "int-curious~answered"},
+    ),
+    Damage(
+        "withdrawn_interrupts_are_over",
+        "UPDATE state.interrupts SET status = 'withdrawn', decision = NULL, response = NULL"
+        " WHERE interrupt_id = 'int-curious~answered'",
+        {"agent_turn_id": "$asking", "tool_call_id": "curious", "interrupt_id": "int-curious~answered"},
+    ),
+    *(
+        Damage(
+            "tool_questions_put_off_their_call",
+            f"UPDATE state.turn_waiting_tools SET {change} WHERE tool_call_id = 'curious'",  # noqa: S608 -- of this test
+            {"agent_turn_id": "$asking", "tool_call_id": "curious", "interrupt_id": "int-curious~open"},
+        )
+        for change in ("left_seconds = NULL", "deadline = now() + interval '1 hour'", "held_by = 'batch-other'")
+    ),
+    Damage(
+        "tool_questions_put_off_their_call",
+        "UPDATE state.interrupts SET status = 'expired', decided_at = now() WHERE interrupt_id = 'int-curious~open'",
+        {"agent_turn_id": "$asking", "tool_call_id": "curious"},
+    ),
+    *(
+        Damage(
+            "tool_questions_keep_their_answer",
+            f"UPDATE state.interrupts SET {change} WHERE interrupt_id = 'int-{which}'",  # noqa: S608 -- as above
+            {"agent_turn_id": "$asking", "interrupt_id": f"int-{which}"},
+        )
+        for which, change in (("curious~answered", "response = NULL"), ("approved-1", "response = '1'"))
+    ),
     *(
         Damage(
             "begun_calls_wait_for_their_run",

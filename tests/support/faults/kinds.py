@@ -267,6 +267,22 @@ async def unknown_call(scene: Scene) -> None:
     await scene.ended(turn)
 
 
+async def tool_asks(scene: Scene) -> None:
+    """The tool that runs the call asks a person under it, and goes on with the answer."""
+    hand = await scene.hand()
+    await scene.armed()
+    turn = await scene.enqueue(hand.agent, calling("search"), DONE)
+    call = call_of(turn)
+    await hand.called(call, timeout=PATIENCE_SECONDS)
+    asked: JsonObject = {"tool_call_id": call, "key": "1", "tool": "ask_human", "arguments": {"question": "Which?"}}
+    assert (await scene.insist("delegate", asked))["answer"] is None
+    await scene.decide("respond", response="this")
+    answer = (await scene.insist("delegate", asked))["answer"]
+    assert answer == {"decision": "respond", "response": "this", "message": ""}
+    await scene.report(hand, turn)
+    await scene.ended(turn)
+
+
 async def rerun(scene: Scene) -> None:
     """A turn is run again."""
     hand = await scene.hand()
@@ -379,7 +395,7 @@ PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
     each.__name__: each
     for each in (
         *(quick, quick_tool, reported_by_sql, stopped_running, stopped_queued, action),
-        *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun),
+        *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun, tool_asks),
         *(budgeted, cut, interrupting, rolling_back, steering, thread, agent_thread, roster, boxes, spending),
     )
 }

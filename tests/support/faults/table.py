@@ -139,6 +139,16 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         Fault.OUTCOME_PUBLISHED,
         Fault.REPORTS_APPLIED,
     ),
+    "tool_asks": (
+        *BEGINS,
+        *STEPS,
+        *_OUT,
+        *REPORTS,
+        *_DECIDED,
+        *ENDS,
+        Fault.QUESTION_COMMITTED,
+        Fault.QUESTION_PUBLISHED,
+    ),
     "rerun": (
         *STEPS,
         *ENDS,

@@ -41,6 +41,8 @@ from tests.support.ledger.agents import (
 )
 from tests.support.ledger.budgets import end as end_spender
 from tests.support.ledger.budgets import limit, price, reserve, uses
+from tests.support.ledger.call_questions import asks as asks_person
+from tests.support.ledger.call_questions import responds
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.people import answer, asking, decide, edit
@@ -175,8 +177,11 @@ async def _spending(pool: Pool) -> dict[str, TurnRef]:
 
 
 async def _asking(pool: Pool) -> TurnRef:
-    """A turn that waits for people about a call, and was told about three others."""
-    turn = await asking(pool, "held", "approved", "rejected", "edited", agent=LEO)
+    """A turn that waits for people about a call, was told about three others, and whose tool asks under a fifth."""
+    turn = await asking(pool, "held", "approved", "rejected", "edited", free=("curious",), agent=LEO)
+    for key in ("answered", "open"):
+        assert await asks_person(pool, "curious", key) == "accepted"
+    assert await responds(pool, "curious", "answered") == "accepted"
     await decide(pool, "approved")
     await decide(pool, "rejected", answer(Decision.REJECT))
     await decide(pool, "edited", answer(Decision.EDIT, edit=edit(turn, "edited", {"q": "mild"})))

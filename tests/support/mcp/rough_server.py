@@ -56,7 +56,18 @@ def progress(number: Any) -> str:
     return told(method="notifications/progress", params={"progressToken": number, "progress": 1})
 
 
+def step(number: Any) -> None:
+    """Say how far it is, and a moment later the result."""
+    say(
+        method="notifications/progress",
+        params={"progressToken": number, "progress": 3, "total": 4, "message": "ne\x1barly"},
+    )
+    time.sleep(0.5)
+    say(id=number, result={"content": []})
+
+
 MISBEHAVIOUR: dict[str, Callable[[Any], None]] = {
+    "step": step,
     "hang": lambda _: None,
     "stop reading": lambda _: time.sleep(3600),
     "die": lambda _: os._exit(1),

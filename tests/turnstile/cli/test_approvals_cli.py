@@ -134,6 +134,22 @@ async def test_edit_reject_and_respond_from_the_command_line(tenant: Tenant, pay
     assert '→ pay {"amount": 5}\n  → edited by a person: {"amount": 1}' in told.replace("    ", "  "), told
 
 
+async def test_what_a_tool_asks_is_shown_as_the_tools_and_answered(tenant: Tenant) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"))
+        given: JsonObject = {"tool_call_id": call_of(turn), "key": "1", "tool": "ask_human"}
+        given["arguments"] = {"question": HOSTILE}
+        await tenant.client.request("delegate", given)
+        [question] = await asked(hand, turn)
+        shown = await run(tenant, "approvals", "show", question.id)
+        assert "The tool search, which alice has called, asks:\n│ " in shown.out
+        await question.respond("this one")
+        answer = (await tenant.client.request("delegate", given))["answer"]
+        assert answer == {"decision": "respond", "response": "this one", "message": ""}
+        await hand.report(call_of(turn))
+        await hand.ended(turn)
+
+
 async def test_watch_prints_what_is_asked_and_the_command_that_shows_it(tenant: Tenant, paying: Hand) -> None:
     turn = await paying.start(calling(("pay", {"amount": 5})))
     [held] = await asked(paying, turn)

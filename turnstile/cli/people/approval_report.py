@@ -15,7 +15,7 @@ def print_interrupt(out: Output, view: InterruptView) -> None:
     now = datetime.now(UTC)
     out.line(f"{view.interrupt_id}  {view.status}", style="bold", note=state_of(view, now))
     if view.reason is InterruptReason.INPUT_REQUIRED:
-        out.line(f"The agent {view.agent_id} asks:")
+        out.line(f"{asker_of(view)} asks:")
         for line in quoted_text(view.message):
             out.line(line)
         if view.response_schema is not None:
@@ -31,6 +31,13 @@ def print_interrupt(out: Output, view: InterruptView) -> None:
         out.line(f"{name:<9} {value}", style="dim")
     if view.status is InterruptStatus.OPEN and not view.is_what_is_shown:
         out.line("The digest is not that of this call: do not decide.", style="bold red")
+
+
+def asker_of(view: Interrupt) -> str:
+    """Who asks a question that is no call to be approved."""
+    if view.asked_by_tool:
+        return f"The tool {escaped(view.tool_name)}, which {view.agent_id} has called,"
+    return f"The agent {view.agent_id}"
 
 
 def summary_of(view: Interrupt) -> str:

@@ -113,7 +113,8 @@ class TurnQuestions:
             out.line(f"· waits for a person: {summary_of(view)}  {command}", style="yellow")
             return
         is_question = view.reason is InterruptReason.INPUT_REQUIRED
-        out.line(f"? {view.agent_id} asks:" if is_question else f"? {escaped(view.message)}", style="yellow")
+        asker = f"the tool {escaped(view.tool_name)}" if view.asked_by_tool else view.agent_id
+        out.line(f"? {asker} asks:" if is_question else f"? {escaped(view.message)}", style="yellow")
         for each in quoted_text(view.message) if is_question else quoted_value(view.arguments):
             out.line(each)
         for each in quoted_value(view.response_schema) if is_question and view.response_schema else ():

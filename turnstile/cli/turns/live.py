@@ -9,9 +9,10 @@ from typing import assert_never
 from pydantic import ValidationError
 
 from turnstile.cli.output import Output
+from turnstile.cli.people.quoting import escaped
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, StepId
-from turnstile.schema.states import ChunkType
+from turnstile.schema.states import ChunkType, StepPhase
 from turnstile.schema.wire.events import Chunk
 from turnstile.sdk.chunk_order import ChunkOrder, step_number
 from turnstile.sdk.client import WatchEvent
@@ -127,7 +128,7 @@ def _summary(suffix: str, payload: JsonObject) -> str:
             return f"{payload.get('status')}, epoch {payload.get('turn_epoch')}{_activity(payload)}"
         case "step":
             number = step_number(StepId(str(payload.get("step_id"))))
-            return f"{number} {payload.get('phase')}"
+            return f"{number} {payload.get('phase')}{_progress(payload)}"
         case "task":
             code = payload.get("error_code")
             stats = payload.get("stats")
@@ -139,6 +140,16 @@ def _summary(suffix: str, payload: JsonObject) -> str:
             return f"{payload.get('tool_name')} waits for a person: `turnstile approvals show {asked}`"
         case _:
             return ", ".join(f"{name} {value}" for name, value in payload.items() if isinstance(value, (str, int)))
+
+
+def _progress(payload: JsonObject) -> str:
+    """How far a tool is, as the tool says."""
+    told = payload.get("metadata")
+    if payload.get("phase") != StepPhase.TOOL_PROGRESS or not isinstance(told, dict):
+        return ""
+    total = "" if told.get("total") is None else f" of {told['total']}"
+    message = f": {told['message']}" if told.get("message") else ""
+    return escaped(f", {told.get('tool_name')} {told.get('progress')}{total}{message}")
 
 
 def _activity(payload: JsonObject) -> str:

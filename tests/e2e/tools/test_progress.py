@@ -1,0 +1,86 @@
+"""A tool tells how far it is with a call (protocol §6, progress): an event of its turn, best effort, never too often."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from nats.aio.msg import Msg
+
+from tests.support.delegation import CHIEF, result, serving, steps
+from tests.support.tenants import Tenant, turn_of
+from tests.support.tools import call_of, calling, hand_of
+from turnstile import ToolCall, ToolService
+from turnstile.schema.base import JsonObject
+from turnstile.schema.states import StepPhase
+from turnstile.schema.wire.events import StepEvent
+
+
+@asynccontextmanager
+async def watching(tenant: Tenant) -> AsyncGenerator[asyncio.Queue[StepEvent]]:
+    """What tools tell of their calls."""
+    heard: asyncio.Queue[StepEvent] = asyncio.Queue()
+
+    async def put(msg: Msg) -> None:
+        event = StepEvent.model_validate_json(msg.data)
+        if event.phase is StepPhase.TOOL_PROGRESS:
+            heard.put_nowait(event)
+
+    subject = f"cg.v1r4.{tenant.project}.*.evt.agent.*.step"
+    subscription = await tenant.stack.conn.subscribe(subject, put)
+    try:
+        yield heard
+    finally:
+        await tenant.stack.conn.unsubscribe(subscription)
+
+
+async def test_a_tool_tells_how_far_it_is_and_what_comes_too_fast_is_dropped(tenant: Tenant) -> None:
+    service = ToolService(tenant.project)
+
+    @service.tool(target="office", suffix="count", timeout_seconds=30)
+    async def count(call: ToolCall) -> int:
+        """Count to a hundred, quickly."""
+        for number in range(100):
+            await call.progress(number, total=100, message="x" * 300)
+        return 100
+
+    del count  # the service has it
+    async with serving(tenant, service), watching(tenant) as heard:
+        turn = turn_of(await tenant.enqueue(CHIEF, steps(calling("count"))))
+        assert result(await tenant.ended(turn)) == 100
+        first = await asyncio.wait_for(heard.get(), 10)
+    assert (first.agent_turn_id, first.step_id) == (turn, f"{turn}-s1")
+    told = first.metadata
+    assert (told["tool_call_id"], told["tool_name"], told["progress"], told["total"]) == (
+        call_of(turn),
+        "count",
+        0,
+        100,
+    )
+    assert told["message"] == "x" * 199 + "…"
+    assert heard.qsize() < 10
+
+
+async def test_only_a_calls_own_tool_tells_and_only_while_it_waits(tenant: Tenant) -> None:
+    async with hand_of(tenant) as hand, watching(tenant) as heard:
+        turn = await hand.suspended(calling("search"))
+        call = call_of(turn)
+        given: JsonObject = {"tool_call_id": call, "progress": 0.5, "message": "a\x1b[2J\u202e\nb"}
+        cases: tuple[tuple[JsonObject, dict[str, str], str], ...] = (
+            ({"tool_call_id": "call_none"}, {}, "unknown_call"),
+            ({"message": "x" * 201}, {}, "bad_request"),
+            ({"progress": "half"}, {}, "bad_request"),
+            ({}, {"CG-Turn-Id": "other"}, "not_your_call"),
+        )
+        for more, named, code in cases:
+            told = await tenant.client.request("progress", given | more, headers=named)
+            assert (told["status"], told["error_code"]) == ("rejected", code), more
+        told = await tenant.client.request("progress", given)
+        assert (told["status"], told["published"]) == ("accepted", True)
+        assert (await asyncio.wait_for(heard.get(), 10)).metadata["message"] == "a [2J b"
+        assert (await tenant.client.request("progress", given))["published"] is False
+        await hand.report(call)
+        await hand.ended(turn)
+        fast = [await tenant.client.request("progress", given) for _ in range(2)]
+        assert {each.get("error_code") for each in fast} <= {None, "parent_over"}
+        assert not any(each.get("published") for each in fast)
+    assert heard.empty()
