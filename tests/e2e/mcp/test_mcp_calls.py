@@ -62,6 +62,7 @@ async def test_a_server_that_is_added_answers_the_calls_of_agents(house: House) 
     assert picture["result"]["content"] == [{"type": "image", "mime_type": "image/png", "bytes": 64}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", ["2026-07-28", "2025-11-25"])
 async def test_both_generations_of_the_protocol_are_spoken_over_http(house: House, generation: str) -> None:
     async with over_http(house, *(["--sessions"] if generation == "2025-11-25" else [])) as url:

@@ -1,9 +1,12 @@
 """What MCP servers ask in mid-call is asked of people; what nobody waits for is canceled (protocol §13.8, §17.1)."""
 
+import asyncio
+
 import pytest
 
 from tests.e2e.mcp.conftest import House, results
 from tests.e2e.mcp.test_mcp_pins import NOTHING, listed
+from tests.e2e.tools.test_progress import watching
 from tests.support.conditions import until
 from tests.support.people import Person
 from turnstile.schema.people.approvals import Decision
@@ -31,15 +34,11 @@ async def test_a_server_asks_a_person_in_the_middle_of_a_call(house: House, gene
 async def test_how_far_a_server_is_is_told_as_an_event_of_the_turn(house: House) -> None:
     await house.rough("desk", listed(walk="Walk."), {"walk": "step"})
     agent = await house.agent("desk__walk")
-    async with house.served("desk"):
+    async with house.served("desk"), watching(house.tenant) as heard:
         [walked] = await house.play(agent, ("desk__walk", NOTHING))
+        told = (await asyncio.wait_for(heard.get(), 10)).metadata
     assert walked["status"] == "success"
-    events = [event.payload for event in await house.tenant.events("agent.*.step")]
-    [told] = [event for event in events if event.get("phase") == "progress"]
-    metadata = told["metadata"]
-    assert isinstance(metadata, dict)
-    assert (metadata["tool_name"], metadata["progress"], metadata["total"]) == ("desk__walk", 3, 4)
-    assert metadata["message"] == "nearly"
+    assert (told["tool_name"], told["progress"], told["total"], told["message"]) == ("desk__walk", 3, 4, "nearly")
 
 
 async def test_a_call_that_nobody_waits_for_is_canceled_at_the_server(house: House) -> None:

@@ -60,8 +60,10 @@ class McpProcess:
         for name, (entry, ended, task) in list(self._serving.items()):
             if wanted.get(name) != entry:
                 ended.set()
-                if task.done():
-                    del self._serving[name]
+            if task.done():
+                if (error := task.exception()) is not None:
+                    logger.error("MCP server %s: %s: %s; served anew", name, type(error).__name__, error)
+                del self._serving[name]
         for name, entry in wanted.items():
             if name not in self._serving:
                 ended = asyncio.Event()
