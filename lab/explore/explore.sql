@@ -14,10 +14,11 @@ SELECT EXISTS (SELECT FROM explore.workflows w WHERE w.agent_turn_id = :agent_tu
 UPDATE explore.workflows w SET known = false WHERE w.known;
 
 -- name: pass_deadlines :exec
--- Time passes: the deadline of this suspended turn, and of its calls, is over.
+-- Time passes: the deadline of this suspended turn, and of its calls, is over; of one whose tool asks a person only after the question's.
 WITH calls AS (
     UPDATE state.turn_waiting_tools w SET deadline = '2020-01-01T00:00:00Z'
-    WHERE w.agent_turn_id = :agent_turn_id AND w.deadline > now()
+    WHERE w.agent_turn_id = :agent_turn_id AND w.deadline > now() AND NOT EXISTS (
+        SELECT FROM state.interrupts q WHERE q.agent_turn_id = w.agent_turn_id AND q.status = 'open' AND q.expires_at > now())
 )
 UPDATE state.agent_state_head h SET resume_deadline = '2020-01-01T00:00:00Z'
 WHERE h.active_agent_turn_id = :agent_turn_id AND h.resume_deadline > now();

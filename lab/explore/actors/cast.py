@@ -183,6 +183,8 @@ class Cast:
     """Whether ends are announced at any time; the net announces them in every world."""
     day: int = 0
     """The tokens that the project may spend in a day, if that is limited."""
+    asks: bool = False
+    """Whether the tools that run calls ask a person under them, once each."""
     claims: tuple[AgentId, ...] | None = None
     """The agents whose rows are claimed at any time; by default all. The net claims in every world."""
 
@@ -277,7 +279,7 @@ _KINDS = {
     **dict.fromkeys(("begin", "call", "go-on", "steered", "cut", "apply", "expire", "deadline", "restart"), "step"),
     **dict.fromkeys(("finish", "cancel", "terminate", "end-stopped", "stop-leased", "fence"), "end"),
     **dict.fromkeys(("enqueue", "stop-queued"), "ask"),
-    **dict.fromkeys(("report", "steer", "decide", "due", "lapse", "reserve"), "turn"),
+    **dict.fromkeys(("report", "steer", "ask", "decide", "due", "lapse", "reserve"), "turn"),
     "stop": "stop",
     "announce": "outcome",
 }

@@ -1,37 +1,68 @@
-"""People who decide about held calls, and the time that passes until nobody may (protocol §13)."""
+"""People who decide about held calls, tools that ask them, and the time that passes until nobody may (protocol §13)."""
 
-from lab.explore.actors.cast import CHANNEL, PROJECT, Script, gated
+from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated
 from lab.explore.statements import statement
 from lab.explore.world import Move, View
+from turnstile.ledger.people.call_questions import ToolQuestion, ask_under_call
 from turnstile.ledger.people.decisions import Answer, decide_interrupt, expire_interrupt
 from turnstile.ledger.pool import Pool
-from turnstile.schema.ids import InterruptId, interrupt_id
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.ids import InterruptId, ToolCallId, asked_interrupt_id, interrupt_id
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Hold, InterruptReason
 
 _PEOPLE = {"dora": Decision.APPROVE, "erin": Decision.REJECT}
 """Two of them, who decide differently, each at any time and again."""
+_ANSWERS = {"dora": Decision.RESPOND, "erin": Decision.REJECT}
+"""What they answer a tool."""
 
 
-def people(script: Script, view: View) -> list[Move]:
+def people(cast: Cast, script: Script, view: View) -> list[Move]:
     """What may become of each question of a turn."""
     moves: list[Move] = []
+    for number, name, _ in script.calls() if cast.asks else ():
+        moves += _asked_by_tool(script.call(number, name), view)
     for call in script.held():
         asked = interrupt_id(call)
         row = view.find("interrupts", interrupt_id=asked)
         if row is None:
             continue
-        moves += [_decide(asked, call, who) for who in _PEOPLE]
+        moves += [_decide(asked, call, who, decision) for who, decision in _PEOPLE.items()]
         if row["expires_at"] > "2090":
             moves.append(Move(f"due {call}", lambda pool, i=asked: _pass(pool, i)))
         moves.append(Move(f"lapse {call}", gated(lambda pool, i=asked: _lapse(pool, i))))
     return moves
 
 
-def _decide(asked: InterruptId, call: str, who: str) -> Move:
-    decision = _PEOPLE[who]
+def _asked_by_tool(call: ToolCallId, view: View) -> list[Move]:
+    """The tool of a call asks, again and again; somebody answers, or nobody does."""
+    if view.find("turn_waiting_tools", tool_call_id=call) is None:
+        return []
+    hold = Hold(
+        reason=InterruptReason.INPUT_REQUIRED,
+        message="Which?",
+        allowed_decisions=(Decision.RESPOND, Decision.REJECT),
+        requester_may_decide=True,
+    )
+
+    async def ask(pool: Pool) -> str:
+        return (await pool.run(lambda conn: ask_under_call(conn, PROJECT, call, ToolQuestion("q", "d", hold)))).verdict
+
+    asked = asked_interrupt_id(call, "q")
+    moves = [Move(f"ask {call}", gated(ask))]
+    row = view.find("interrupts", interrupt_id=asked)
+    if row is not None:
+        moves += [_decide(asked, call, who, decision) for who, decision in _ANSWERS.items()]
+        if row["expires_at"] > "2090":
+            moves.append(Move(f"due {call}", lambda pool: _pass(pool, asked)))
+        moves.append(Move(f"lapse {call}", gated(lambda pool: _lapse(pool, asked))))
+    return moves
+
+
+def _decide(asked: InterruptId, call: str, who: str, decision: Decision) -> Move:
 
     async def do(pool: Pool) -> str:
-        given = Answer(decision, "d", digest=decision.value)
+        digest = None if "~" in asked else "d"  # a tool's question has nothing to send
+        given = Answer(decision, digest, digest=decision.value, response="this")
         done = await pool.run(lambda conn: decide_interrupt(conn, PROJECT, CHANNEL, asked, who, given))
         return done.verdict
 

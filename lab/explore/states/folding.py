@@ -29,6 +29,8 @@ _DUE = "due"
 """As `_SET`, and infinity stays: a queued row waits for its lease, every other wait is over by the next statement."""
 _DEADLINE = "deadline"
 """Ahead or past: a deadline passes by a move of the world."""
+_LEFT = "left"
+"""Seconds that are left of something, hours at least: whether there are any."""
 _RANK = "rank"
 """The order among the rows of one class: the queue of an agent, or the reports of a turn. Nothing compares others."""
 _ORDER = "order"
@@ -68,6 +70,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "received_at": _SET,
         "applied_at": _SET,
         "deadline": _DEADLINE,
+        "left_seconds": _LEFT,
         "turn_epoch": _EPOCH,
     },
     "agent_steps": {"started_at": _SET, "ended_at": _SET},
@@ -92,7 +95,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "conversations": {"created_at": _SET, "updated_at": _SET},
     "memory_cuts": {"updated_at": _SET},
     "rollbacks": {"created_at": _SET},
-    "interrupts": {"created_at": _SET, "decided_at": _SET, "expires_at": _DEADLINE},
+    "interrupts": {"created_at": _SET, "decided_at": _SET, "expires_at": _DEADLINE, "wait_seconds": _LEFT},
     "steers": {"seq": _ORDER, "created_at": _SET, "settled_at": _SET},
     "budgets": {
         **dict.fromkeys(("created_at", "updated_at", "warned_at", "lowered_at", "ended_at", "closed_at"), _SET),
@@ -214,6 +217,8 @@ def _row(table: str, text: str) -> _Row:
                 data[column] = value if value == "infinity" else PAST.format(0)
             case "deadline":
                 data[column] = None if value is None else AHEAD if _ahead(value) else PAST.format(0)
+            case "left":
+                data[column] = None if value is None else 7200.0
             case "rank":
                 group, moment = _group(data), value
                 data[column] = "@rank" if group else PAST.format(0)

@@ -93,6 +93,11 @@ def worlds() -> Iterator[World]:
         ),
     )
     yield world_of(
+        "asking",
+        "a tool that asks a person under its call: two who answer differently, its expiry, a report, a timeout, a stop",
+        Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), asks=True, loses=False, sweeps=False),
+    )
+    yield world_of(
         "action",
         "a UI action against a queue of turns: busy, repeated, stopped, answered",
         Cast(

@@ -35,7 +35,7 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
         moves += marks(cast, script) + stops(cast, script, view) + steers(cast, script)
         if row["turn_epoch"] and view.find("workflows", agent_turn_id=script.turn) is not None:
             turn = turn_ref(script, row)
-            late = steps(cast, script, turn, view) + waits(cast, script, turn, view) + people(script, view)
+            late = steps(cast, script, turn, view) + waits(cast, script, turn, view) + people(cast, script, view)
             moves += [of_turn(script, move) for move in late]
     moves += forks(cast, view) + bridge(cast, view)
     moves += operators(cast, view)

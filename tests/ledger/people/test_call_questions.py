@@ -9,16 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, TARGET, add_agents, head, rows, value
-from tests.support.ledger.call_questions import (
-    REJECT,
-    RESPOND,
-    asked_by_tool,
-    asks,
-    asks_on,
-    lapses,
-    responds,
-    responds_on,
-)
 from tests.support.ledger.calls import (
     ask_to_stop,
     end,
@@ -34,7 +24,19 @@ from tests.support.ledger.calls import (
     waits,
 )
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.ledger.people import asking, call_row, pass_expiry
+from tests.support.ledger.people import (
+    REJECT,
+    RESPOND,
+    asked_by_tool,
+    asking,
+    asks,
+    asks_on,
+    call_row,
+    lapses,
+    pass_expiry,
+    responds,
+    responds_on,
+)
 from tests.support.ledger.unknown_calls import begun, runs, settle_dead, unsure
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.operations import sweep

@@ -41,11 +41,10 @@ from tests.support.ledger.agents import (
 )
 from tests.support.ledger.budgets import end as end_spender
 from tests.support.ledger.budgets import limit, price, reserve, uses
-from tests.support.ledger.call_questions import asks as asks_person
-from tests.support.ledger.call_questions import responds
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.multitask import again, plain
-from tests.support.ledger.people import answer, asking, decide, edit
+from tests.support.ledger.people import answer, asking, decide, edit, responds
+from tests.support.ledger.people import asks as asks_person
 from tests.support.ledger.reruns import again as run_again
 from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, child, forks, in_hand, parent, succeed
