@@ -4,9 +4,10 @@ Its last argument is the server's address. A person who answers takes the defaul
 """
 
 import asyncio
+import json
 import os
 import sys
-from typing import cast
+from typing import Any, cast
 
 import mcp_types as types
 
@@ -18,6 +19,8 @@ from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 
+CONTEXT = "MCP_CONFORMANCE_CONTEXT"
+"""The variable in which a scenario says which calls it wants."""
 VALUES: JsonObject = {"number": 5, "integer": 5, "string": "text", "boolean": True, "array": [], "object": {}}
 
 
@@ -49,10 +52,12 @@ async def main(url: str) -> None:
     entry = McpServer(url=url, timeout_seconds=20, connect_seconds=15)
     async with connected("conformance", entry, os.environ) as connection:
         listing = await connection.listing()
-        for name, tool in listing.tools.items():
+        asked: list[dict[str, Any]] = json.loads(os.environ.get(CONTEXT, "{}")).get("toolCalls") or []
+        wanted = [(each["name"], each["arguments"]) for each in asked]
+        for name, arguments in wanted or [(each.name, arguments_of(each)) for each in listing.tools.values()]:
             try:
-                calling = connection.call(name, arguments_of(tool), meta={}, ask=takes_defaults, progress=unheard)
-                result_of(entry, tool, await calling)
+                calling = connection.call(name, arguments, meta={}, ask=takes_defaults, progress=unheard)
+                result_of(entry, listing.tools[name], await calling)
             except TurnstileError as error:
                 sys.stderr.write(f"{name}: {error.code}: {error}\n")
 
