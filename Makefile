@@ -12,7 +12,7 @@
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
 #   make pictures  the pictures of docs/console.md, in Chromium, of a demo project on the real system   ARGS="turn costs"
-#   make mcp-conformance  MCP's own suite against /mcp (docs/mcp-server.md)   MCP_CONFORMANCE=directory
+#   make mcp-conformance  MCP's own suite, with npm and Node 22, against our client and, with MCP_CONFORMANCE=directory, /mcp (docs/mcp-server.md)
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
@@ -74,9 +74,6 @@ test: $(DEV_STAMP)
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(ARGS)
 
-mcp-conformance: $(DEV_STAMP)
-	MCP_CONFORMANCE=$(MCP_CONFORMANCE) $(BIN)/python -m pytest -m long tests/e2e/gateway/mcp/test_conformance.py $(ARGS)
-
 check: $(DEV_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -92,6 +89,12 @@ chaos: $(DEV_STAMP)
 explore: $(DEV_STAMP)
 	$(BIN)/python -m lab.explore all --states 100000 --pairs 400 $(ARGS)
 	$(BIN)/python -m lab.explore --mutations
+
+mcp-conformance: $(DEV_STAMP)
+	for scenario in initialize tools_call elicitation-sep1034-client-defaults sse-retry; do \
+		PYTHONPATH=. npx @modelcontextprotocol/conformance@0.1.16 client --timeout 60000 --scenario $$scenario \
+			--command "$(BIN)/python tests/support/mcp/conformance_client.py" || exit 1; done
+	$(if $(MCP_CONFORMANCE),MCP_CONFORMANCE=$(MCP_CONFORMANCE) $(BIN)/python -m pytest -m long tests/e2e/gateway/mcp/test_conformance.py $(ARGS))
 
 pictures: $(DEV_STAMP)
 	$(BIN)/python -m lab.pictures $(ARGS)

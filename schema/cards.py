@@ -15,6 +15,18 @@ from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
 from turnstile.schema.states import AfterExecution, TurnStatus
 
+CONTROL_KEY = "__cg_control"
+"""The key of a tool's result by which it says what comes after it."""
+DATA_KEY = "__cg_data"
+"""The key of a tool's result for what is kept with it and is for no model, such as the data of images."""
+
+
+def told_result(result: JsonValue) -> JsonValue:
+    """A tool's result as models and callers read it: without what is for the kernel, or only kept."""
+    if not isinstance(result, dict):
+        return result
+    return {name: value for name, value in result.items() if name not in (CONTROL_KEY, DATA_KEY)}
+
 
 class CardType(StrEnum):
     """`metadata.type` of a card."""

@@ -48,6 +48,7 @@ from turnstile.schema.cards import (
     ToolResultContent,
     content_of,
     readable_content,
+    told_result,
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
@@ -221,16 +222,14 @@ def _args(call: ThoughtCall) -> str:
 
 
 def _result_text(card: Card, edited: JsonObject | None) -> str:
-    """Status, and result or error, as JSON; `__cg_control`, which is for the kernel, is left out (protocol §7.5).
+    """Status, and result or error, as JSON, without what is for the kernel (protocol §7.5) or only kept (§17.1).
 
     Of a call that a person edited also the arguments that were sent, as far as the model may see them.
     """
     content = content_of(card)
     if not isinstance(content, ToolResultContent):
         raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
-    result = content.result
-    if isinstance(result, dict):
-        result = {key: value for key, value in result.items() if key != "__cg_control"}
+    result = told_result(content.result)
     shown: JsonObject = {"status": content.status.value}
     if edited is not None:
         shown["arguments_edited_by_a_person"] = edited

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from turnstile.ledger.turns.steps import AnsweredCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
+    CONTROL_KEY,
     SYSTEM_AUTHOR,
     Card,
     CardType,
@@ -20,13 +21,12 @@ from turnstile.schema.cards import (
     ToolResultContent,
     make_card,
     readable_content,
+    told_result,
 )
 from turnstile.schema.ids import CardId, ToolCallId, turn_card_id
 from turnstile.schema.states import AfterExecution, TurnStatus
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef
-
-CONTROL_KEY = "__cg_control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,7 @@ def _effective(call: AnsweredCall, content: ToolResultContent, tools: Mapping[st
 
 
 def _delivered(content: ToolResultContent) -> JsonValue:
-    result = content.result
-    if isinstance(result, dict):
-        result = {name: value for name, value in result.items() if name != CONTROL_KEY}
+    result = told_result(content.result)
     if content.error is None:
         return result
     failure: JsonObject = {"code": content.error.code, "message": content.error.message}

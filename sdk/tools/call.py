@@ -33,6 +33,10 @@ class Asks(Protocol):
         """Return what they came to; raise `Refused` with the code of why there are none."""
         ...
 
+    async def waits(self) -> bool:
+        """Whether the call still waits for its result."""
+        ...
+
 
 Tells: TypeAlias = Callable[[ProgressRequest], Awaitable[None]]
 """Tells a bridge how far a call is, best effort."""
@@ -199,6 +203,13 @@ class ToolCall:
         arguments |= {} if expires_after_seconds is None else {"expires_after_seconds": expires_after_seconds}
         told = HumanReply.model_validate(await self._ask("ask_human", arguments, key))
         return HumanAnswer(told.decision, told.response, told.message)
+
+    async def waits(self) -> bool:
+        """Whether the result is still wanted: False once the turn has ended, was stopped, or waits no longer.
+
+        Costs a request. Without a bridge that answers it is True.
+        """
+        return self.asks is None or await self.asks.waits()
 
     async def progress(self, progress: float, *, total: float | None = None, message: str = "") -> None:
         """Tell whoever watches the turn how far the call is, best effort: at most twice a second, the rest is dropped.

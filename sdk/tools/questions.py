@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateRequest
-from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.errors import Refused, ServerUnavailable
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand
 from turnstile.sdk.tools.function_run import RunTime
 from turnstile.transport.limited_log import LimitedLog
@@ -36,6 +36,15 @@ class Questions:
         """What it came to; raises `Refused` if nobody is asked, `BridgeFailed` if a bridge keeps failing."""
         with self._time.standing_still() if request.tool == "ask_human" else nullcontext():
             return await self._answer(request)
+
+    async def waits(self) -> bool:
+        """Whether the call still waits for its result; True if no bridge can say."""
+        try:
+            return (await self._calls.describe(self._command)).waits
+        except (ServerUnavailable, BridgeFailed):
+            return True
+        except Refused:
+            return False
 
     async def _answer(self, request: DelegateRequest) -> JsonObject:
         pause, longest = _PAUSE_SECONDS

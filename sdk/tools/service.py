@@ -114,10 +114,19 @@ class ToolService:
         )
 
         def decorate(function: Function) -> Function:
-            self._add(read_spec(function, terms))
+            self.add(read_spec(function, terms))
             return function
 
         return decorate
+
+    def add(self, spec: ToolSpec) -> None:
+        """Serve a tool that is described already; raises `ConfigError` for a second one of its name or address."""
+        for other in self._specs.values():
+            if other.name == spec.name:
+                raise ConfigError(f"tool {spec.name} is there twice: give one another name")
+            if other.consumer(None) == spec.consumer(None):
+                raise ConfigError(f"tools {other.name} and {spec.name} have one address: change target or suffix")
+        self._specs[spec.name] = spec
 
     def definitions(self) -> list[ToolDefinition]:
         """The definitions of the tools, as `turnstile tool put` registers them."""
@@ -218,14 +227,6 @@ class ToolService:
             sys.stderr.write(f"{error}\n")
             code = 1
         program.leave(code)
-
-    def _add(self, spec: ToolSpec) -> None:
-        for other in self._specs.values():
-            if other.name == spec.name:
-                raise ConfigError(f"tool {spec.name} is there twice: give one another name")
-            if other.consumer(None) == spec.consumer(None):
-                raise ConfigError(f"tools {other.name} and {spec.name} have one address: change target or suffix")
-        self._specs[spec.name] = spec
 
     async def _serve(self, conn: NatsConnection, workers: list[ToolWorker], stop: asyncio.Event) -> None:
         ending = asyncio.Event()  # not the caller's `stop`: a tool that fails sets this to end the other tools

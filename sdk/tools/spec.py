@@ -6,11 +6,11 @@ function and what to change, if the function cannot be a tool.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import CoreSchema
@@ -69,6 +69,25 @@ class ToolSpec:
         """The name of the durable consumer that its replicas share; a service of one project has one of its own."""
         shared = f"turnstile_tool_{self.terms.target}_{self.terms.suffix}"
         return shared if project is None else f"{shared}@{project}"
+
+
+class _AnyArguments(RootModel[JsonObject]):
+    """Arguments of any tool: the kernel has checked them by the schema of its row."""
+
+
+def any_spec(function: Callable[[JsonObject, ToolCall], Awaitable[object]], terms: ToolTerms, about: str) -> ToolSpec:
+    """A function of `arguments` and `call` that answers all calls of its subject, whichever tools they name.
+
+    Raises `ConfigError` as `read_spec`.
+    """
+    name = terms.name or terms.target
+    try:
+        definition = ToolDefinition(
+            tool_name=name, description=about, target_subject=subjects.tool_target(terms.target, terms.suffix)
+        )
+    except (BadRequest, ValueError) as error:
+        raise ConfigError(f"tool {name}: {error}") from None
+    return ToolSpec(function, terms, definition, _AnyArguments, {"arguments": "root"}, "call")
 
 
 class _Untitled(GenerateJsonSchema):

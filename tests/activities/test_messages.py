@@ -136,7 +136,8 @@ def test_a_card_in_two_boxes_is_rendered_once_with_its_result() -> None:
 def test_error_results_and_control_fields() -> None:
     failed = ToolResultContent(status=TurnStatus.FAILED, error=ToolError(code="tool_timeout", message="too late"))
     steered = ToolResultContent(
-        status=TurnStatus.SUCCESS, result={"x": 1, "__cg_control": {"after_execution": "terminate"}}
+        status=TurnStatus.SUCCESS,
+        result={"x": 1, "__cg_control": {"after_execution": "terminate"}, "__cg_data": {"0": "iVBO"}},
     )
     cards = [
         thought("a", "", call("c1"), call("c2")),

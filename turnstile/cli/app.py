@@ -11,6 +11,7 @@ from turnstile.cli.budgets import budget_commands
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
+from turnstile.cli.mcp import mcp_servers
 from turnstile.cli.models import local_models
 from turnstile.cli.operations import audit, doctor, health, projects, retention, safety, schemas, top, usage, versions
 from turnstile.cli.people import approval_commands
@@ -65,6 +66,7 @@ for name, commands, purpose in (
     ("profile", profiles, "Profiles: prompt, model and tools of agents."),
     ("agent", agents, "Agents: add, list and remove them, and set their memory."),
     ("tool", tools, "Tools that agents can call."),
+    ("mcp", mcp_servers, "MCP servers as tools: add, list, test, accept and remove them, serve their calls."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turn_commands, "Turns: show, list, stop and run them again."),
     ("approvals", approval_commands, "What turns ask people: list, show, and decide it."),

@@ -58,6 +58,9 @@ _EXTRAS = {
     "xllamacpp": "local",
     "starlette": "gateway",
     "uvicorn": "gateway",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+    "httpx2": "mcp",
 }
 """Packages that the base install lacks, and the extra that has each (pyproject.toml)."""
 

@@ -1,6 +1,7 @@
 """`turnstile up`: runs the embedded servers, the migrations, worker, bridge and gateway in one process until `stop`.
 
-The server of a local model is started when the model is first asked for, or at once if a profile names it.
+The server of a local model is started when the model is first asked for, or at once if a profile names it. MCP servers
+that the data directory names are served by a process beside it.
 
 A server that dies is restarted once, on the same data and port: worker and bridge wait for it, and no turn is lost. If
 the same server dies again, everything stops with an error that shows its log. A server that dies because its disk is
@@ -24,6 +25,7 @@ from turnstile.local.model_servers import LocalServers
 from turnstile.processes.addresses import NAMESPACE
 from turnstile.processes.connections import Servers
 from turnstile.processes.gateway import links_of, own_token, serve_gateway
+from turnstile.processes.mcp.beside_up import McpBeside
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
@@ -97,6 +99,7 @@ async def run_up(
             migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
             local = LocalServers(data, settings.local)
             resources.push_async_callback(local.close)
+            resources.push_async_callback(McpBeside(data, endpoints.nats_url, say).close)
             await unless(stop, own_token(data, endpoints.database_url, ProjectId(settings.protocol.default_project)))
 
             def serves(url: str) -> None:

@@ -49,7 +49,7 @@ async def test_a_result_whose_control_says_terminate_ends_the_turn_and_the_contr
     tenant: Tenant,
 ) -> None:
     async with hand_of(tenant) as hand:
-        result = {"found": 1, "__cg_control": {"after_execution": "terminate"}}
+        result = {"found": 1, "__cg_control": {"after_execution": "terminate"}, "__cg_data": {"0": "iVBO"}}
         ended = await played(hand, {"result": result, "after_execution": "suspend"}, tools=("search",))
     assert ending(ended) == ("success", None, {"found": 1})
 

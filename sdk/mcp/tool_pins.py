@@ -1,0 +1,177 @@
+"""Tools as an MCP server lists them, checked before a model reads them, and the digest that pins each (protocol §17.1).
+
+Two definitions have one digest only if a model and the kernel would read them alike: name, description, schemas and
+the hints that decide something. What cannot be accepted is left out, with the reason. Pure.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from mcp_types import Tool
+from pydantic import JsonValue, ValidationError
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.parameters import json_schema, object_schema
+from turnstile.schema.people.digests import canonical
+from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire import subjects
+from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of
+
+LONGEST_DESCRIPTION = 8192
+LARGEST_SCHEMA = 65_536
+_DEEPEST = 32
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
+)
+"""Characters that nobody sees, by which a text can say to a model what it does not say to people."""
+
+
+def seen(text: str) -> str:
+    """The text without characters that nobody sees."""
+    return _UNSEEN.sub("", text)
+
+
+class Unacceptable(BadRequest):
+    """Why a tool of a server is left out."""
+
+    code: str = "mcp_tool_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTool:
+    """A tool of a server as it is defined now."""
+
+    name: str
+    description: str
+    parameters: JsonObject
+    output_schema: JsonObject | None
+    hints: JsonObject
+    """`read_only`, `destructive`, `idempotent` and `open_world`, as far as the server says them."""
+    digest: str
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the server says that a second run does no harm."""
+        return self.hints.get("read_only") is True or self.hints.get("idempotent") is True
+
+    def definition(self, server: str, entry: McpServer) -> ToolDefinition:
+        """The row by which agents call it."""
+        unsafe = entry.repeat == "unsafe" or (entry.repeat == "hints" and not self.repeatable)
+        row: JsonObject = {
+            "tool_name": row_name(server, self.name),
+            "description": self.description,
+            "parameters": self.parameters,
+            "target_subject": subjects.tool_target(target_of(server), SUFFIX),
+            "options": {
+                "timeout_seconds": entry.timeout_seconds,
+                "mcp": {"server": server, "tool": self.name, "digest": self.digest},
+                **({"repeat": "unsafe"} if unsafe else {}),
+            },
+        }
+        return ToolDefinition.model_validate(row)
+
+
+def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
+    """The tool, checked; raises `Unacceptable`, which says what is wrong and quotes nothing that is not seen."""
+    if not _NAME.match(tool.name):
+        raise Unacceptable("its name has other characters than A-Z a-z 0-9 _ -, or more than 64")
+    description = (tool.description or tool.title or "").strip() or f"The tool {tool.name} of {server}."
+    if len(description) > LONGEST_DESCRIPTION:
+        raise Unacceptable(f"its description has more than {LONGEST_DESCRIPTION} characters")
+    parameters: JsonObject = dict(tool.input_schema)
+    parameters.setdefault("properties", {})
+    _check("its input schema", parameters)
+    if tool.output_schema is not None:
+        _check("its output schema", tool.output_schema)
+    told = tool.annotations
+    hints: JsonObject = (
+        {}
+        if told is None
+        else {
+            name: value
+            for name, value in (
+                ("read_only", told.read_only_hint),
+                ("destructive", told.destructive_hint),
+                ("idempotent", told.idempotent_hint),
+                ("open_world", told.open_world_hint),
+            )
+            if value is not None
+        }
+    )
+    pinned: JsonObject = {
+        "name": tool.name,
+        "description": description,
+        "input_schema": parameters,
+        "output_schema": tool.output_schema,
+        "hints": hints,
+    }
+    if (unseen := next(filter(None, map(_UNSEEN.search, _texts(pinned))), None)) is not None:
+        raise Unacceptable(f"its definition has a character that nobody sees, U+{ord(unseen[0]):04X}")
+    try:
+        digest = hashlib.sha256(canonical(pinned)).hexdigest()
+        found = RemoteTool(tool.name, description, object_schema(parameters), tool.output_schema, hints, digest)
+        found.definition(server, entry)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise Unacceptable(f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg'][:200]}") from None
+    except (BadRequest, ValueError) as error:
+        raise Unacceptable(str(error)[:300]) from None
+    return found
+
+
+def _texts(value: JsonValue) -> Iterator[str]:
+    """All texts in a value, names included."""
+    match value:
+        case str():
+            yield value
+        case list():
+            yield from chain.from_iterable(map(_texts, value))
+        case dict():
+            yield from value
+            yield from chain.from_iterable(map(_texts, value.values()))
+        case _:
+            pass
+
+
+def _check(what: str, schema: JsonObject) -> None:
+    try:
+        if len(json.dumps(schema).encode()) > LARGEST_SCHEMA:
+            raise Unacceptable(f"{what} has more than {LARGEST_SCHEMA} bytes")
+        if _depth(schema) > _DEEPEST:
+            raise Unacceptable(f"{what} is nested deeper than {_DEEPEST}")
+        json_schema(schema)
+    except RecursionError:
+        raise Unacceptable(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise Unacceptable(f"{what} {str(error)[:200]}") from None
+    if foreign := _foreign(schema):
+        raise Unacceptable(f"{what} refers to {foreign[:100]!a}, which is outside of it")
+
+
+def _depth(value: JsonValue) -> int:
+    match value:
+        case dict():
+            return 1 + max(map(_depth, value.values()), default=0)
+        case list():
+            return 1 + max(map(_depth, value), default=0)
+        case _:
+            return 0
+
+
+def _foreign(value: JsonValue) -> str | None:
+    """A reference in a schema that leads out of it."""
+    match value:
+        case {"$ref": str(target)} if not target.startswith("#"):
+            return target
+        case dict():
+            return next(filter(None, map(_foreign, value.values())), None)
+        case list():
+            return next(filter(None, map(_foreign, value)), None)
+        case _:
+            return None

@@ -1,0 +1,76 @@
+"""Calls of MCP servers' tools: added, served, called by agents (protocol §17.1)."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from tests.e2e.mcp.conftest import SERVERS, House
+from tests.support.conditions import until
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@asynccontextmanager
+async def over_http(house: House, *options: str) -> AsyncGenerator[str]:
+    """The address of the kind server over HTTP."""
+    port = free_port()
+    program = (str(SERVERS / "kind_server.py"), "--notes", str(house.notes), "--port", str(port), *options)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *program, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    try:
+        await until(listens, 30, "the server listens")
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_a_server_that_is_added_answers_the_calls_of_agents(house: House) -> None:
+    added = await house.add("kind")
+    assert "MCP server kind: 6 tools" in added.out
+    agent = await house.agent("kind__add", "kind__echo", "kind__fail", "kind__picture")
+    async with house.served("kind"):
+        nothing = dict[str, Any]()
+        calls = ("kind__add", {"a": 2, "b": 3}), ("kind__echo", {"text": "hi"}), ("kind__fail", nothing)
+        [sum_, echo, fail, picture] = await house.play(agent, *calls, ("kind__picture", nothing))
+    assert sum_["result"] == {"value": {"result": 5}}
+    assert echo["result"] == {"value": "hi"}
+    assert (fail["status"], fail["error"]["code"]) == ("failed", "tool_error")
+    assert "broken" in fail["error"]["message"]
+    assert picture["result"]["value"] == "This is it:"
+    assert picture["result"]["content"] == [{"type": "image", "mime_type": "image/png", "bytes": 64}]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("generation", ["2026-07-28", "2025-11-25"])
+async def test_both_generations_of_the_protocol_are_spoken_over_http(house: House, generation: str) -> None:
+    async with over_http(house, *(["--sessions"] if generation == "2025-11-25" else [])) as url:
+        ran = await house.cli("add", "web", "--url", url, "--tool", "add")
+        assert ran.code == 0, ran.err
+        tested = await house.cli("test", "web", "add", '{"a": 1, "b": 1}', "--json")
+        assert (tested.json()["protocol"], tested.json()["result"]) == (generation, {"value": {"result": 2}})
+        agent = await house.agent("web__add")
+        async with house.served("web"):
+            [found] = await house.play(agent, ("web__add", {"a": 20, "b": 1}))
+    assert found["result"] == {"value": {"result": 21}}
