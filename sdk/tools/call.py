@@ -8,7 +8,7 @@ children. A function whose order is not the same in every run gives each a `key`
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -30,6 +30,10 @@ class Asks(Protocol):
     async def __call__(self, request: DelegateRequest) -> JsonObject:
         """Return what they came to; raise `Refused` with the code of why there are none."""
         ...
+
+
+Waits = Callable[[], Awaitable[bool]]
+"""Looks whether a call waits for its answer still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,8 @@ class ToolCall:
     """When the turn stops waiting for this call."""
     asks: Asks | None = field(default=None, repr=False, compare=False)
     """Set by the service that runs the call."""
+    looks: Waits | None = field(default=None, repr=False, compare=False)
+    """Likewise."""
     _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
 
     async def delegate(
@@ -159,6 +165,13 @@ class ToolCall:
         arguments |= {} if k is None else {"k": k}
         arguments |= {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
         return JoinAnswer.model_validate(await self._ask("fork_join", arguments, key))
+
+    async def waits(self) -> bool:
+        """Look whether the turn still waits for this call; True if no bridge can say.
+
+        False once the turn is over or stopped, and once the call was answered by a timeout, a person or another run.
+        """
+        return self.looks is None or await self.looks()
 
     async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
         answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))

@@ -20,7 +20,7 @@ from turnstile.schema.tools import ToolCommandPayload
 from turnstile.schema.wire import headers, subjects
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.answer import DescribedCall, ToolReport, failed, too_large
-from turnstile.sdk.tools.call import Asks, ToolCall
+from turnstile.sdk.tools.call import Asks, ToolCall, Waits
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
@@ -67,7 +67,7 @@ class CallCommand:
         """The same command under another span of its trace."""
         return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
 
-    def context(self, described: DescribedCall, asks: Asks) -> ToolCall:
+    def context(self, described: DescribedCall, asks: Asks, looks: Waits) -> ToolCall:
         """The call as it is passed to the tool's function."""
         return ToolCall(
             tool_call_id=self.tool_call_id,
@@ -81,6 +81,7 @@ class CallCommand:
             delivery=self.delivery,
             resume_deadline=described.resume_deadline,
             asks=asks,
+            looks=looks,
         )
 
 

@@ -6,7 +6,7 @@ function and what to change, if the function cannot be a tool.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -26,6 +26,9 @@ from turnstile.sdk.tools.call import ToolCall
 ToolFunction = Callable[..., object]
 """A function of keyword arguments, sync or async."""
 
+OnOver = Callable[[ToolCall], Awaitable[None]]
+"""Gets a call that waits no more."""
+
 _PARAMETER = re.compile(r"(\s*)(?::param )?(\w+)(?: \([^)]*\))?:\s*(.*)")
 _HEADINGS = {"args:", "arguments:", "parameters:"}
 
@@ -42,6 +45,7 @@ class ToolTerms:
     concurrency: int = 16
     envs: Mapping[str, str] = field(default_factory=dict[str, str])
     repeat: Literal["safe", "unsafe"] = "safe"
+    on_over: OnOver | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from turnstile.schema.ids import ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCallHolder
 from turnstile.schema.wire import subjects
-from turnstile.sdk.tools.answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
+from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
+from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
 from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, TimedOut, ToolRun
 from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
@@ -236,9 +237,9 @@ class ToolWorker:
                 return Reject()
             if not described.waits or described.content is None:
                 self.counts.duplicates += 1
-                return Done()
+                return await self._over(command, described)
             with trace.part("run tool") as running:
-                context = running.context(described, Questions(self._calls, running))
+                context = self._context(running, described)
                 try:
                     prepared = prepare(self.spec, described.content.arguments, context, os.environ)
                 except ToolFailed as error:
@@ -253,6 +254,20 @@ class ToolWorker:
             trace.ran(report.status.value, None if report.error is None else report.error.code)
             with trace.part("report call", "client") as reporting:
                 await self._report(reporting, report)
+        return Done()
+
+    def _context(self, command: CallCommand, described: DescribedCall) -> ToolCall:
+        return command.context(described, Questions(self._calls, command), partial(self._waits, command))
+
+    async def _over(self, command: CallCommand, described: DescribedCall) -> Disposition:
+        """Tell the tool, if it wants to know, of a call that waits no more: a dead replica may have run it."""
+        if (on_over := self.spec.terms.on_over) is None:
+            return Done()
+        try:
+            await on_over(self._context(command, described))
+        except Exception as error:  # noqa: BLE001 -- a user's function may raise anything; it is called again
+            self._log.warning("over", "tool %s: the end of a call: %s", self.spec.name, error)
+            return deferred(command.delivery)
         return Done()
 
     async def _may_run(self, asking: CallCommand, command: CallCommand) -> bool:
