@@ -118,9 +118,9 @@ async def run_agent(
 ) -> AgentResult:
     """Run a turn to its end, whatever its status; the arguments are those of `turnstile.Client.ask`.
 
-    The result has ids; `with_value` puts the deliverable into it, and so into the workflow's history. After
-    `schedule_to_close_timeout` the turn is stopped. Where a worker dies, another one goes on after `heartbeat_timeout` at
-    the latest. The activities run on the workflow's task queue or, if given, on `task_queue`.
+    The result has ids; `with_value` puts the deliverable into it, and so into the workflow's history. The turn is
+    stopped after `schedule_to_close_timeout`. Where a worker dies, another goes on within `heartbeat_timeout`. The
+    activities run on the workflow's task queue or, if given, on `task_queue`.
 
     Raises `ActivityError`: its cause is an `ApplicationError` whose type is the code of the refusal (`unknown_agent`,
     `budget_exceeded`, …), or a `TimeoutError`. If the workflow or the task that awaits it is cancelled, it stops the

@@ -10,12 +10,14 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import Worker, WorkerConfig
+from temporalio.worker import Worker, WorkerConfig, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from turnstile.runtime.release import release
 from turnstile.schema.base import JsonObject
@@ -44,8 +46,11 @@ class TurnstileAgents(SimplePlugin):
     ) -> None:
         self._agents = AgentActivities(lambda: Client(address, project=project, channel=channel, token=token))
         self._max_waits = max_waits
-        activities = [self._agents.enqueue, self._agents.stop]
-        super().__init__("turnstile.agents", activities=activities)  # pyright: ignore[reportUnknownMemberType]  # temporalio's
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]  # temporalio's
+            "turnstile.agents",
+            activities=[self._agents.enqueue, self._agents.stop],
+            workflow_runner=_passing_us_through,
+        )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """Add the activities, unless this is the worker of waits itself."""
@@ -66,6 +71,14 @@ class TurnstileAgents(SimplePlugin):
         )
         async with self._agents.connected(), waits:
             await next(worker)
+
+
+def _passing_us_through(runner: WorkflowRunner | None) -> WorkflowRunner:
+    """Let the sandbox take our modules from outside: a workflow's file may import more than `run_agent`."""
+    given = runner or SandboxedWorkflowRunner()
+    if not isinstance(given, SandboxedWorkflowRunner):
+        return given
+    return replace(given, restrictions=given.restrictions.with_passthrough_modules("turnstile"))
 
 
 class AgentActivities:

@@ -8,6 +8,7 @@ from typing import Any
 from temporalio import workflow
 
 from turnstile.temporal import AgentCanceled, AgentResult, run_agent
+from turnstile.temporal.agent_calls import WAIT, WAITS_SUFFIX, EnqueuedTurn
 
 
 @dataclass
@@ -73,4 +74,25 @@ class AskAgain:
         return result.agent_turn_id
 
 
-WORKFLOWS = [AskOnce, AskAndTellOfItsEnd, AskMany, AskAgain]
+@workflow.defn
+class WaitOften:
+    """Many waits for one turn."""
+
+    @workflow.run
+    async def run(self, turn: EnqueuedTurn, times: int) -> int:
+        """How many of them told of a success."""
+        waits = [
+            workflow.execute_activity(
+                WAIT,
+                turn,
+                result_type=AgentResult,
+                task_queue=workflow.info().task_queue + WAITS_SUFFIX,
+                schedule_to_close_timeout=timedelta(hours=1),
+                heartbeat_timeout=timedelta(seconds=60),
+            )
+            for _ in range(times)
+        ]
+        return sum(each.ok for each in await asyncio.gather(*waits))
+
+
+WORKFLOWS = [AskOnce, AskAndTellOfItsEnd, AskMany, AskAgain, WaitOften]
