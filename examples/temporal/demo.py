@@ -86,9 +86,9 @@ async def play(directory: Path) -> None:
             "TEMPORAL_ADDRESS": endpoints["temporal_address"],
             "TEMPORAL_NAMESPACE": endpoints["temporal_namespace"],
         }
+        await run(env, TURNSTILE, "tool", "put", HERE / "order.yaml", *here)
         for name in ("critic", "editor", "buyer"):
             await run(env, TURNSTILE, "profile", "put", HERE / f"{name}.yaml", *here)
-        await run(env, TURNSTILE, "tool", "put", HERE / "order.yaml", *here)
 
         say("\na workflow asks three agents at once, and a fourth reads their answers (review.py):")
         say(await run(env, sys.executable, HERE / "review.py", "We ship on Friday"))

@@ -63,7 +63,7 @@ async def main() -> None:
     """Serve the tool and run its workflow; in production these may be processes of their own."""
     logging.basicConfig(level=logging.INFO)
     async with Worker(await connect(), task_queue=QUEUE, workflows=[PlaceOrder], activities=[take_from_stock]):
-        await service.run()
+        await service.run(os.environ.get("NATS_URL"))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,13 @@ class Theirs:
     client: Client
     queue: str
 
+    @property
+    def worker_words(self) -> tuple[str, ...]:
+        """The module and arguments of a worker of theirs."""
+        at = self.tenant.stack.endpoints
+        words = (at.nats_url, self.tenant.project, at.temporal_address, at.temporal_namespace, self.queue)
+        return "tests.e2e.temporal.their_worker", *words
+
     async def start(self, workflow: Any, *args: object) -> WorkflowHandle[Any, Any]:
         """Start a workflow of theirs."""
         return await self.client.start_workflow(workflow, args=args, id=f"theirs-{uuid7()}", task_queue=self.queue)
@@ -46,14 +53,7 @@ class Theirs:
     @asynccontextmanager
     async def process(self, *files: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
         """A worker of theirs as a process, which may be killed."""
-        endpoints = self.tenant.stack.endpoints
-        words = (endpoints.nats_url, self.tenant.project, endpoints.temporal_address, endpoints.temporal_namespace)
-        module = "tests.e2e.temporal.their_worker"
-        started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *words, self.queue, *map(str, files)),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        started = await hatched(*self.worker_words, *map(str, files))
         try:
             assert started.stdout is not None
             assert await started.stdout.readline() == b"works\n"
@@ -62,6 +62,12 @@ class Theirs:
             if started.returncode is None:
                 started.kill()
             await started.wait()
+
+
+async def hatched(*words: str) -> asyncio.subprocess.Process:
+    """A process of theirs: a module of this folder, with arguments."""
+    piped = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", *words, cwd=ROOT, stdout=piped)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A workflow of somebody else as a tool: one execution a call, whoever dies; it ends with the call."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,11 +9,10 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Worker
 
-from tests.e2e.temporal.conftest import Theirs
+from tests.e2e.temporal.conftest import Theirs, hatched
 from tests.e2e.temporal.order_workflow import PlaceOrder
 from tests.e2e.temporal.their_tool import order_service
 from tests.support.conditions import until
-from tests.support.paths import ROOT
 from tests.support.tools import Hand, call_of, calling, hand_of, heard_by_model
 from turnstile import ToolService
 from turnstile.schema.ids import AgentTurnId, uuid7
@@ -53,8 +51,7 @@ class Shop:
     async def replica(self) -> AsyncGenerator[asyncio.subprocess.Process]:
         """A replica as a process, which may be killed."""
         nats_url = self.theirs.tenant.stack.endpoints.nats_url
-        words = (sys.executable, "-m", "tests.e2e.temporal.their_tool", nats_url, *self._words)
-        process = await asyncio.create_subprocess_exec(*words, cwd=ROOT)
+        process = await hatched("tests.e2e.temporal.their_tool", nats_url, *self._words)
         try:
             yield process
         finally:

@@ -22,5 +22,11 @@ def order_service(address: str, namespace: str, queue: str, target: str) -> Tool
     return service
 
 
+def say_that_it_works() -> None:
+    """To the test."""
+    sys.stdout.write("works\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    asyncio.run(order_service(*sys.argv[2:]).run(sys.argv[1]))
+    asyncio.run(order_service(*sys.argv[2:]).run(sys.argv[1], ready=say_that_it_works))
