@@ -42,7 +42,7 @@ from turnstile.transport.connection import connect as connect_nats
 
 _LOOK_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 60.0
-"""A wait looks again after a tenth of the time that it has lasted, within these two: events tell what happens."""
+"""A wait hears its end, and looks for it more and more seldom: thousands of them must not flood a bridge."""
 _LINGER_SECONDS = 0.1
 """How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
 
@@ -108,12 +108,11 @@ class NatsTurn(Turn):
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []
 
     async def _ended(self, turn: AgentTurnId, waiter: TaskWaiter) -> TurnView:
-        now = asyncio.get_running_loop().time
-        began = now()
+        pause = _LOOK_SECONDS
         while (view := turn_in(await self._describe({"agent_turn_id": turn}))).ended_at is None:
-            pause = min(max(_LOOK_SECONDS, (now() - began) / 10), _LONGEST_LOOK_SECONDS)
             with suppress(TimeoutError):  # its event may have been lost: look again
                 await waiter.wait(turn, pause)
+            pause = min(pause * 2, _LONGEST_LOOK_SECONDS)
         return view
 
     async def _chunks(self, events: AsyncIterator[WatchEvent]) -> AsyncGenerator[Chunk]:

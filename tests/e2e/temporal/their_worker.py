@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from temporalio import activity
@@ -42,7 +43,14 @@ async def main() -> None:
     """Work until killed."""
     client = await Client.connect(address, namespace=namespace)
     plugin = Dying(Path(files[0])) if files else TurnstileAgents(nats_url, project=project)
-    async with Worker(client, task_queue=queue, workflows=WORKFLOWS, plugins=[plugin]):
+    soon = timedelta(seconds=1)  # and no ten, which the next worker would wait for a dead one's tasks
+    async with Worker(
+        client,
+        task_queue=queue,
+        workflows=WORKFLOWS,
+        plugins=[plugin],
+        sticky_queue_schedule_to_start_timeout=soon,
+    ):
         sys.stdout.write("works\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
