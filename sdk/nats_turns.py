@@ -170,6 +170,9 @@ class NatsBackend(Backend):
     def ask(self, request: EnqueueRequest) -> Turn:
         return NatsTurn(self.bridge, self.bridge.agent_of(request), request)
 
+    def known(self, agent_id: AgentId, agent_turn_id: AgentTurnId) -> Turn:
+        return NatsTurn(self.bridge, agent_id, agent_turn_id)
+
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
         view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
         return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)

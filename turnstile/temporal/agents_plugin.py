@@ -122,7 +122,7 @@ class AgentActivities:
         """Wait for the turn's end, however long that takes."""
         with _failures():
             async with _beating():
-                turn = await (await self._client()).turn(wanted.agent_turn_id)
+                turn = await (await self._client()).turn(wanted.agent_turn_id, agent_id=wanted.agent_id)
                 found = await turn.result()
         return AgentResult(
             agent_turn_id=wanted.agent_turn_id,
