@@ -93,7 +93,7 @@ class AgentActivities:
     async def enqueue(self, call: AgentCall) -> EnqueuedTurn:
         """Enqueue the turn; every attempt of the same call answers the same turn."""
         info = activity.info()
-        asker: JsonObject = {"namespace": info.namespace, "workflow_id": info.workflow_id}
+        asker: JsonObject = {"temporal": {"namespace": info.namespace, "workflow_id": info.workflow_id}}
         with _failures():
             turn = (await self._client()).ask(
                 call.agent_id,
@@ -105,7 +105,8 @@ class AgentActivities:
                 profile_name=call.profile_name,
                 model=call.model,
                 remember=call.remember,
-                metadata={"temporal": asker, **call.metadata},
+                # a name of the caller's own may be asked for by several workflows, and means the same content
+                metadata=call.metadata if call.correlation_id else {**asker, **call.metadata},
                 multitask_strategy=call.multitask_strategy or "enqueue",
                 budget=call.budget,
                 correlation_id=call.correlation_id or activity_correlation_id(),

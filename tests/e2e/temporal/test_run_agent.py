@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
-from temporalio.worker import Replayer
+from temporalio.worker import Replayer, Worker
 
 from tests.e2e.temporal.agent_workflows import WORKFLOWS, AskAgain, AskAndTellOfItsEnd, Asked, AskMany, AskOnce
 from tests.e2e.temporal.conftest import Theirs
@@ -149,15 +149,27 @@ async def test_a_turn_is_stopped_when_the_time_of_its_call_is_over(theirs: Their
     assert ended.view.status == "canceled"
 
 
-async def test_each_run_of_a_workflow_makes_turns_of_its_own_and_each_call_of_a_run(theirs: Theirs) -> None:
+async def test_each_run_of_a_workflow_makes_turns_of_its_own_unless_it_names_them(theirs: Theirs) -> None:
     await theirs.tenant.profile("helper", "player", instances=True)
     asked = Asked({"profile_name": "helper", "instruction": says("done")})
     async with theirs.working():
         await (await theirs.start(AskAgain.run, asked, 2)).result()
         assert await turns_of(theirs.tenant) == 2
         results = await (await theirs.start(AskMany.run, asked, 3)).result()
-    assert len({each.agent_turn_id for each in results}) == 3
-    assert await turns_of(theirs.tenant) == 5
+        assert len({each.agent_turn_id for each in results}) == 3
+        assert await turns_of(theirs.tenant) == 5
+        named = Asked({**asked.given, "correlation_id": "order-17"})
+        one = await (await theirs.start(AskAgain.run, named, 2)).result()
+        assert one == (await (await theirs.start(AskOnce.run, named)).result()).agent_turn_id
+    assert await turns_of(theirs.tenant) == 6
+
+
+async def test_a_client_may_carry_the_plugin_for_all_of_its_workers(theirs: Theirs) -> None:
+    await theirs.tenant.agent("player")
+    agents = TurnstileAgents(theirs.tenant.stack.endpoints.nats_url, project=theirs.tenant.project)
+    client = Client(theirs.client.service_client, namespace=theirs.client.namespace, plugins=[agents])
+    async with Worker(client, task_queue=theirs.queue, workflows=WORKFLOWS):
+        assert (await theirs.run(AskOnce.run, agent_id=ALICE, instruction=says("hello"))).ok
 
 
 async def test_a_worker_asks_by_way_of_a_gateway_with_a_token(theirs: Theirs) -> None:
@@ -184,6 +196,7 @@ async def test_a_worker_killed_before_it_said_that_it_enqueued_a_turn_makes_no_s
     assert await turns_of(theirs.tenant) == 1
 
 
+@pytest.mark.long
 async def test_another_worker_waits_on_where_one_was_killed(theirs: Theirs) -> None:
     async with hand_of(theirs.tenant) as hand:
         async with theirs.process() as dying:
