@@ -5,6 +5,7 @@
 #   make demo     start everything on this machine and let agents talk (MODEL=local asks a small real model here, MODEL=… any other)
 #   make demo-pump  the same with listeners, which talk to each other
 #   make demo-tree  agents that ask other agents, as a live tree
+#   make demo-temporal  a workflow that asks agents, and an agent whose tool is a workflow
 #   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
 #   make test-long  the tests that the suite leaves out because they are long: kills under load, rollouts, floods
 #   make check    lint, format, types, import rules
@@ -31,7 +32,7 @@ UV ?=
 install = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python $(1) || )$(PIP) install --quiet $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump demo-tree test test-long check bench chaos explore pictures mcp-conformance clean
+.PHONY: help demo demo-pump demo-tree demo-temporal test test-long check bench chaos explore pictures mcp-conformance clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +68,9 @@ demo-pump: $(STAMP)
 
 demo-tree: $(STAMP)
 	$(BIN)/turnstile demo-tree $(ARGS)
+
+demo-temporal: $(STAMP)
+	$(BIN)/python examples/temporal/demo.py
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -30,7 +30,7 @@ from turnstile.schema.budgets.budget_requests import (
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, InterruptId, SteerId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, SteerId, ToolCallId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
@@ -133,6 +133,9 @@ class HttpBackend(Backend):
 
     def ask(self, request: EnqueueRequest) -> Turn:
         return HttpTurn(self, request)
+
+    def known(self, agent_id: AgentId, agent_turn_id: AgentTurnId) -> Turn:
+        return HttpTurn(self, agent_turn_id)
 
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
         found = await self.request("GET", _path(agent_turn_id), _Turn)

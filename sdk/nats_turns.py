@@ -41,6 +41,8 @@ from turnstile.transport.connection import NatsConnection
 from turnstile.transport.connection import connect as connect_nats
 
 _LOOK_SECONDS = 1.0
+_LONGEST_LOOK_SECONDS = 60.0
+"""A wait hears its end, and looks for it more and more seldom: thousands of them must not flood a bridge."""
 _LINGER_SECONDS = 0.1
 """How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
 
@@ -106,9 +108,11 @@ class NatsTurn(Turn):
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []
 
     async def _ended(self, turn: AgentTurnId, waiter: TaskWaiter) -> TurnView:
+        pause = _LOOK_SECONDS
         while (view := turn_in(await self._describe({"agent_turn_id": turn}))).ended_at is None:
             with suppress(TimeoutError):  # its event may have been lost: look again
-                await waiter.wait(turn, _LOOK_SECONDS)
+                await waiter.wait(turn, pause)
+            pause = min(pause * 2, _LONGEST_LOOK_SECONDS)
         return view
 
     async def _chunks(self, events: AsyncIterator[WatchEvent]) -> AsyncGenerator[Chunk]:
@@ -165,6 +169,9 @@ class NatsBackend(Backend):
 
     def ask(self, request: EnqueueRequest) -> Turn:
         return NatsTurn(self.bridge, self.bridge.agent_of(request), request)
+
+    def known(self, agent_id: AgentId, agent_turn_id: AgentTurnId) -> Turn:
+        return NatsTurn(self.bridge, agent_id, agent_turn_id)
 
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
         view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))

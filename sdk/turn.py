@@ -17,7 +17,7 @@ from turnstile.schema.budgets.budget_requests import (
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, InterruptId, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
@@ -176,6 +176,10 @@ class Backend(ABC):
     @abstractmethod
     def ask(self, request: EnqueueRequest) -> Turn:
         """The turn of a request, not enqueued yet."""
+
+    @abstractmethod
+    def known(self, agent_id: AgentId, agent_turn_id: AgentTurnId) -> Turn:
+        """A turn of this channel that was asked for, without a look at it."""
 
     @abstractmethod
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:

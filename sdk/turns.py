@@ -24,7 +24,7 @@ from turnstile.schema.budgets.budget_requests import BudgetListRequest
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentTurnId, InterruptId, token, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
@@ -206,8 +206,13 @@ class Client:
         """A conversation with an agent or with a profile's instance; it begins with its first turn."""
         return Conversation(self, conversation_id, agent_id, profile_name)
 
-    async def turn(self, agent_turn_id: str) -> Turn:
-        """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none."""
+    async def turn(self, agent_turn_id: str, *, agent_id: str | None = None) -> Turn:
+        """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none.
+
+        With the id of its agent a turn of this channel is not looked up first: its methods raise that then.
+        """
+        if agent_id is not None:
+            return self._opened.known(AgentId(agent_id), AgentTurnId(agent_turn_id))
         return await self._opened.find(AgentTurnId(agent_turn_id))
 
     async def interrupts(

@@ -144,6 +144,15 @@ class CallClient:
             raise Refused("not_your_call", "the command names another tool than the call")
         return call
 
+    async def waits(self, command: CallCommand) -> bool:
+        """False once the call needs no answer any more; True if no bridge can say."""
+        try:
+            return (await self.describe(command)).waits
+        except (ServerUnavailable, BridgeFailed):
+            return True
+        except Refused:
+            return False
+
     async def delegate(self, command: CallCommand, request: DelegateRequest) -> JsonObject | None:
         """Ask for children of the call, or how they stand; returns what they came to, None while they run.
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateRequest
-from turnstile.schema.errors import Refused, ServerUnavailable
+from turnstile.schema.errors import ServerUnavailable
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand
 from turnstile.sdk.tools.function_run import RunTime
 from turnstile.transport.limited_log import LimitedLog
@@ -39,12 +39,7 @@ class Questions:
 
     async def waits(self) -> bool:
         """Whether the call still waits for its result; True if no bridge can say."""
-        try:
-            return (await self._calls.describe(self._command)).waits
-        except (ServerUnavailable, BridgeFailed):
-            return True
-        except Refused:
-            return False
+        return await self._calls.waits(self._command)
 
     async def _answer(self, request: DelegateRequest) -> JsonObject:
         pause, longest = _PAUSE_SECONDS

@@ -40,7 +40,7 @@ from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
 from turnstile.sdk.tools.answer import Terminate, ToolFailed
 from turnstile.sdk.tools.call import ChildTask, ToolCall
-from turnstile.sdk.tools.spec import ToolFunction, ToolSpec, ToolTerms, read_spec
+from turnstile.sdk.tools.spec import OnOver, ToolFunction, ToolSpec, ToolTerms, read_spec
 from turnstile.sdk.tools.worker import ToolCounts, ToolWorker
 from turnstile.transport.connection import NatsConnection, connect, start_connecting
 from turnstile.transport.streams import declare_consumer
@@ -95,12 +95,14 @@ class ToolService:
         concurrency: int | None = None,
         envs: Mapping[str, str] | None = None,
         repeat: Literal["safe", "unsafe"] = "safe",
+        on_over: OnOver | None = None,
     ) -> Callable[[Function], Function]:
         """Make a function the tool that answers `cmd.tool.{target}.{suffix}`; returns the function unchanged.
 
         `envs` maps arguments to env variables of this process, which the model neither sees nor sets. With `repeat`
-        "unsafe" a call that began is not run again when its replica dies: a person is asked. Raises `ConfigError` if
-        the function cannot be a tool.
+        "unsafe" a call that began is not run again when its replica dies: a person is asked. If a replica died and the
+        call waits no more, `on_over` is given the call in place of the function, to end what that had begun elsewhere.
+        Raises `ConfigError` if the function cannot be a tool.
         """
         terms = ToolTerms(
             target=target,
@@ -111,6 +113,7 @@ class ToolService:
             concurrency=self._concurrency if concurrency is None else concurrency,
             envs=dict(envs or {}),
             repeat=repeat,
+            on_over=on_over,
         )
 
         def decorate(function: Function) -> Function:

@@ -26,6 +26,9 @@ from turnstile.sdk.tools.call import ToolCall
 ToolFunction = Callable[..., object]
 """A function of keyword arguments, sync or async."""
 
+OnOver = Callable[[ToolCall], Awaitable[None]]
+"""Gets a call that waits no more."""
+
 _PARAMETER = re.compile(r"(\s*)(?::param )?(\w+)(?: \([^)]*\))?:\s*(.*)")
 _HEADINGS = {"args:", "arguments:", "parameters:"}
 
@@ -42,6 +45,7 @@ class ToolTerms:
     concurrency: int = 16
     envs: Mapping[str, str] = field(default_factory=dict[str, str])
     repeat: Literal["safe", "unsafe"] = "safe"
+    on_over: OnOver | None = None
 
 
 @dataclass(frozen=True, slots=True)

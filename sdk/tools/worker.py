@@ -25,7 +25,8 @@ from turnstile.schema.ids import ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCallHolder
 from turnstile.schema.wire import subjects
-from turnstile.sdk.tools.answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
+from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
+from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
 from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, RunTime, TimedOut, ToolRun
 from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
@@ -236,12 +237,10 @@ class ToolWorker:
                 return Reject()
             if not described.waits or described.content is None:
                 self.counts.duplicates += 1
-                return Done()
+                return await self._over(command, described)
             with trace.part("run tool") as running:
                 time_left = RunTime(self.spec.terms.timeout_seconds)
-                context = running.context(
-                    described, Questions(self._calls, running, time_left), partial(self._calls.progress, running)
-                )
+                context = self._context(running, described, time_left)
                 try:
                     prepared = prepare(self.spec, described.content.arguments, context, os.environ)
                 except ToolFailed as error:
@@ -257,6 +256,21 @@ class ToolWorker:
             trace.ran(report.status.value, None if report.error is None else report.error.code)
             with trace.part("report call", "client") as reporting:
                 await self._report(reporting, report)
+        return Done()
+
+    def _context(self, command: CallCommand, described: DescribedCall, time_left: RunTime) -> ToolCall:
+        asks = Questions(self._calls, command, time_left)
+        return command.context(described, asks, partial(self._calls.progress, command))
+
+    async def _over(self, command: CallCommand, described: DescribedCall) -> Disposition:
+        """Tell the tool, if it wants to know, of a call that waits no more: a dead replica may have run it."""
+        if (on_over := self.spec.terms.on_over) is None:
+            return Done()
+        try:
+            await on_over(self._context(command, described, RunTime(self.spec.terms.timeout_seconds)))
+        except Exception as error:  # noqa: BLE001 -- a user's function may raise anything; it is called again
+            self._log.warning("over", "tool %s: the end of a call: %s", self.spec.name, error)
+            return deferred(command.delivery)
         return Done()
 
     async def _may_run(self, asking: CallCommand, command: CallCommand) -> bool:
@@ -303,7 +317,7 @@ class ToolWorker:
             try:
                 taken = await self._calls.report(command, report)
             except (ServerUnavailable, BridgeFailed) as error:
-                if isinstance(error, BridgeFailed) and not await self._waits(command):
+                if isinstance(error, BridgeFailed) and not await self._calls.waits(command):
                     self._refuse(command, Refused(error.code, f"the call waits no more; {error}"))
                     return
                 self._log.warning("report", "tool %s: a result cannot be reported yet: %s", self.spec.name, error)
@@ -328,18 +342,9 @@ class ToolWorker:
         """Reply that the call runs here until a bridge has applied its report: else another replica would run it."""
         pause, longest = _REPORT_PAUSE_SECONDS
         async with self._presence.held(command):
-            while await self._waits(command):
+            while await self._calls.waits(command):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, longest)
-
-    async def _waits(self, command: CallCommand) -> bool:
-        """False once the call needs no answer any more; True if no bridge can say."""
-        try:
-            return (await self._calls.describe(command)).waits
-        except (ServerUnavailable, BridgeFailed):
-            return True
-        except Refused:
-            return False
 
     def _refuse(self, command: CallCommand, error: Refused) -> None:
         self.counts.refused += 1
