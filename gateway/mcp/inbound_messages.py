@@ -46,7 +46,7 @@ from turnstile.gateway.mcp.session_ids import asks_people, is_session, new_sessi
 from turnstile.gateway.mcp.tool_calls import ToolCalls
 from turnstile.gateway.mcp.tool_server import mcp_server
 from turnstile.gateway.v1.resources import TurnStop
-from turnstile.ledger.access.pages import find_requested_turn
+from turnstile.ledger.access.past import find_requested_turn
 from turnstile.schema.errors import BadRequest, Refused
 
 _SESSION: Final = "mcp-session-id"

@@ -159,9 +159,3 @@ async def list_turn_progress(
         )
         for row in rows
     ]
-
-
-async def find_requested_turn(conn: Connection, project: ProjectId, correlation_id: str) -> AgentTurnId | None:
-    """The turn of the request with this correlation; None if there is none yet."""
-    row = await query("find_requested_turn").opt(conn, project_id=project, correlation_id=correlation_id)
-    return None if row is None else AgentTurnId(row["agent_turn_id"])

@@ -77,8 +77,3 @@ LEFT JOIN LATERAL (  -- card by card: a plan made for few cards would read all o
     WHERE k.card_id = x.card_id AND k.tenant_id = :project_id AND NOT x.card_id = ANY (:known_cards::text[])
       AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c ON true
 ORDER BY x.step_id, x.part, x.place;
-
--- name: find_requested_turn :opt
--- The turn of the request with this correlation.
-SELECT i.agent_turn_id FROM state.agent_inbox i
-WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types};

@@ -216,7 +216,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_recent_boxes": {"output_box_id"},
     "get_turn_request": past.TurnRequest,
     "list_turn_past": {"card_id"},
-    "find_requested_turn": {"agent_turn_id"},
     "list_calls_out": calls_out.ListedCall,
     "get_call_out": calls_out.CallFile,
     "list_dead_letters": dead_letters.DeadLetter,
