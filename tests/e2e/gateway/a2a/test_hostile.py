@@ -15,7 +15,7 @@ from tests.support.tenants import ALICE, Tenant
 SHARE = 0.1
 """Of `--fuzz-cases`."""
 PATH = f"/a2a/{ALICE}"
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "SendMessage": {"message": {}, "configuration": {}, "metadata": {}},
     "SendStreamingMessage": {"message": {}, "configuration": {}},
     "GetTask": {"id": "x", "historyLength": 1},
