@@ -27,10 +27,10 @@ SELECT count(*)::int AS total FROM (
 
 -- name: describe_target :opt
 -- What an agent or a profile says of itself, with the tools that its profile offers: for its card.
-SELECT p.name AS profile_name, p.tags::text AS tags, coalesce(a.display_name, a.agent_id, p.name) AS name,
+SELECT p.name AS profile_name, p.tags, coalesce(a.display_name, a.agent_id, p.name) AS name,
        coalesce(a.metadata ->> 'description', '') AS description, greatest(a.created_at, p.updated_at) AS since, coalesce((
            SELECT jsonb_agg(jsonb_build_object('name', t.tool_name, 'description', left(t.description, 1000)) ORDER BY t.tool_name) FROM resource.tools t
-           WHERE t.project_id = p.project_id AND CASE jsonb_typeof(k.offered) WHEN 'array' THEN k.offered ? t.tool_name END), '[]')::text AS tools
+           WHERE t.project_id = p.project_id AND CASE jsonb_typeof(k.offered) WHEN 'array' THEN k.offered ? t.tool_name END), '[]') AS tools
 FROM resource.profiles p
 LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = p.project_id
 LEFT JOIN LATERAL (

@@ -24,12 +24,14 @@ from turnstile.ledger.access import (
     profile_versions,
     tokens,
 )
+from turnstile.ledger.access.tasks import TargetDescription, TaskRow
 from turnstile.ledger.budgets import attempts, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
+from turnstile.ledger.pushes.receivers import ClaimedPush, Receiver
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.trees import batches, tree_views
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
@@ -58,6 +60,16 @@ BUDGET = {
 }
 
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
+    "get_task": TaskRow,
+    "page_tasks": TaskRow,
+    "count_tasks": {"total"},
+    "describe_target": TargetDescription,
+    "set_receiver": {"verdict"},
+    "remove_receiver": {"found"},
+    "claim_pushes": ClaimedPush,
+    "record_push": {"recorded"},
+    "fail_push": {"given_up"},
+    "list_receivers": Receiver,
     # the model that reads a query's rows, or the columns that its function reads
     "add_agent": {"verdict", "worker_target"},
     "agent_boxes": AgentBoxes,

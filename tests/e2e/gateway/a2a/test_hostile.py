@@ -15,7 +15,7 @@ from tests.support.tenants import ALICE, Tenant
 SHARE = 0.1
 """Of `--fuzz-cases`."""
 PATH = f"/a2a/{ALICE}"
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "SendMessage": {"message": {}, "configuration": {}, "metadata": {}},
     "SendStreamingMessage": {"message": {}, "configuration": {}},
     "GetTask": {"id": "x", "historyLength": 1},
@@ -91,6 +91,7 @@ async def test_large_and_deep_bodies_are_refused(web: httpx.AsyncClient, tenant:
         (b'{"jsonrpc": "2.0", "id": true, "method": "GetTask"}', 200, -32600),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "Nothing"}', 200, -32601),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": []}', 200, -32602),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {"status": "BUSY"}}', 200, -32602),
         (f'{{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {{"id": {DEEP}}}}}'.encode(), 200, -32602),
         (b"[" * 100_000, 200, -32700),
         (b'{"x": "' + b"x" * (1 << 20) + b'"}', 413, -32000),
