@@ -33,7 +33,7 @@ MARKER = "content-marker-8812"
 SECRET = "secret-marker-8813"
 
 
-@pytest.fixture(scope="module", params=["off", "captured"])
+@pytest.fixture(scope="module", params=["off", pytest.param("captured", marks=pytest.mark.long)])
 def content(request: pytest.FixtureRequest) -> bool:
     """Whether spans hold what was said."""
     return request.param == "captured"
