@@ -38,6 +38,8 @@ from turnstile.transport.json_messages import decode_object, encode
 Answer = TypeVar("Answer", bound=Reply)
 _UNREAD = 4096
 _REMEMBERED = 4096
+_LOOKS = 16
+"""Looks of waits that a client makes at once: thousands of waits must not flood a bridge, which would refuse them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class BridgeClient:
         self._project = project_id
         self._channel = channel_id
         self._sender = sender
+        self.looks = asyncio.Semaphore(_LOOKS)
 
     @property
     def caller(self) -> Caller:

@@ -42,7 +42,7 @@ from turnstile.transport.connection import connect as connect_nats
 
 _LOOK_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 60.0
-"""A wait hears its end, and looks for it more and more seldom: thousands of them must not flood a bridge."""
+"""A wait hears its end, and looks for it more and more seldom."""
 _LINGER_SECONDS = 0.1
 """How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
 
@@ -128,7 +128,8 @@ class NatsTurn(Turn):
         while True:
             pause = _LOOK_SECONDS
             try:
-                return await describe(self._bridge, asked)
+                async with self._bridge.looks:
+                    return await describe(self._bridge, asked)
             except Limited as error:  # the project asks too much: this is asked again, not given up
                 pause = error.retry_after or pause
             except ServerUnavailable:

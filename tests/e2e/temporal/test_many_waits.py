@@ -1,4 +1,4 @@
-"""Ten thousand calls that wait in one worker: what that costs, and that all of them hear the end."""
+"""Two thousand calls that wait in one worker: what that costs, and that all of them hear the end."""
 
 import asyncio
 import logging
@@ -14,13 +14,13 @@ from tests.support.tenants import ALICE
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.temporal.agent_calls import WAIT, EnqueuedTurn
 
-WORKFLOWS, EACH, SECONDS = 50, 100, 20.0
+WORKFLOWS, EACH, SECONDS = 20, 100, 20.0
 log = logging.getLogger(__name__)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
-async def test_ten_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(theirs: Theirs) -> None:
+@pytest.mark.timeout(900)
+async def test_two_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(theirs: Theirs) -> None:
     patient = definition(options={"suspend_timeout_seconds": 3600})
     async with hand_of(theirs.tenant, patient) as hand, theirs.process() as worker:
         before = resident_bytes(worker.pid)
@@ -33,7 +33,7 @@ async def test_ten_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(the
             begun = [each for some in pending for each in some if each.HasField("last_started_time")]
             return sum(each.activity_type.name == WAIT for each in begun) == WORKFLOWS * EACH
 
-        await until(all_wait, 300, "all calls wait", pause=5)
+        await until(all_wait, 300, "all calls wait", pause=1)
         cpu = cpu_seconds(worker.pid)
         await asyncio.sleep(SECONDS)  # what is measured is how much it works in this time
         busy, grown = (cpu_seconds(worker.pid) - cpu) / SECONDS, (resident_bytes(worker.pid) - before) / 1e6
@@ -48,5 +48,5 @@ async def test_ten_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(the
             loop.time() - told_at,
         )
         assert sum(heard) == WORKFLOWS * EACH
-        assert grown < 1000
+        assert grown < 300
         assert busy < 0.5
