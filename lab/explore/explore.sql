@@ -13,6 +13,13 @@ SELECT EXISTS (SELECT FROM explore.workflows w WHERE w.agent_turn_id = :agent_tu
 -- Temporal's data is deleted: it knows no workflow any more.
 UPDATE explore.workflows w SET known = false WHERE w.known;
 
+-- name: hold_turn :exec
+-- Holds the head and the calls of a turn, so that the next statement sees what whoever held them has done.
+WITH head AS MATERIALIZED (
+    SELECT h.active_agent_turn_id FROM state.agent_state_head h WHERE h.active_agent_turn_id = :agent_turn_id FOR NO KEY UPDATE
+)
+SELECT FROM head JOIN state.turn_waiting_tools w ON w.agent_turn_id = head.active_agent_turn_id ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w;
+
 -- name: pass_deadlines :exec
 -- Time passes: the deadline of this suspended turn, and of its calls, is over; of one whose tool asks a person only after the question's.
 WITH calls AS (

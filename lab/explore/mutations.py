@@ -76,13 +76,6 @@ MUTATIONS: Sequence[Mutation] = (
         "w.project_id = :project_id",
     ),
     Mutation(
-        "a call whose tool asks is timed out",
-        "inject_timeouts",
-        "c.due_at <= now() AND c.left_seconds IS NULL",
-        "c.due_at <= now()",
-        "asking",
-    ),
-    Mutation(
         "a tool asks under a call that was reported",
         "ask_under_call",
         "w.wait_status <> 'waiting' OR",

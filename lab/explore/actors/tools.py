@@ -1,13 +1,15 @@
 """Tools that report and repeat themselves, timers, a workflow that applies reports, and whoever fences or restarts."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from lab.explore.actors.cast import MOMENT, PROJECT, Cast, Script, gated
 from lab.explore.statements import statement
 from lab.explore.world import Move, View
 from turnstile.bridge.safety.reconciler import MAX_RESTARTS
 from turnstile.ledger.operations.recovery import restart_turn
-from turnstile.ledger.pool import Pool
+from turnstile.ledger.pool import Pool, Session
+from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.ends import (
     fence,
 )
@@ -103,7 +105,12 @@ def _report(script: Script, call: ToolCallId, ends: bool, status: TurnStatus, vi
 
 
 async def _pass(pool: Pool, turn: AgentTurnId) -> str:
-    await pool.run(lambda conn: statement("pass_deadlines").many(conn, agent_turn_id=turn))
+    async def do(conn: Connection) -> None:
+        async with cast("Session", conn).transaction():
+            await statement("hold_turn").many(conn, agent_turn_id=turn)
+            await statement("pass_deadlines").many(conn, agent_turn_id=turn)
+
+    await pool.run(do)
     return "passed"
 
 

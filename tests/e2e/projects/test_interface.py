@@ -160,6 +160,7 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
         "delegate",
         {"tool_call_id": call, "key": "1", "tool": "fork_join", "arguments": {"tasks": [task], "join": "all"}},
     )
+    await client.request("progress", {"tool_call_id": call, "progress": 1, "total": 2, "message": "half"})
     await hand.report(call)
     box = (await hand.ended(turn)).view.output_box_id
     memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
