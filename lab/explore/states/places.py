@@ -12,6 +12,7 @@ from lab.explore.states.auditing import audit_function
 from lab.explore.states.place import prepare_database
 from lab.explore.world import World
 from turnstile.embedded import EmbeddedServers
+from turnstile.ledger.histories import connect
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import uuid7
@@ -33,6 +34,7 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
             servers = await stack.enter_async_context(alone)
             url = servers.endpoints.database_url
             await _hurry(url)
+        base = url.rpartition("/")[0]
         server = Pool(url, size=1, name="explore")
         stack.push_async_callback(server.close)
         made: list[str] = []
@@ -41,6 +43,8 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
             name = f"explore_{uuid7().replace('-', '')}"
             await _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
             made.append(name)
+            if made[0] != name:
+                await _keep_era(f"{base}/{name}")
             return name
 
         async def drop() -> None:
@@ -48,7 +52,6 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
                 await _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
         stack.push_async_callback(drop)
-        base = url.rpartition("/")[0]
         template = await create("template0")
         pool = Pool(f"{base}/{template}", size=1, name="explore")
         await migrate(pool)
@@ -76,6 +79,18 @@ async def prepare_world(url: str, world: World) -> None:
     pool = Pool(url, size=1, name="explore")
     await world.prepare(pool)
     await pool.close()
+
+
+async def _keep_era(url: str) -> None:
+    """The copy of a ledger is another database: the first session of ours would begin an era in it."""
+    conn = await connect(url)
+    try:
+        await conn.execute(
+            "UPDATE state.ledger_era SET database_oid = d.oid::bigint"
+            " FROM pg_database d WHERE d.datname = current_database()"
+        )
+    finally:
+        await conn.close()
 
 
 async def _hurry(url: str) -> None:
