@@ -24,6 +24,7 @@ from tests.e2e.durability import test_era
 from tests.e2e.people import test_steering_crashes
 from tests.e2e.pump import test_agents_talk_crashes, test_pump_crashes
 from tests.support.faults.points import HASTY
+from tests.support.faults.table import PASSED
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
@@ -34,6 +35,8 @@ from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
 
+_POINTS_OF_PLAYS = {each for each in Fault if each.startswith(("question.", "receiver.", "push."))}
+"""`tests/e2e/durability/test_fault_deaths.py` kills there."""
 PROFILE: JsonObject = {"name": "crew", "instances": True, "llm_config": {"model": "scripted/chat"}}
 PARTS: list[JsonObject] = [{"text": "I am Ada."}, {"text": "Hello Ada.", "type": "task.deliverable"}]
 TURN: JsonObject = {"profile_name": "crew", "instruction": "hi", "conversation_id": "c1", "correlation_id": "k1"}
@@ -153,5 +156,6 @@ def test_every_point_has_a_test_that_fails_there() -> None:
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
     killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_unknown_call_crashes.POINTS}
     killed |= {*test_spending_crashes.POINTS, *test_era.POINTS}
+    killed |= {*_POINTS_OF_PLAYS & {*PASSED["tool_asks"], *PASSED["pushed"]}}
     thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}
     assert set(Fault) - killed == thrown
