@@ -104,7 +104,7 @@ class LedgerRules:
             self._rows("batch", sweep.retry_forks, times.pending_wakeup, self._command),
             self._rows("batch_due", sweep.list_undecided, 0, self._decide),
             self._rows("interrupts", list_expired, 0, self._expire),
-            self._rows("marked_queued", sweep.list_marked_queued, 0, self._end_marked),
+            self._rows("marked_queued", sweep.list_marked_queued, times.pending_wakeup, self._end_marked),
             self._rows("marked", sweep.list_marked_in_hand, times.stop_grace, self._fence),
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
             *([self._rows("outcome", list_unsure, times.command_retry, self._settle)] if self.outcomes else []),

@@ -233,11 +233,12 @@ ORDER BY b.deadline_at LIMIT :row_limit::int;
 
 -- name: list_marked_queued :many
 -- Rule 'marked': turns that are marked and wait in a queue; those in hand have a row that asks them to stop, or a closed gate.
+-- The stop that names a turn ends it itself, and says who asked for it: it has `older_seconds` for that.
 SELECT i.project_id, i.agent_id, i.agent_turn_id, i.inbox_id, i.channel_id, a.worker_target, i.context_headers FROM state.turn_nodes n
 JOIN state.agent_inbox i ON i.agent_turn_id = n.agent_turn_id AND i.message_type IN {turn_types}
 JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
 WHERE n.stopping_at IS NOT NULL AND NOT n.ended AND i.status = 'queued' AND a.worker_target = ANY (:worker_targets::text[])
-  AND n.stopping_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
+  AND n.stopping_at NOT BETWEEN now() - make_interval(secs => CASE WHEN n.stopped_by = n.agent_turn_id THEN :older_seconds::float8 ELSE 0 END) AND now() + interval '1 minute'
 ORDER BY n.stopping_at LIMIT :row_limit::int;
 
 -- name: list_marked_in_hand :many

@@ -161,6 +161,9 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
         {"tool_call_id": call, "key": "1", "tool": "fork_join", "arguments": {"tasks": [task], "join": "all"}},
     )
     await client.request("progress", {"tool_call_id": call, "progress": 1, "total": 2, "message": "half"})
+    receiver: JsonObject = {"agent_turn_id": turn, "receiver_id": "r"}
+    await client.request("push.set", {**receiver, "url": "https://192.0.2.1/"})
+    await client.request("push.remove", receiver)
     await hand.report(call)
     box = (await hand.ended(turn)).view.output_box_id
     memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}

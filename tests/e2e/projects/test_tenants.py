@@ -47,6 +47,7 @@ from turnstile.schema.wire.inbox import (
     ThreadDescribeRequest,
 )
 from turnstile.schema.wire.progress import ProgressRequest
+from turnstile.schema.wire.push_requests import PushRemoveRequest, PushSetRequest
 from turnstile.schema.wire.roster_requests import AgentPutRequest, AgentRequest, ToolRemoveRequest
 from turnstile.schema.wire.ui_actions import UiAction
 from turnstile.transport.json_messages import decode_object, encode
@@ -365,6 +366,8 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "box_replace": BoxReplaceRequest,
     "delegate": DelegateRequest,
     "progress": ProgressRequest,
+    "push.set": PushSetRequest,
+    "push.remove": PushRemoveRequest,
     "decide": DecideRequest,
     "interrupt.get": InterruptRequest,
     "interrupt.list": InterruptListRequest,
@@ -387,6 +390,7 @@ NAMES_NOTHING = {
     *("worker_target", "display_name", "tags"),
     *("decision", "response", "message", "limit"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns"),
+    *("progress", "total", "url", "token", "receiver_id"),
     "begins",  # a name of its own, beside the call
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
