@@ -215,8 +215,10 @@ async def test_it_has_no_parent_and_begins_at_no_depth(agents: Pool) -> None:
     await ask(agents, incoming=lineage)
     old = await play(agents)
     made = await again(agents, old, incoming=lineage)
-    own = "context_headers - 'traceparent' - 'CG-Conversation-Id'"
-    headers = f"SELECT ({own})::text FROM state.agent_inbox WHERE agent_turn_id = $1"
+    headers = (
+        "SELECT (context_headers - 'traceparent' - 'CG-Conversation-Id')::text"
+        " FROM state.agent_inbox WHERE agent_turn_id = $1"
+    )
     kept = await value(agents, headers, made.reply.agent_turn_id)
     assert kept == '{"CG-Sender": "user.test", "CG-Recursion-Depth": "0"}'
     await play(agents)
