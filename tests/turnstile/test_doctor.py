@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.gateway import serving
 from tests.support.ledger.agents import rows
@@ -151,10 +152,14 @@ async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: S
     target = stack.settings.worker.worker_targets[0]
     await hire(stack, "misled", f"{target}x")
     await put_tool(stack.pool, DEMO, counting().definitions()[0])
-    async with running_here(stack, run_both):
+
+    async def served() -> dict[str, Check] | None:  # a bridge answers before it has asked for its first doorbell
         found = await told(stack)
+        return found if found[f"target {target}"].status == "ok" else None
+
+    async with running_here(stack, run_both):
+        found = await until(served, 10, "the target is served")
     await rows(stack.pool, "DELETE FROM resource.project_agents WHERE agent_id = 'misled'")
-    assert found[f"target {target}"].status == "ok"
     wrong = found[f"target {target}x"]
     assert wrong.status == "fail"
     assert wrong.hint.endswith(f"did you mean {target!r}?")

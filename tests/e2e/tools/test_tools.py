@@ -37,7 +37,7 @@ async def test_three_parallel_calls_answered_late_doubled_and_in_reverse_order_e
         "task.deliverable",
     ]
     results = [card for card in ended.cards if card.type == "tool.result"]
-    assert [card.tool_call_id for card in results] == calls[::-1]  # in the order of time
+    assert {card.tool_call_id for card in results} == set(calls)  # each claim wakes the turn by itself, in no order
     heard = [{"status": "success", "result": f"first {call}"} for call in calls]
     assert heard_by_model(ended) == heard  # in the order of the calls
     assert await hand.waits(turn) == dict.fromkeys(calls, "applied")
