@@ -6,14 +6,19 @@ have, raises an error that names it.
 
 import contextlib
 import hashlib
+import logging
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import asyncpg
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.errors import TurnstileError
+
+log = logging.getLogger(__name__)
+_TRIES = 10
 
 
 class MigrationError(TurnstileError):
@@ -48,12 +53,25 @@ async def migrate(pool: Pool) -> list[str]:
         try:
             missing = await _missing(conn)
             for migration in missing:
-                async with conn.transaction():
-                    await conn.execute(migration.sql)
-                    await query("record_migration").many(conn, name=migration.name, checksum=migration.checksum)
+                await _apply(conn, migration)
             return [migration.name for migration in missing]
         finally:
             await query("unlock_migrations").many(conn)
+
+
+async def _apply(conn: Any, migration: Migration) -> None:
+    """Apply it in a transaction, again where it deadlocks with what runs meanwhile: then nothing of it was done."""
+    for tries in range(1, _TRIES + 1):
+        try:
+            async with conn.transaction():
+                await conn.execute(migration.sql)
+                await query("record_migration").many(conn, name=migration.name, checksum=migration.checksum)
+        except asyncpg.DeadlockDetectedError:
+            if tries == _TRIES:
+                raise
+            log.warning("migration %s met a deadlock, and is applied again", migration.name)
+        else:
+            return
 
 
 async def pending(pool: Pool) -> list[str]:

@@ -45,6 +45,26 @@ async def test_migrators_at_once_apply_each_migration_once(empty_url: str) -> No
         await pool.close()
 
 
+async def test_a_migration_that_deadlocks_with_what_runs_is_applied_again(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = "CREATE TABLE t (); LOCK TABLE public.cards; SELECT pg_sleep(0.3); LOCK TABLE public.boxes"
+    crossing = replace(migrations()[-1], name="9999_cross_locks", sql=slow)
+    pool, other = Pool(empty_url), Pool(empty_url)
+    await migrate(pool)
+    monkeypatch.setattr(module, "migrations", lambda: [*migrations(), crossing])
+    async with other.connection() as conn, conn.transaction():
+        await conn.execute("SET LOCAL deadlock_timeout = '1min'")  # so that the migration is the one that gives way
+        await conn.execute("LOCK TABLE public.boxes")
+        migrating = asyncio.create_task(migrate(pool))
+        await conn.execute("SELECT pg_sleep(0.15)")
+        await conn.execute("LOCK TABLE public.cards")
+    assert await migrating == ["9999_cross_locks"]
+    assert "migration 9999_cross_locks met a deadlock, and is applied again" in caplog.text
+    await pool.close()
+    await other.close()
+
+
 async def test_a_migration_that_fails_leaves_nothing_behind(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(migrations()[-1], name="9999_break_it", sql="CREATE TABLE t (); SELECT 1 / 0")
     monkeypatch.setattr(module, "migrations", lambda: [*migrations(), broken])
