@@ -12,6 +12,8 @@ from turnstile.schema.ids import ProjectId
 PROFILE: Final = "profile:"
 TARGET_LIMIT: Final = 256
 """Characters of a name."""
+GONE: Final = frozenset({"unknown_agent", "unknown_profile", "unknown_project", "agent_inactive", "no_instances"})
+"""Codes of an enqueue whose target takes no turns, or not any more."""
 
 
 @dataclass(frozen=True, slots=True)

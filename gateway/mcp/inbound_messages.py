@@ -36,6 +36,7 @@ from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from turnstile.gateway.asking import key_of
 from turnstile.gateway.http.endpoints import Call
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker
@@ -157,11 +158,10 @@ class Messages:
         if request is None:
             return
         principal, turns = call.principal, self._kernel.turns
-        key = request_key(principal.token_id, session, request)
-        own = key if principal.channel_id is None else f"{principal.channel_id}/{key}"
+        key = key_of(principal, request_key(principal.token_id, session, request))
         for look in range(_LOOKS):  # the request may be on its way still
             await asyncio.sleep(_LOOK_SECONDS if look else 0)
-            turn = await self._kernel.pool.run(lambda conn: find_requested_turn(conn, principal.project_id, own))
+            turn = await self._kernel.pool.run(lambda conn: find_requested_turn(conn, principal.project_id, key))
             if turn is not None:
                 view = await turns.described(principal, turn)
                 await turns.stop_turn(principal, view, TurnStop(reason="its client has cancelled"), call.headers)

@@ -22,7 +22,7 @@ from mcp_types import (
     InputRequiredResult,
 )
 
-from turnstile.gateway.addressed import Target, look_up
+from turnstile.gateway.addressed import GONE, Target, look_up
 from turnstile.gateway.http.endpoints import Call, parsed
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker
@@ -54,7 +54,6 @@ from turnstile.schema.wire.descriptions import TurnView
 
 _STOP_SECONDS: Final = 10.0
 """How long a stop waits for the turn's end."""
-_GONE: Final = frozenset({"unknown_agent", "unknown_profile", "unknown_project", "agent_inactive", "no_instances"})
 _TOO_LATE: Final = frozenset({"already_decided", "expired", "withdrawn"})
 Answer = CallToolResult | InputRequiredResult
 
@@ -159,7 +158,7 @@ class ToolCalls:
         try:
             return await self.kernel.enqueue(asker.call, channel, target, fields, key)
         except Refused as error:
-            if error.code in _GONE:
+            if error.code in GONE:
                 raise _unknown(target.named) from None
             raise
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final
 
-from turnstile.gateway.addressed import TARGET_LIMIT, Target, look_up
+from turnstile.gateway.addressed import GONE, TARGET_LIMIT, Target, look_up
 from turnstile.gateway.http.problems import UnknownModel
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ProjectId
-
-_GONE: Final = frozenset({"unknown_agent", "unknown_profile", "unknown_project", "agent_inactive", "no_instances"})
 
 
 async def find_target(pool: Pool, project: ProjectId, model: str) -> Target:
@@ -27,7 +24,7 @@ def known_model(model: str) -> Generator[None]:
     try:
         yield
     except Refused as error:
-        if error.code not in _GONE:
+        if error.code not in GONE:
             raise
         raise _unknown_model(model) from None
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from tests.support.conditions import until
@@ -11,10 +12,16 @@ from tests.support.ledger.calls import TOOL, result_card, write_card, written_re
 from tests.support.quick import shape
 from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
+from turnstile.schema.ids import AgentTurnId, ToolCallId
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.inbox import ReportReply
 
 THREE = calling("look", "find", "read", text="Three at once.")
 TOOLS = [definition(name) for name in ("look", "find", "read")]
+
+
+async def is_applied(hand: Hand, turn: AgentTurnId, call: ToolCallId) -> bool:
+    return (await hand.waits(turn))[call] == "applied"
 
 
 async def test_three_parallel_calls_answered_late_doubled_and_in_reverse_order_end_right(tenant: Tenant) -> None:
@@ -22,7 +29,10 @@ async def test_three_parallel_calls_answered_late_doubled_and_in_reverse_order_e
         turn = await hand.start(THREE)
         await hand.heard(3)
         calls = [call_of(turn, index) for index in range(3)]
-        replies = [await hand.report(call, f"first {call}") for call in reversed(calls) for _ in range(2)]
+        replies: list[ReportReply] = []
+        for call in reversed(calls):
+            replies += [await hand.report(call, f"first {call}") for _ in range(2)]
+            await until(partial(is_applied, hand, turn, call), 10, f"{call} is applied")
         again = [await hand.report(call, f"again {call}") for call in calls]
         ended = await hand.ended(turn)
         late = await hand.report(calls[0], "after the end")
@@ -37,7 +47,7 @@ async def test_three_parallel_calls_answered_late_doubled_and_in_reverse_order_e
         "task.deliverable",
     ]
     results = [card for card in ended.cards if card.type == "tool.result"]
-    assert {card.tool_call_id for card in results} == set(calls)  # each claim wakes the turn by itself, in no order
+    assert [card.tool_call_id for card in results] == calls[::-1]  # in the order of time
     heard = [{"status": "success", "result": f"first {call}"} for call in calls]
     assert heard_by_model(ended) == heard  # in the order of the calls
     assert await hand.waits(turn) == dict.fromkeys(calls, "applied")

@@ -216,11 +216,11 @@ async def test_it_has_no_parent_and_begins_at_no_depth(agents: Pool) -> None:
     old = await play(agents)
     made = await again(agents, old, incoming=lineage)
     headers = (
-        "SELECT (context_headers - 'traceparent' - 'CG-Conversation-Id')::text"
+        "SELECT replace((context_headers - 'traceparent')::text, payload ->> 'output_box_id', 'its output box')"
         " FROM state.agent_inbox WHERE agent_turn_id = $1"
     )
     kept = await value(agents, headers, made.reply.agent_turn_id)
-    assert kept == '{"CG-Sender": "user.test", "CG-Recursion-Depth": "0"}'
+    assert kept == '{"CG-Sender": "user.test", "CG-Conversation-Id": "its output box", "CG-Recursion-Depth": "0"}'
     await play(agents)
 
 
