@@ -75,6 +75,8 @@ class Heard:
                 assert self.task is None
                 self.task = event.task
                 self.states.append(TaskState.Name(event.task.status.state))
+                for artifact in event.task.artifacts:  # it was over before the stream began
+                    self.artifact = artifact
             case "status_update":
                 self.states.append(TaskState.Name(event.status_update.status.state))
                 assert self.task is not None
