@@ -10,13 +10,13 @@ from turnstile.schema.ids import AgentId, token
 class Strict(BaseModel):
     """Frozen; refuses unknown fields. For requests of clients and configuration files."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Tolerant(BaseModel):
     """Frozen; ignores unknown fields. For data that older and newer workers exchange."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 JsonObject = dict[str, JsonValue]

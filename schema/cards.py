@@ -72,7 +72,12 @@ def _tagged(schema: JsonObject) -> None:
 
 class _Content(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True, json_schema_extra=_tagged
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        serialize_by_alias=True,
+        json_schema_extra=_tagged,
+        defer_build=True,
     )
 
 
@@ -158,7 +163,7 @@ CardContent = Annotated[
     TextContent | JsonContent | ToolCallContent | ToolResultContent | FieldsSchemaContent | ToolContent,
     Field(discriminator="type_"),
 ]
-_CONTENT: TypeAdapter[CardContent] = TypeAdapter(CardContent)
+_CONTENT: TypeAdapter[CardContent] = TypeAdapter(CardContent, config=ConfigDict(defer_build=True))
 
 
 class ThoughtCall(Tolerant):

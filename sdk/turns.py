@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import JsonValue
 
@@ -30,11 +30,12 @@ from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.budgets import Dollars, find_budgets, find_limits, limit_request, raise_request
-from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.interrupts import Interrupt, find_interrupts
-from turnstile.sdk.nats_turns import NatsBackend, open_nats
 from turnstile.sdk.requests import Budget, budget_of, parse_request
 from turnstile.sdk.turn import Backend, Turn
+
+if TYPE_CHECKING:
+    from turnstile.sdk.client import BridgeClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class Client:
             raise BadRequest("a token is for a gateway: give its address, http://… or https://…, or leave `token` out")
         else:
             names = _named(self._project, "project") or "demo", _named(self._channel, "channel") or "public"
+            from turnstile.sdk.nats_turns import open_nats  # noqa: PLC0415 -- as above, where turns are asked for by HTTP
+
             self._backend = await open_nats(self._address, *names)
         return self
 
@@ -136,11 +139,13 @@ class Client:
         await self.close()
 
     @property
-    def bridge(self) -> BridgeClient:
+    def bridge(self) -> "BridgeClient":
         """Over NATS: every verb by name, messages to listeners and UI actions (protocol §6).
 
         Raises `BadRequest` for a client over HTTP.
         """
+        from turnstile.sdk.nats_turns import NatsBackend  # noqa: PLC0415 -- as above
+
         backend = self._opened
         if not isinstance(backend, NatsBackend):
             raise BadRequest("a client over HTTP has no verbs of the bridge: connect to NATS for them")

@@ -5,7 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, WithJsonSchema, model_validator
 
 from turnstile.schema.base import Strict
 from turnstile.schema.budgets.limits import (
@@ -26,7 +26,7 @@ from turnstile.schema.wire.inbox import Reply
 ID_LIMIT: Final = 256
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _MONTH = re.compile(r"\d{4}-\d{2}")
-_DOLLARS: TypeAdapter[Decimal] = TypeAdapter(Dollars)
+_DOLLARS: TypeAdapter[Decimal] = TypeAdapter(Dollars, config=ConfigDict(defer_build=True))
 
 
 def _difference(value: object) -> Decimal:

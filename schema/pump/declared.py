@@ -9,8 +9,6 @@ from pydantic_core import from_json
 
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId
-from turnstile.schema.pump.listeners import Registry
-from turnstile.schema.pump.payloads import Payload, form_of
 
 
 class DeclaredPayload(Tolerant):
@@ -55,24 +53,3 @@ class ListenerView(DeclaredListener):
     """When a worker declared it last."""
     workers: int
     """The number of live workers that have it."""
-
-
-def declared(registry: Registry) -> list[DeclaredListener]:
-    """The registry's listeners by name, with all XSDs."""
-    return [
-        DeclaredListener(
-            listener=name,
-            description=each.description,
-            agent_id=each.agent_id,
-            is_agent=each.agent,
-            peers=each.peers,
-            root_tag=each.payload.root_tag(),
-            xsd=each.payload.xsd().decode(),
-            answers=[_payload(answer) for answer in (each.answers or ((each.response,) if each.agent_id else ()))],
-        )
-        for name, each in sorted(registry.listeners.items())
-    ]
-
-
-def _payload(payload: type[Payload]) -> DeclaredPayload:
-    return DeclaredPayload(root_tag=form_of(payload).name, xsd=payload.xsd().decode())

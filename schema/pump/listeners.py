@@ -21,6 +21,7 @@ from pydantic import Field
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import BadRequest, ConfigError
 from turnstile.schema.ids import AgentId, token
+from turnstile.schema.pump.declared import DeclaredListener, DeclaredPayload
 from turnstile.schema.pump.documents import Root, read_json
 from turnstile.schema.pump.payloads import Payload, form_of
 from turnstile.schema.pump.peers import tool_instructions, usage_instructions
@@ -202,6 +203,22 @@ class Registry:
         payloads = sorted(form_of(each).name for each in self._classes.values())
         return Serves(worker_target, tuple(sorted(self._by_name)), tuple(payloads))
 
+    def declared(self) -> list[DeclaredListener]:
+        """The listeners by name as operators see them, with all XSDs."""
+        return [
+            DeclaredListener(
+                listener=name,
+                description=each.description,
+                agent_id=each.agent_id,
+                is_agent=each.agent,
+                peers=each.peers,
+                root_tag=each.payload.root_tag(),
+                xsd=each.payload.xsd().decode(),
+                answers=[_declared(answer) for answer in (each.answers or ((each.response,) if each.agent_id else ()))],
+            )
+            for name, each in sorted(self._by_name.items())
+        ]
+
     def get(self, name: str) -> Listener | None:
         """The listener of this name."""
         return self._by_name.get(name)
@@ -271,6 +288,10 @@ class Registry:
         if unknown := [peer for peer in each.peers if peer not in self._by_name]:
             known = ", ".join(sorted(self._by_name))
             raise _bad(each, f"no listener is named {', '.join(unknown)}; there are {known}")
+
+
+def _declared(payload: type[Payload]) -> DeclaredPayload:
+    return DeclaredPayload(root_tag=form_of(payload).name, xsd=payload.xsd().decode())
 
 
 def _problem(new: Listener) -> str | None:

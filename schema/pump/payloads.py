@@ -80,6 +80,7 @@ class Payload(Strict):
     model_config = ConfigDict(
         allow_inf_nan=False,
         arbitrary_types_allowed=True,  # so that `shape_of` raises, which says what to use instead
+        defer_build=False,  # a class that has no XML form is refused where it is defined
         hide_input_in_errors=True,
         revalidate_instances="subclass-instances",  # a subclass's own fields would be lost in XML
         serialize_by_alias=True,

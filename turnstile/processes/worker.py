@@ -33,7 +33,6 @@ from turnstile.runtime.telemetry import Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.ids import split_targets
-from turnstile.schema.pump.declared import declared
 from turnstile.schema.pump.listeners import Registry
 from turnstile.settings import Settings
 from turnstile.temporal.plugin import turn_workers, turnstile_plugin
@@ -137,7 +136,7 @@ class Worker:
     async def _declare(self) -> None:
         """Say in `state.listeners` which listeners this worker has, for operators to list."""
         assert self.registry is not None  # noqa: S101 -- only a worker with listeners declares them
-        listeners, target = declared(self.registry), self.servers.settings.pump.worker_target
+        listeners, target = self.registry.declared(), self.servers.settings.pump.worker_target
         await self.servers.pool.run(lambda conn: declare_listeners(conn, target, listeners))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from turnstile.schema import parameters
+from turnstile.schema import bounded_checks
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, ApprovalRule, InterruptRule, approval
@@ -72,7 +72,7 @@ def test_a_condition_that_fails_while_it_is_evaluated_asks(when: JsonObject) -> 
 
 
 def test_a_condition_that_takes_too_long_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "MOST_LOOKS", 1_000)
+    monkeypatch.setattr(bounded_checks, "MOST_LOOKS", 1_000)
     deep: dict[str, Any] = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 3} for n in range(20)}
     deep["l20"] = {"const": "never"}
     assert rule({"when": {"$ref": "#/$defs/l0", "$defs": deep}}).asks({"a": 1})
