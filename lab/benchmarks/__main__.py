@@ -1,11 +1,11 @@
-"""`python -m lab.benchmarks [NAME]`: measures audit, retention, fairness and sync, or one of them with its options."""
+"""`python -m lab.benchmarks [NAME]`: audit, retention, fairness, sync and start, or one of them with its options."""
 
 import asyncio
 import sys
 
-from lab.benchmarks import audit, fairness, retention, sync
+from lab.benchmarks import audit, fairness, retention, start, sync
 
-_ALL = {"audit": audit, "retention": retention, "fairness": fairness, "sync": sync}
+_ALL = {"audit": audit, "retention": retention, "fairness": fairness, "sync": sync, "start": start}
 
 
 def main() -> None:
