@@ -39,8 +39,14 @@ _ASYNCIO = Path(asyncio.__file__).parent
 class Program:
     """Runs one coroutine to its end, in the main thread, and then ends the process."""
 
-    def __init__(self, *, end_seconds: float = END_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        end_seconds: float = END_SECONDS,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         self._end_seconds = end_seconds
+        self._new_loop = new_loop
         self._left: list[str] = []
 
     def run(
@@ -53,14 +59,16 @@ class Program:
 
         A SIGINT does not count while `on_interrupt` returns a function, which is then called in the loop instead.
         """
-        loop = asyncio.new_event_loop()
+        loop = self._new_loop()
         asyncio.set_event_loop(loop)
         task = loop.create_task(main, name="program")
         watch = _Watch(loop, lambda: on_signal(task), on_interrupt, self._end_seconds)
         watch.start()
         try:
+            loop.call_soon(watch.listen)
             return loop.run_until_complete(task)
         finally:
+            loop.call_soon(watch.listen)
             self._left = loop.run_until_complete(_cancel_rest())
             if self._left:
                 log.error("left behind, as it does not end: %s", "; ".join(self._left))
@@ -153,9 +161,13 @@ class _Watch(threading.Thread):
         self._answered = 0.0
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
-        self._fd_before = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        self._fd_before = self.listen()
         ours = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
         self._before = {number: signal.signal(number, _only_wake) for number in ours}
+
+    def listen(self) -> int:
+        """Have signals written to the pipe; returns where they went before. uvloop takes them when it begins to run."""
+        return signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
 
     def close(self) -> None:
         """Restore the signal handlers that were there before, and end the thread."""

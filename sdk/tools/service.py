@@ -31,6 +31,7 @@ from typing import Literal, TypeVar
 
 import yaml
 
+from turnstile.runtime.event_loop import fast_loop
 from turnstile.runtime.program import END_SECONDS, INTERRUPTED, Program
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
@@ -214,7 +215,8 @@ class ToolService:
         parser.add_argument("--project", metavar="ID", default=self._project, help=about)
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
         options = parser.parse_args(argv)
-        stop, program, code = asyncio.Event(), Program(end_seconds=self._drain_seconds + END_SECONDS), 0
+        stop, code = asyncio.Event(), 0
+        program = Program(end_seconds=self._drain_seconds + END_SECONDS, new_loop=fast_loop)
         try:
             if options.yaml is not None:
                 sys.stdout.write(self.yaml(options.yaml or None))

@@ -10,6 +10,7 @@ from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.processes.addresses import NothingRuns
+from turnstile.runtime.event_loop import fast_loop
 from turnstile.runtime.program import INTERRUPTED, Program
 from turnstile.settings import load_settings
 
@@ -21,7 +22,8 @@ _NEEDS_SERVERS = (
 
 def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, quiet: bool) -> None:
     """Run the command; end the process with its exit code if that is not 0."""
-    out, program = Output(as_json=options.as_json, verbose=options.verbose), Program()
+    out = Output(as_json=options.as_json, verbose=options.verbose)
+    program = Program(new_loop=fast_loop) if serves else Program()
     try:
         settings = load_settings(options.config)
         observability = settings.observability

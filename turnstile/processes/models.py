@@ -16,6 +16,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.local import weights
 from turnstile.local.model_servers import check_local, served_elsewhere
+from turnstile.runtime.event_loop import spare_collector
 from turnstile.schema.errors import TurnstileError
 from turnstile.settings import Settings
 
@@ -44,6 +45,7 @@ class Models:
             real = {each for each in named if not each.startswith(f"{PREFIX}/")}
             if real:
                 await self._real.warm_up()
+                spare_collector(again=True)
             for each in sorted(real):
                 if each.startswith(f"{weights.PREFIX}/"):
                     await self._local.warm_up(each)

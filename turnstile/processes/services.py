@@ -22,6 +22,7 @@ from turnstile.processes import addresses
 from turnstile.processes.connections import instance_name, open_nats, open_pool, watch_nats, watchdog_times
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on
+from turnstile.runtime.event_loop import fast_loop
 from turnstile.runtime.program import Program
 from turnstile.schema.errors import BadRequest, ConfigError, Refused, TurnstileError
 from turnstile.schema.ids import EXCLUSIVE_PREFIX, is_exclusive
@@ -102,7 +103,7 @@ def run_service(worker_target: str, handler: Handler, argv: Sequence[str] | None
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
-    stop, program, code = asyncio.Event(), Program(), 0
+    stop, program, code = asyncio.Event(), Program(new_loop=fast_loop), 0
 
     async def run() -> None:
         settings = load_settings(options.config)

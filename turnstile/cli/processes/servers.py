@@ -2,12 +2,12 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
-import gc
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turnstile.runtime.event_loop import spare_collector
 from turnstile.schema.ids import split_targets
 
 if TYPE_CHECKING:
@@ -28,17 +28,16 @@ async def up(session: "Session") -> None:
     """
     from turnstile.cli.processes.server_reports import print_addresses
     from turnstile.embedded import DEFAULT_DATA
-    from turnstile.processes.up import run_up
+    from turnstile.processes.up import Running, run_up
 
     data = session.options.data or DEFAULT_DATA
+
+    def ready(running: Running) -> None:
+        spare_collector()
+        print_addresses(session.out, session.settings, data, running)
+
     session.out.remark(f"starting in {data.absolute()}")
-    await run_up(
-        session.settings,
-        data,
-        session.stop,
-        say=session.out.remark,
-        ready=lambda running: print_addresses(session.out, session.settings, data, running),
-    )
+    await run_up(session.settings, data, session.stop, say=session.out.remark, ready=ready)
 
 
 async def demo(
@@ -110,8 +109,7 @@ async def gateway(session: "Session") -> None:
     from turnstile.telemetry.health_file import serving_health
 
     def ready(url: str) -> None:
-        gc.collect()  # the collector need not look through what is loaded by now: that held up all streams for 0.1 s
-        gc.freeze()
+        spare_collector()
         session.out.remark(f"gateway serves {url}")
 
     data = session.options.data
@@ -131,6 +129,7 @@ async def _serve(session: "Session", role: str, run: "Callable[..., Awaitable[No
     from turnstile.telemetry.health_file import serving_health
 
     def ready() -> None:
+        spare_collector()
         session.out.remark(f"{role} serves {targets}")
 
     endpoints, targets = session.endpoints(), _serves(session.settings.worker.worker_targets)
