@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 import asyncpg
 
 from turnstile.ledger.address import read_address
+from turnstile.ledger.gathered import GatheredWrites
 from turnstile.ledger.histories import Histories
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of, translated
 from turnstile.ledger.queries import Again, Connection, query
@@ -42,6 +43,7 @@ _SETTINGS = {
 installation. Without `force_generic_plan` 3 of 70 read a project's past, without `enable_seqscan = off` 24 do. `jit` is
 for views and audits of large databases: no hot plan comes near the cost where it begins."""
 _COLLISIONS = 50
+_CLOSE_SECONDS = 5.0
 _QUIET_SECONDS = 5.0
 """Seconds between two log lines about waiting, for all callers together."""
 _UNABLE_SECONDS = 3.0
@@ -107,6 +109,8 @@ class Pool:
         self._quiet_until = 0.0
         self._histories = Histories(self._give_up, read_only=read_only)
         self.round_trips = 0
+        self.soon = GatheredWrites(self.run)
+        """Writes that may come a moment later, many at a time."""
 
     async def open(self, *, writable: bool = False) -> None:
         """Connect now and check the server's version; raises `ServerUnavailable` or `ServerTooOld`.
@@ -130,11 +134,12 @@ class Pool:
             await self._pool.expire_connections()
 
     async def close(self) -> None:
-        """Close all connections; idempotent."""
+        """Write what was gathered, and close all connections; idempotent."""
+        await self.soon.flush(_CLOSE_SECONDS)
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), timeout=5)
+                await asyncio.wait_for(pool.close(), timeout=_CLOSE_SECONDS)
             except DRIVER_ERRORS:
                 pool.terminate()
 

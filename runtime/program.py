@@ -61,14 +61,14 @@ class Program:
         """
         loop = self._new_loop()
         asyncio.set_event_loop(loop)
-        task = loop.create_task(main, name="program")
         watch = _Watch(loop, lambda: on_signal(task), on_interrupt, self._end_seconds)
+        watch.listen_with(loop)
         watch.start()
+        task = loop.create_task(main, name="program")
         try:
-            loop.call_soon(watch.listen)
             return loop.run_until_complete(task)
         finally:
-            loop.call_soon(watch.listen)
+            watch.listen_with(loop)
             self._left = loop.run_until_complete(_cancel_rest())
             if self._left:
                 log.error("left behind, as it does not end: %s", "; ".join(self._left))
@@ -161,13 +161,20 @@ class _Watch(threading.Thread):
         self._answered = 0.0
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
-        self._fd_before = self.listen()
+        self._fd_before = self._listen()
         ours = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
         self._before = {number: signal.signal(number, _only_wake) for number in ours}
 
-    def listen(self) -> int:
-        """Have signals written to the pipe; returns where they went before. uvloop takes them when it begins to run."""
-        return signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+    def listen_with(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the signals back from the loop as soon as it runs: uvloop takes them when it begins to."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # those of this moment come after it
+        loop.call_soon(self._listen)
+
+    def _listen(self) -> int:
+        """Have signals written to the pipe; returns where they went before."""
+        before = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        return before
 
     def close(self) -> None:
         """Restore the signal handlers that were there before, and end the thread."""

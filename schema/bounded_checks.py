@@ -15,7 +15,7 @@ from pydantic_core import SchemaValidator
 from referencing import Registry
 
 from turnstile.schema.base import JsonObject
-from turnstile.schema.parameters import MOST_LOOKS, UNCHECKED, SchemaTooCostly, linear
+from turnstile.schema.check_bounds import MOST_LOOKS, UNCHECKED, SchemaTooCostly, linear
 
 _LOOKS_OF_A_PATTERN = 1_000
 

@@ -11,27 +11,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
-from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import TurnstileError
+from turnstile.schema.check_bounds import UNCHECKED, linear
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
-MOST_LOOKS = 50_000
-"""The most keywords evaluated in one check, each counted with the length of its value."""
-UNCHECKED = {"patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"}
 _OTHERWISE_READ = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "format"}
 _SCHEMAS_BY_NAME = {"properties", "$defs", "dependentSchemas"}
 _SCHEMAS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 _ONE_SCHEMA = {"not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"}
-
-
-class SchemaTooCostly(TurnstileError):
-    """Checking arguments against a schema takes too long."""
-
-    code: str = "schema_too_costly"
 
 
 def object_schema(value: JsonObject) -> JsonObject:
@@ -95,14 +85,6 @@ def _parts(keyword: str, value: JsonValue) -> Iterable[JsonValue]:
             return value
         case _:
             return ()
-
-
-def linear(pattern: str) -> SchemaValidator | None:
-    """A validator of text that matches the pattern in linear time; None if the pattern has no such form."""
-    try:
-        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
-    except SchemaError:
-        return None
 
 
 def _without_dialects(schema: JsonValue) -> JsonValue:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.ends import EndedTurn, FinishedTurn, mark_announced
 from turnstile.ledger.turns.steps import StepRecord
@@ -155,8 +156,6 @@ class TurnEvents:
         """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
         hit(Fault.TURN_FINISHED)
         announced = await self.ended(pool, done, *before)
-        if announced:
-            hit(Fault.TURN_ANNOUNCED)
         if done.is_new:
             self._finish_span(done, None if announced else ServerUnavailable.code)
 
@@ -196,13 +195,23 @@ class TurnEvents:
 
 
 async def announce(pool: Pool, publisher: Publisher, turn: AgentTurnId, messages: Sequence[Message]) -> bool:
-    """Publish the end of a turn, and mark it as announced; False if that is left to the safety net."""
+    """Publish the end of a turn, and have it marked as announced soon; False if that is left to the safety net.
+
+    A mark that is lost is mended: the safety net publishes the end again, under the same message id.
+    """
     try:
-        await announce_all(pool, publisher, [turn], messages)
+        await publisher.publish(messages)
     except ServerUnavailable as error:
         log.warning("turn %s: its task event is left to the safety net: %s", turn, error)
         return False
+    hit(Fault.TURN_PUBLISHED)
+    pool.soon.add(_mark, turn)
     return True
+
+
+async def _mark(conn: Connection, turns: Sequence[str]) -> None:
+    await mark_announced(conn, [AgentTurnId(turn) for turn in turns])
+    hit(Fault.TURN_ANNOUNCED)
 
 
 async def announce_all(

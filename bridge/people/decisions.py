@@ -24,10 +24,11 @@ from turnstile.ledger.turns.lease import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
+from turnstile.schema.check_bounds import SchemaTooCostly
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
-from turnstile.schema.parameters import SchemaTooCostly, bounded
+from turnstile.schema.parameters import bounded
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptReason, InterruptStatus

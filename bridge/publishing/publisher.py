@@ -132,9 +132,9 @@ class NatsPublisher:
         return [(each, found.why) for each, found in outcomes if each.required and found.fate is not _Fate.DONE]
 
     async def _send_each(self, messages: list[Message]) -> list[_Sent]:
-        if len(messages) == 1:
-            return [await self._send(messages[0])]
-        return list(await asyncio.gather(*map(self._send, messages)))
+        if any(message.required for message in messages[:-1]):  # several may wait for acknowledgements, together
+            return list(await asyncio.gather(*map(self._send, messages)))
+        return [await self._send(message) for message in messages]
 
     async def _send(self, message: Message) -> _Sent:
         try:

@@ -13,7 +13,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import DATA_KEY
-from turnstile.schema.parameters import SchemaTooCostly, bounded
+from turnstile.schema.check_bounds import SchemaTooCostly
+from turnstile.schema.parameters import bounded
 from turnstile.sdk.mcp.mcp_server import McpServer
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 from turnstile.sdk.tools.answer import ToolFailed

@@ -10,7 +10,8 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from pydantic import BaseModel, Field
 
 from turnstile.schema.base import JsonObject
-from turnstile.schema.parameters import SchemaTooCostly, bounded, object_schema
+from turnstile.schema.check_bounds import SchemaTooCostly
+from turnstile.schema.parameters import bounded, object_schema
 
 
 class Item(BaseModel):
