@@ -8,7 +8,8 @@ bounded, per project and in total. An agent that finds the queue full is added a
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.ledger.turns.lease import AgentKey
@@ -71,6 +72,16 @@ class ClaimQueue:
         self._offered = asyncio.Event()
         self.runs = False
         """Whether `run` is active, so that agents offered now will be claimed."""
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no agent waits."""
+        return not len(self._queue)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run this in a task, which `run` waits for at its end; the work must not raise."""
+        return asyncio.create_task(work) if self._group is None else self._group.create_task(work)
 
     def offer(self, agents: Iterable[AgentKey], reason: str) -> int:
         """Queue these agents for a claim; returns how many were not queued already."""
@@ -84,11 +95,11 @@ class ClaimQueue:
         async with asyncio.TaskGroup() as lanes:
             for _ in range(LANES):
                 lanes.create_task(self._lane(claims, stop))
-            self.runs = True
+            self.runs, self._group = True, lanes
             try:
                 await stop.wait()
             finally:
-                self.runs = False
+                self.runs, self._group = False, None
             self._offered.set()
 
     async def _lane(self, claims: Claims, stop: asyncio.Event) -> None:

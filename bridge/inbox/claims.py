@@ -72,14 +72,18 @@ class Claims(ABC):
                 lambda conn: claim_inbox(conn, wanted, self._served.now(), row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
             hit(Fault.CLAIM_TAKEN)
-            self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
-            bells: dict[AgentTurnId | None, list[Claim]] = {}
-            for claim in claims:
-                self._telemetry.meter.count(Metric.CLAIMS, verdict=claim.verdict)
-                if claim.verdict == "signal":
-                    bells.setdefault(claim.agent_turn_id, []).append(claim)
-            await asyncio.gather(*map(self._settle, claims), *map(self.ring, bells.values()))
+            await self.settle(claims, reason)
             waiting.extend(_unfinished(claims))
+
+    async def settle(self, claims: Sequence[Claim], reason: str) -> None:
+        """Start, signal or settle what these claimed rows are for, all at the same time."""
+        self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
+        bells: dict[AgentTurnId | None, list[Claim]] = {}
+        for claim in claims:
+            self._telemetry.meter.count(Metric.CLAIMS, verdict=claim.verdict)
+            if claim.verdict == "signal":
+                bells.setdefault(claim.agent_turn_id, []).append(claim)
+        await asyncio.gather(*map(self._settle, claims), *map(self.ring, bells.values()))
 
     async def _settle(self, claim: Claim) -> None:
         with about(

@@ -7,6 +7,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
+from turnstile.bridge.inbox.prompt_claims import PromptClaims
 from turnstile.bridge.people.multitask import MultitaskEnqueues
 from turnstile.bridge.people.rerun_verb import run_again
 from turnstile.bridge.people.steering import steer_turn
@@ -63,6 +64,8 @@ class Verbs:
     depth_limit: int
     admission: Admission = UNLIMITED
     telemetry: Telemetry = SILENT
+    claims: PromptClaims | None = None
+    """Starts turns that their enqueue has claimed; without it all are left to a claim."""
 
     def __post_init__(self) -> None:
         self._counts = AdmissionCache(self.admission.max_live_turns)
@@ -102,14 +105,20 @@ class Verbs:
             admission=replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
         )
         if wanted.multitask_strategy is MultitaskStrategy.ENQUEUE:
-            done = await self.pool.run(lambda conn: enqueue_turn(conn, command, cards))
+            targets = () if self.claims is None else self.claims.targets()
+            done = await self.pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
             hit(Fault.ENQUEUE_COMMITTED)
         else:
             done = await self._over.enqueue(command, cards, request.caller)
         if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
             self._counts.found(request.project_id)
         if (lease := done.lease) is not None:
-            await publish_best_effort(self.publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))
+            messages = [lease.dispatched(SENDER)]
+            if self.claims is not None and done.claim is not None:
+                self.claims.start(done.claim)
+            else:
+                messages.append(lease.doorbell(SENDER, "enqueue"))
+            await publish_best_effort(self.publisher, *messages)
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 

@@ -6,7 +6,7 @@ publishes: the caller then rings the doorbell of `Enqueued.lease`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from turnstile.ledger.budgets.steering import EXCEEDED
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.lease import NewLease
+from turnstile.ledger.turns.lease import Claim, NewLease
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
@@ -33,7 +33,7 @@ from turnstile.schema.ids import (
     turn_card_id,
     uuid7,
 )
-from turnstile.schema.states import MessageType, ReplyStatus, TurnStatus
+from turnstile.schema.states import HeadStatus, MessageType, ReplyStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest, RerunOf
@@ -67,6 +67,8 @@ class Enqueued:
     lease: NewLease | None
     is_new: bool = True
     """Whether the statement wrote the turn; False also for its own repeat, after an answer that was lost."""
+    claim: Claim | None = None
+    """The claimed row of the lease, whose workflow the caller must start instead of ringing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +191,13 @@ def _conversation(request: EnqueueRequest) -> dict[str, str]:
     return {} if request.conversation_id is None else {headers.CONVERSATION_ID: request.conversation_id}
 
 
-async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:
-    """Run the statement once; raises `Again` if it must be repeated, `Refused` or `Limited` if it is not allowed."""
+async def enqueue_turn(
+    conn: Connection, command: Enqueue, cards: list[Card], claimed_targets: Sequence[str] = ()
+) -> Enqueued:
+    """Run the statement once; raises `Again` if it must be repeated, `Refused` or `Limited` if it is not allowed.
+
+    A turn of one of `claimed_targets` that its agent is leased to is claimed as well.
+    """
     request, action = command.request, command.action
     columns = card_columns(cards)
     row = await query("enqueue_turn").one(
@@ -229,11 +236,14 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         card_ids=columns["card_ids"],
         card_contents=columns["card_contents"],
         card_metadatas=columns["card_metadatas"],
+        claimed_targets=list(claimed_targets),
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
-            return Enqueued(_reply(row, duplicate=repeated), _lease(row, command), verdict == "accepted")
+            lease = _lease(row, command)
+            claim = None if lease is None or not row["claimed"] else _claim(row, command, lease)
+            return Enqueued(_reply(row, duplicate=repeated), lease, verdict == "accepted", claim)
         case "busy":
             why = "the agent is not idle, or is paused"
             return Enqueued(EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error=why), None)
@@ -241,7 +251,9 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             raise Again
         case "headless":
             await query("make_head").many(conn, project_id=command.project_id, agent_id=command.agent_id)
-            return await enqueue_turn(conn, command, cards)  # on the same connection: it may be in a transaction
+            return await enqueue_turn(
+                conn, command, cards, claimed_targets
+            )  # on the same connection: it may be in a transaction
         case "nothing_to_do":
             raise BadRequest(
                 "one of instruction and context_box_id is needed: the agent has no memory box to start from"
@@ -316,6 +328,26 @@ def _lease(row: Row, command: Enqueue) -> NewLease | None:
         context_headers=row["context_headers"],
         output_box_id=row["leased_output_box_id"],
         leased_at=row["leased_at"],
+    )
+
+
+def _claim(row: Row, command: Enqueue, lease: NewLease) -> Claim:
+    """The claim of the row that was just written."""
+    return Claim.model_validate(
+        {
+            **lease.model_dump(),
+            "verdict": "start",
+            "message_type": MessageType.TURN if command.action is None else MessageType.UI_ACTION,
+            "correlation_id": command.request.correlation_id or command.agent_turn_id,
+            "profile_box_id": row["profile_box_id"],
+            "context_box_id": row["context_box_id"],
+            "trace_id": row["trace_id"],
+            "active_inbox_id": lease.inbox_id,
+            "last_error": None,
+            "head_status": HeadStatus.DISPATCHED,
+            "root_turn_id": None,  # only what a batch enqueues has a place in a tree
+            "parent_turn_id": None,
+        }
     )
 
 

@@ -2,7 +2,8 @@
 
 -- name: enqueue_turn :one
 -- Writes inbox row, edge, boxes and cards of a new turn. An idle agent is leased to its oldest turn whose output box is free;
--- else, and if the agent is paused, the row is queued. A UI action is never queued: it is leased at once or nothing is written. The first turn of a conversation
+-- else, and if the agent is paused, the row is queued. A UI action is never queued: it is leased at once or nothing is written. A row whose
+-- agent is leased to it, and whose target is among :claimed_targets, is written as claimed: the caller starts its workflow (§6, claim). The first turn of a conversation
 -- makes it, and the first of an instance of a profile (:instance_of) makes the agent, too.
 -- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
@@ -151,7 +152,7 @@ go AS MATERIALIZED (
 mine AS (
     INSERT INTO state.agent_inbox AS i
         (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id, turn_epoch,
-         context_headers, payload, status, next_retry_at, created_at, request_digest)
+         context_headers, payload, status, next_retry_at, processed_at, created_at, request_digest)
     SELECT :inbox_id, :project_id, :agent_id, :channel_id, :message_type, 'call', :correlation_id, :agent_turn_id,
            CASE WHEN go.leases_mine THEN go.turn_epoch ELSE 0 END, go.headers,
            jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id,
@@ -161,11 +162,12 @@ mine AS (
            || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END
            || CASE WHEN :rerun::jsonb IS NOT NULL THEN jsonb_build_object('rerun', :rerun::jsonb) ELSE '{}' END
            || CASE WHEN charged.budget IS NULL THEN '{}' ELSE jsonb_build_object('budget', charged.budget) END,
-           CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
-           CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
+           CASE WHEN NOT go.leases_mine THEN 'queued' WHEN claimed.at IS NULL THEN 'pending' ELSE 'processing' END,
+           CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, claimed.at, clock_timestamp(), :request_digest
     FROM go CROSS JOIN LATERAL (  -- what the turn may spend, and where that is counted: a trigger does, or refuses all of this
         SELECT CASE WHEN go.budget IS NOT NULL OR EXISTS (SELECT FROM state.project_budgets p WHERE p.project_id = :project_id)
                THEN state.plan_budget(:project_id, :agent_turn_id, go.budget, NULL) END AS budget) charged
+    CROSS JOIN LATERAL (SELECT CASE WHEN go.leases_mine AND go.worker_target = ANY (:claimed_targets::text[]) THEN now() END AS at) claimed
     WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')
     ON CONFLICT DO NOTHING
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
@@ -283,13 +285,14 @@ SELECT CASE
            ELSE 'again'
        END AS verdict,
        coalesce(mine.agent_turn_id, f.agent_turn_id) AS agent_turn_id, coalesce(mine.turn_epoch, f.turn_epoch) AS turn_epoch,
-       coalesce(mine.inbox_id, f.inbox_id) AS inbox_id, coalesce(mine.status, f.status) AS inbox_status,
+       coalesce(mine.inbox_id, f.inbox_id) AS inbox_id, mine.status = 'processing' AS claimed,
+       CASE WHEN mine.inbox_id IS NULL THEN f.status WHEN mine.status = 'queued' THEN 'queued' ELSE 'pending' END AS inbox_status,
        coalesce(state.as_uuid(f.payload ->> 'context_box_id'), plan.context_box_id)::text AS context_box_id,
        coalesce(state.as_uuid(f.payload ->> 'output_box_id'), plan.output_box_id)::text AS output_box_id,
        split_part(coalesce(f.context_headers, :context_headers::jsonb) ->> 'traceparent', '-', 2) AS trace_id,
        coalesce(f.agent_id, :agent_id) AS agent_id,
        CASE WHEN f.inbox_id IS NULL THEN plan.conversation_id ELSE f.payload ->> 'conversation_id' END AS conversation_id,
-       plan.worker_target, rings.context_headers, rings.inbox_id AS leased_inbox_id,
+       plan.worker_target, plan.profile_box_id::text AS profile_box_id, rings.context_headers, rings.inbox_id AS leased_inbox_id,
        rings.agent_turn_id AS leased_turn_id, rings.channel_id AS leased_channel_id, rings.turn_epoch AS leased_epoch,
        rings.output_box_id::text AS leased_output_box_id, rings.updated_at AS leased_at
 FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN rings ON true;

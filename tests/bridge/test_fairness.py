@@ -1,6 +1,7 @@
 """Who is claimed for next, and who may ask: projects take turns, and everything is bounded."""
 
 import asyncio
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from turnstile.bridge.inbox import claim_queue
-from turnstile.bridge.inbox.claim_queue import FairQueue
+from turnstile.bridge.inbox.claim_queue import ClaimQueue, FairQueue
+from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.prompt_claims import MOST_STARTS, PromptClaims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.verbs.micro_service import Payload, VerbHandler, VerbRequest, run_verb
 from turnstile.bridge.verbs.rate_limits import throttled
-from turnstile.ledger.turns.lease import AgentKey
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.lease import AgentKey, Claim
 from turnstile.runtime import throttle
+from turnstile.runtime.ports import Publisher
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.states import ReplyStatus
@@ -51,6 +57,42 @@ def test_there_is_an_end_to_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.offer(agents(FLOOD, 100), "doorbell") == 10
     assert queue.offer(agents(QUIET, 100), "doorbell") == 5
     assert len(queue) == 15
+
+
+async def test_enqueues_claim_only_while_nothing_waits_and_few_starts_are_in_flight() -> None:
+    queue, stop, free = ClaimQueue(), asyncio.Event(), asyncio.Event()
+
+    class Held(Claims):
+        """Claims whose starts take until `free`."""
+
+        async def start_claimed(self, claim: Claim) -> None:
+            await free.wait()
+
+        async def ring(self, claims: list[Claim]) -> None:
+            raise AssertionError
+
+    held = Held(cast("Pool", None), cast("Publisher", None), ServedTargets(["near"]))
+    prompt = PromptClaims(queue, held, ServedTargets(["near"]))
+    assert prompt.targets() == (), "the queue does not run"
+    running = asyncio.create_task(queue.run(held, stop))
+    await asyncio.sleep(0)
+    assert prompt.targets() == ("near",)
+    for _ in range(MOST_STARTS):
+        prompt.start(
+            Claim.model_construct(verdict="start", project_id=QUIET, agent_id="a", agent_turn_id="t", turn_epoch=1)
+        )
+    assert prompt.targets() == (), "enough are in flight"
+    stop.set()
+    await asyncio.sleep(0.01)
+    assert not running.done(), "its end waits for what was claimed"
+    free.set()
+    await running
+    assert held.counts.by_reason == {"enqueue": MOST_STARTS}
+
+    queue.runs = True
+    assert prompt.targets() == ("near",)
+    queue.offer(agents(FLOOD, 1), "doorbell")
+    assert prompt.targets() == (), "projects take turns in the queue"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.integers(1, 7))

@@ -153,6 +153,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
+        *("claimed", "profile_box_id"),
     },
     "find_targets": targets.Target,
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},

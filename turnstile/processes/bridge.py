@@ -18,6 +18,7 @@ from turnstile.bridge.delegation.tool_requests import ToolRequests
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
+from turnstile.bridge.inbox.prompt_claims import PromptClaims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter, signal_decision
 from turnstile.bridge.people.decisions import PeopleVerbs
@@ -80,7 +81,13 @@ class Bridge:
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
         delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
         handlers = {
-            **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
+            **Verbs(
+                *(pool, publisher),
+                depth_limit=depth,
+                admission=limits.admission,
+                telemetry=telemetry,
+                claims=PromptClaims(self.claims, rules.starter, self.served),
+            ).handlers(),
             **RosterVerbs(pool, publisher).handlers(),
             **InterruptReads(pool).handlers(),
             **BudgetReads(pool).handlers(),

@@ -88,6 +88,8 @@ class Script:
     """Its strategy, if it is another than `enqueue`: what becomes of the turns before it."""
     budget: int = 0
     """The tokens of a budget of its own, if it has one."""
+    claimed: bool = False
+    """Whether its enqueue claims it, by a bridge that dies before it starts a workflow."""
     spends: bool = False
     """Whether its attempts reserve, of its own budget or its project's."""
 

@@ -1,6 +1,7 @@
 """Clients: they enqueue, repeat themselves, and stop turns (protocol §6)."""
 
 from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, is_marked, of_turn, turn_ref
+from lab.explore.net import TARGET
 from lab.explore.world import Move, View
 from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
 from turnstile.ledger.people.steers import steer_turn
@@ -66,7 +67,8 @@ async def enqueues(pool: Pool, script: Script) -> str:
         how = Over(Caller(script.by), script.over, _farewell, (STOPPED, STOP_REASON))
         made = await enqueue_over(pool, command, cards, how)
         return f"{made.enqueued.reply.status.value}, {len(made.stopped)} make way"
-    done = await pool.run(lambda conn: enqueue_turn(conn, command, cards))
+    targets = [TARGET] if script.claimed else []
+    done = await pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
     return done.reply.status.value
 
 

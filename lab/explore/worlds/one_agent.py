@@ -25,6 +25,11 @@ def worlds() -> Iterator[World]:
         Cast((Script("b", (_ENDS,)), Script("c", (_ENDS,))), stops=("b",), reaps=("c",)),
     )
     yield world_of(
+        "claimed",
+        "two turns of one agent that their enqueues claim, if it is idle; one is stopped",
+        Cast((Script("a", (_ENDS,), claimed=True), Script("b", (_ENDS,), claimed=True)), stops=("a",), reaps=("b",)),
+    )
+    yield world_of(
         "box",
         "two agents whose turns share an output box; one of the turns takes two steps",
         Cast((Script("a", ((Goes(),), _ENDS)), Script("b", (_ENDS,), agent=BOB, box="a")), stops=("a", "b")),

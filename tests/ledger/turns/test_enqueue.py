@@ -9,9 +9,11 @@ from tests.support.ledger.agents import (
     ALICE,
     BOB,
     PROJECT,
+    TARGET,
     ask,
     begin,
     box,
+    claim,
     command,
     commit,
     finish,
@@ -28,6 +30,7 @@ from tests.support.ledger.agents import (
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import box_cards, make_box
 from turnstile.ledger.turns.intake import enqueue
+from turnstile.ledger.turns.lease import release_claims
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.cards import CardType, FieldsSchemaContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import BadRequest, Refused
@@ -70,6 +73,44 @@ async def test_an_idle_agent_is_leased(agents: Pool) -> None:
     [edge] = await rows(agents, "SELECT * FROM state.execution_edges")
     assert (edge["primitive"], edge["edge_phase"], edge["target_agent_id"]) == ("enqueue", "request", ALICE)
     assert (edge["trace_id"], edge["recursion_depth"]) == (reply.trace_id, 0)
+
+
+async def test_a_turn_is_claimed_by_its_enqueue_where_its_target_is_served(agents: Pool) -> None:
+    sent = command()
+    asked = await agents.run(lambda conn: send(conn, sent, TARGET))
+    assert (asked.reply.inbox_status, asked.reply.turn_epoch) == (InboxStatus.PENDING, 1)
+    assert asked.claim is not None
+    assert asked.lease is not None
+    [row] = await rows(agents, "SELECT * FROM state.agent_inbox")
+    assert (row["status"], row["processed_at"] is not None, row["turn_epoch"]) == ("processing", True, 1)
+    assert await claim(agents, ALICE) == []
+
+    await agents.run(lambda conn: release_claims(conn, [sent.inbox_id], delay_seconds=0))
+    [again] = await claim(agents, ALICE)
+    assert again == asked.claim
+    turn = asked.claim.turn()
+    assert (turn.inbox_id, turn.context_box_id, turn.output_box_id) == (
+        *(sent.inbox_id, asked.reply.context_box_id, asked.reply.output_box_id),
+    )
+    await begin(agents, turn)
+
+
+async def test_a_repeat_of_a_claimed_enqueue_claims_nothing(agents: Pool) -> None:
+    sent = command(correlation_id="c")
+    twin = command(correlation_id="c")
+    await agents.run(lambda conn: send(conn, sent, TARGET))
+    for each in (twin, sent):
+        asked = await agents.run(lambda conn, each=each: send(conn, each, TARGET))
+        assert (asked.claim, asked.lease, asked.reply.agent_turn_id) == (None, None, sent.agent_turn_id)
+
+
+async def test_what_is_queued_or_served_elsewhere_is_not_claimed_by_its_enqueue(agents: Pool) -> None:
+    sent = command()
+    asked = await agents.run(lambda conn: send(conn, sent, "elsewhere"))
+    assert (asked.claim, asked.lease is None) == (None, False)
+    later = command()
+    asked = await agents.run(lambda conn: send(conn, later, TARGET))
+    assert (asked.claim, asked.lease, asked.reply.inbox_status) == (None, None, InboxStatus.QUEUED)
 
 
 async def test_a_busy_agents_turn_waits(agents: Pool) -> None:

@@ -112,9 +112,9 @@ async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **f
     return await enqueue(pool, PROJECT, CHANNEL, action, {}, depth_limit=20, sender="user.test")
 
 
-async def send(conn: Connection, sent: Enqueue) -> Enqueued:
+async def send(conn: Connection, sent: Enqueue, *claimed_targets: str) -> Enqueued:
     """Execute the enqueue once, on this connection."""
-    return await enqueue_turn(conn, sent, _cards(sent, "user.test"))
+    return await enqueue_turn(conn, sent, _cards(sent, "user.test"), claimed_targets)
 
 
 async def claim(pool: Pool, *agents: AgentId, targets: tuple[str, ...] = (TARGET,), row_limit: int = 10) -> list[Claim]:
