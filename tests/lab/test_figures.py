@@ -14,6 +14,7 @@ from lab.bench.figures import (
     Result,
     at_least,
     at_most,
+    held,
     median,
     medians,
     percentile,
@@ -54,6 +55,12 @@ def test_goals_hold_at_their_bound() -> None:
     assert at_most(250).met(250)
     assert not at_most(250).met(250.1)
     assert Figure(name="free", value=1).met is None
+
+
+def test_figures_are_held_to_the_goals_of_their_names() -> None:
+    free, bound = Figure(name="free", value=1), Figure(name="bound", value=1, goal=at_most(1))
+    found = held([free, bound], {"free": at_least(2), "unknown": at_least(3)})
+    assert [figure.goal for figure in found] == [at_least(2), at_most(1)]
 
 
 def test_a_slope_is_by_the_unit_of_x() -> None:

@@ -107,9 +107,12 @@ async def test_plain_turns_and_yardsticks(environment: Environment, bars: Bars) 
     assert 5 < (result.value("history events a turn") or 0) < 20  # a quick step's, or an activity's
     assert {figure.name for figure in result.figures if figure.goal} == {
         "engine share",
+        "turns/s ÷ empty workflows/s",
         "CPU ratio",
         "p50 alone above the bare workflow's",
+        "p50 alone ÷ the empty workflow's",
         "database round trips a turn",
+        "rows written a turn",
     }
 
 
@@ -127,6 +130,7 @@ async def test_a_queue_and_many_agents(environment: Environment, bars: Bars) -> 
     for prefix in ("one agent's queue: ", "4 agents: "):
         check_turns(result, prefix)
         assert (result.value(f"{prefix}turns") or 0) > 0
+    assert (result.value("one agent's queue ÷ many agents, turns/s") or 0) > 0
 
 
 @pytest.mark.long
