@@ -32,6 +32,7 @@ async def bench(
         int, typer.Option(min=1, help="Concurrent turns, and concurrent bare workflows.")
     ] = _DEFAULT.turns,
     alone: Annotated[int, typer.Option(min=1, help="Turns, and bare workflows, one after the other.")] = _DEFAULT.alone,
+    stage_turns: Annotated[int, typer.Option(min=1, help="Turns whose stages are timed.")] = _DEFAULT.stage_turns,
     tool_turns: Annotated[int, typer.Option(min=1, help="Concurrent turns with a tool call.")] = _DEFAULT.tool_turns,
     queue: Annotated[
         int, typer.Option(min=1, help="Turns in one agent's queue, and agents with a turn each.")
@@ -72,11 +73,12 @@ async def bench(
     ] = _DEFAULT.old_rows,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = _DEFAULT.workers,
     split: Annotated[bool, typer.Option("--split", help="Run worker and bridge as separate processes.")] = False,
-    out: Annotated[Path, typer.Option(help="Directory for the JSON file and the picture.", metavar="DIR")] = OUT,
+    out: Annotated[Path, typer.Option(help="Directory for the JSON file and the pictures.", metavar="DIR")] = OUT,
 ) -> None:
     """Measure turns next to yardsticks of this machine, on embedded servers or on those the settings name.
 
-    Prints one table; writes one JSON file, and a picture of latency against load. See docs/performance.md.
+    Prints one table; writes one JSON file, and pictures of latency against load and of one turn. See
+    docs/performance.md.
     """
     from lab.bench.bars import open_bars
     from lab.bench.children import BenchError
@@ -88,6 +90,7 @@ async def bench(
         rounds=rounds,
         turns=turns,
         alone=alone,
+        stage_turns=stage_turns,
         tool_turns=tool_turns,
         queue=queue,
         asleep=asleep,
@@ -122,7 +125,8 @@ async def bench(
         session.out.line(summary(report))
     for path in written:
         session.out.remark(f"written: {path}")
-    if report.result("load") is not None and len(written) == 1:
+    drawn = [scenario for scenario in ("load", "stages") if report.result(scenario) is not None]
+    if len(written) <= len(drawn):
         session.out.remark("no picture: pip install matplotlib draws it")
     if report.failures:
         raise BenchError("; ".join(f"{scenario}: {error}" for scenario, error in report.failures.items()))

@@ -8,6 +8,7 @@ class Scenario(StrEnum):
     """The scenarios in the order in which they run: those that leave much data behind come last."""
 
     TURN = "turn"
+    STAGES = "stages"
     TOOL = "tool"
     BUDGET = "budget"
     FANOUT = "fanout"
@@ -40,6 +41,8 @@ class Plan:
     """Concurrent turns, and concurrent bare workflows, of a round."""
     alone: int = 40
     """Turns, and bare workflows, one after the other."""
+    stage_turns: int = 60
+    """Turns, one after the other, whose stages are timed."""
     tool_turns: int = 150
     queue: int = 200
     """Turns in one agent's queue, and agents with one turn each."""

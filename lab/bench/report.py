@@ -11,6 +11,7 @@ from lab.bench.run import Report
 
 _TITLES = {
     "turn": "turn: plain turns on an instant model",
+    "stages": "stages: where the time of one plain turn goes",
     "tool": "tool: two steps and one tool call",
     "fanout": "fanout: one queue, many agents",
     "stream": "stream: many models that stream",

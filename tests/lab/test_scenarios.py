@@ -28,6 +28,7 @@ TINY = Plan(
     rounds=1,
     turns=6,
     alone=2,
+    stage_turns=4,
     tool_turns=4,
     queue=4,
     asleep=4,
@@ -114,6 +115,21 @@ async def test_plain_turns_and_yardsticks(environment: Environment, bars: Bars) 
         "database round trips a turn",
         "rows written a turn",
     }
+
+
+@pytest.mark.long
+async def test_the_stages_of_a_turn_are_timed(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.STAGES](environment, bars)
+    whole = result.value("a turn alone, request to event p50") or 0
+    stages = result.details["stages"]
+    assert isinstance(stages, list)
+    of_it = [figure.value for figure in result.figures if figure.name.startswith("of it: ")]
+    assert len(of_it) >= 8
+    assert 0 < sum(of_it) < 2 * whole
+    for name in ("request reaches the ledger", "turn read, prompt made", "end committed, event heard"):
+        assert (result.value(f"of it: {name}") or 0) > 0, name
+    for name in ("reply heard", "end marked as announced", "workflow completed"):
+        assert (result.value(f"beside it: {name}") or 0) > 0, name
 
 
 @pytest.mark.long
