@@ -43,6 +43,9 @@ async def bench(
     stream_seconds: Annotated[
         float, typer.Option(min=0.5, help="Seconds that each model streams.")
     ] = _DEFAULT.stream_seconds,
+    first_streams: Annotated[
+        int, typer.Option(min=1, help="Streams at once whose first pieces are timed.")
+    ] = _DEFAULT.first_streams,
     model: Annotated[
         str, typer.Option(help="A real model for `stream`, such as local/smollm2, for orientation.", metavar="ID")
     ] = _DEFAULT.model,
@@ -97,6 +100,7 @@ async def bench(
         wake=wake,
         streams=streams,
         stream_seconds=stream_seconds,
+        first_streams=first_streams,
         model=model,
         stops=stops,
         stop_streams=stop_streams,

@@ -50,6 +50,8 @@ class Plan:
     wake: int = 100
     streams: int = 200
     stream_seconds: float = 10.0
+    first_streams: int = 20
+    """Streams at once whose first pieces are timed."""
     model: str = ""
     """A real model for `stream`, in place of a script."""
     stops: int = 200

@@ -87,8 +87,10 @@ def test_three_digits_count(value: float, text: str) -> None:
 def test_percentiles_share_a_row_unless_one_has_a_goal() -> None:
     figures = [*spread("step_ms", [1.0, 2.0]), *spread("e2e_ms", [3.0]), Figure(name="turns", value=1)]
     assert [stem for stem, _ in rows(figures)] == ["step_ms p50 / p95 / p99", "e2e_ms p50 / p95 / p99", "turns"]
-    held = [Figure(name="stop p50", value=1), Figure(name="stop p99", value=2, goal=at_most(250))]
-    assert [stem for stem, _ in rows(held)] == ["stop p50", "stop p99"]
+    stops = [Figure(name="stop p50", value=1), Figure(name="stop p99", value=2, goal=at_most(250))]
+    assert [stem for stem, _ in rows(stops)] == ["stop p50", "stop p99"]
+    first = [Figure(name="piece p50", value=1, goal=at_most(10)), *spread("piece", [2.0])[1:]]
+    assert [stem for stem, _ in rows(first)] == ["piece p50", "piece p95 / p99"]
 
 
 def a_report() -> Report:

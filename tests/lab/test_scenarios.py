@@ -35,6 +35,7 @@ TINY = Plan(
     wake=2,
     streams=2,
     stream_seconds=1.5,
+    first_streams=2,
     stops=2,
     stop_streams=2,
     forks=(2, 3),
@@ -155,6 +156,10 @@ async def test_streams_take_as_long_as_their_models(environment: Environment, ba
     check_turns(result)
     assert 1 <= (result.value("step p99 ÷ the model's own time") or 0) < 10
     assert (result.value("chunks heard of one stream") or 0) >= 3
+    for streams in ("2 streams", "2 streams that begin together"):
+        late = result.value(f"first piece from model to client, {streams} p50") or 0
+        added = result.value(f"request to first piece, less the model's time, {streams} p50") or 0
+        assert 0 < late < added, streams
 
 
 @pytest.mark.long
