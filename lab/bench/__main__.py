@@ -71,9 +71,11 @@ async def bench(
     sse_paced: Annotated[int, typer.Option(min=1, help="Streams whose chunks are timed.")] = _DEFAULT.sse_paced,
     sse_stuck: Annotated[int, typer.Option(min=1, help="Clients that take nothing.")] = _DEFAULT.sse_stuck,
     callers: Annotated[int, typer.Option(min=1, help="Callers over HTTP, and over NATS.")] = _DEFAULT.callers,
-    old_rows: Annotated[
-        int, typer.Option(min=1, help="Old inbox rows; 10 million take some 5 GB.")
-    ] = _DEFAULT.old_rows,
+    old_rows: Annotated[int, typer.Option(min=1, help="Old turns; 10 million take some 18 GB.")] = _DEFAULT.old_rows,
+    old_conversations: Annotated[
+        int, typer.Option(min=1, help="Conversations of the old turns; a million take some 5 GB.")
+    ] = _DEFAULT.old_conversations,
+    day_turns: Annotated[int, typer.Option(min=1, help="Turns of the day that is audited.")] = _DEFAULT.day_turns,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = _DEFAULT.workers,
     split: Annotated[bool, typer.Option("--split", help="Run worker and bridge as separate processes.")] = False,
     out: Annotated[Path, typer.Option(help="Directory for the JSON file and the pictures.", metavar="DIR")] = OUT,
@@ -115,6 +117,8 @@ async def bench(
         sse_stuck=sse_stuck,
         callers=callers,
         old_rows=old_rows,
+        old_conversations=old_conversations,
+        day_turns=day_turns,
         growth_turns=2 * turns,
         workers=workers,
         split=split,

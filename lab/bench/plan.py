@@ -84,6 +84,11 @@ class Plan:
     callers: int = 50
     """Callers over HTTP, and over NATS."""
     old_rows: int = 1_000_000
+    """Turns of a long past, each with its inbox row and outcome."""
+    old_conversations: int = 100_000
+    """Conversations in which they were; at most as many as turns."""
+    day_turns: int = 10_000
+    """Turns of the day that is audited, about what a day of the past has."""
     growth_turns: int = 600
     tpcb_scale: int = 8
     tpcb_seconds: float = 2.0

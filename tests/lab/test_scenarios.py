@@ -54,6 +54,8 @@ TINY = Plan(
     slow_seconds=0.5,
     callers=3,
     old_rows=200,
+    old_conversations=40,
+    day_turns=100,
     growth_turns=3,
     tpcb_scale=1,
     tpcb_seconds=0.2,
@@ -241,8 +243,9 @@ def check_streams(result: Result, plan: Plan) -> None:
 @pytest.mark.long
 async def test_growth_compares_two_ledgers(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.GROWTH](environment, bars)
-    for name in ("enqueue", "claim"):
-        assert (result.value(f"{name}: old ÷ empty") or 0) > 0
+    for name in ("enqueue", "claim", "begin", "enqueue in a conversation", "audit of a day"):
+        assert (result.value(f"{name}: old ÷ empty") or 0) > 0, name
+    assert result.value("audit of a day: violations") == 0
 
 
 @pytest.mark.long
@@ -262,6 +265,8 @@ async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_pat
 async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, environment: Environment) -> None:
     arguments = (
         "--old-rows",
+        "50",
+        "--day-turns",
         "50",
         "--turns",
         "5",
