@@ -32,6 +32,7 @@ async def bench(
         int, typer.Option(min=1, help="Concurrent turns, and concurrent bare workflows.")
     ] = _DEFAULT.turns,
     alone: Annotated[int, typer.Option(min=1, help="Turns, and bare workflows, one after the other.")] = _DEFAULT.alone,
+    stage_turns: Annotated[int, typer.Option(min=1, help="Turns whose stages are timed.")] = _DEFAULT.stage_turns,
     tool_turns: Annotated[int, typer.Option(min=1, help="Concurrent turns with a tool call.")] = _DEFAULT.tool_turns,
     queue: Annotated[
         int, typer.Option(min=1, help="Turns in one agent's queue, and agents with a turn each.")
@@ -42,6 +43,9 @@ async def bench(
     stream_seconds: Annotated[
         float, typer.Option(min=0.5, help="Seconds that each model streams.")
     ] = _DEFAULT.stream_seconds,
+    first_streams: Annotated[
+        int, typer.Option(min=1, help="Streams at once whose first pieces are timed.")
+    ] = _DEFAULT.first_streams,
     model: Annotated[
         str, typer.Option(help="A real model for `stream`, such as local/smollm2, for orientation.", metavar="ID")
     ] = _DEFAULT.model,
@@ -67,16 +71,19 @@ async def bench(
     sse_paced: Annotated[int, typer.Option(min=1, help="Streams whose chunks are timed.")] = _DEFAULT.sse_paced,
     sse_stuck: Annotated[int, typer.Option(min=1, help="Clients that take nothing.")] = _DEFAULT.sse_stuck,
     callers: Annotated[int, typer.Option(min=1, help="Callers over HTTP, and over NATS.")] = _DEFAULT.callers,
-    old_rows: Annotated[
-        int, typer.Option(min=1, help="Old inbox rows; 10 million take some 5 GB.")
-    ] = _DEFAULT.old_rows,
+    old_rows: Annotated[int, typer.Option(min=1, help="Old turns; 10 million take some 18 GB.")] = _DEFAULT.old_rows,
+    old_conversations: Annotated[
+        int, typer.Option(min=1, help="Conversations of the old turns; a million take some 5 GB.")
+    ] = _DEFAULT.old_conversations,
+    day_turns: Annotated[int, typer.Option(min=1, help="Turns of the day that is audited.")] = _DEFAULT.day_turns,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = _DEFAULT.workers,
     split: Annotated[bool, typer.Option("--split", help="Run worker and bridge as separate processes.")] = False,
-    out: Annotated[Path, typer.Option(help="Directory for the JSON file and the picture.", metavar="DIR")] = OUT,
+    out: Annotated[Path, typer.Option(help="Directory for the JSON file and the pictures.", metavar="DIR")] = OUT,
 ) -> None:
     """Measure turns next to yardsticks of this machine, on embedded servers or on those the settings name.
 
-    Prints one table; writes one JSON file, and a picture of latency against load. See docs/performance.md.
+    Prints one table; writes one JSON file, and pictures of latency against load and of one turn. See
+    docs/performance.md.
     """
     from lab.bench.bars import open_bars
     from lab.bench.children import BenchError
@@ -88,12 +95,14 @@ async def bench(
         rounds=rounds,
         turns=turns,
         alone=alone,
+        stage_turns=stage_turns,
         tool_turns=tool_turns,
         queue=queue,
         asleep=asleep,
         wake=wake,
         streams=streams,
         stream_seconds=stream_seconds,
+        first_streams=first_streams,
         model=model,
         stops=stops,
         stop_streams=stop_streams,
@@ -108,6 +117,8 @@ async def bench(
         sse_stuck=sse_stuck,
         callers=callers,
         old_rows=old_rows,
+        old_conversations=old_conversations,
+        day_turns=day_turns,
         growth_turns=2 * turns,
         workers=workers,
         split=split,
@@ -122,7 +133,8 @@ async def bench(
         session.out.line(summary(report))
     for path in written:
         session.out.remark(f"written: {path}")
-    if report.result("load") is not None and len(written) == 1:
+    drawn = [scenario for scenario in ("load", "stages") if report.result(scenario) is not None]
+    if len(written) <= len(drawn):
         session.out.remark("no picture: pip install matplotlib draws it")
     if report.failures:
         raise BenchError("; ".join(f"{scenario}: {error}" for scenario, error in report.failures.items()))

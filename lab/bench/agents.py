@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.bench.plan import Plan
+from lab.bench.streaming import timed_model
 from lab.bench.tool import tools
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
@@ -34,7 +35,8 @@ LATER = ToolDefinition(
 def write_scripts(directory: Path, plan: Plan) -> list[Path]:
     """Write the scripts of a run; returns the files.
 
-    They are one with an answered tool call, one with an unanswered one, two that stream, and those that fork.
+    They are one with an answered tool call, one with an unanswered one, two that stream, and those that fork. Those of
+    `timed_model`, which is a file already, are added.
     """
     done: JsonObject = {"text": "done"}
     steps: dict[str, list[JsonObject]] = {
@@ -52,7 +54,7 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
     for depth in range(1, plan.fork_depth + 1):
         below = PROFILE if depth == 1 else tree_of(depth - 1, width)
         steps[tree_of(depth, width)] = [_fork(width, below), done]
-    paths: list[Path] = []
+    paths = [timed_model.PATH]
     for name, script in steps.items():
         path = directory / f"{name}.yaml"
         path.write_text(json.dumps({"name": name, "steps": script}), encoding="utf-8")  # JSON is YAML

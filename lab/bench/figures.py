@@ -61,6 +61,11 @@ def at_least(bound: float) -> Goal:
     return Goal(relation=">=", bound=bound)
 
 
+def held(figures: Iterable[Figure], goals: Mapping[str, Goal]) -> list[Figure]:
+    """The figures, each with the goal of its name, if there is one."""
+    return [figure.model_copy(update={"goal": goals.get(figure.name, figure.goal)}) for figure in figures]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that `share` (0 to 1) of all do not exceed; NaN for no values."""
     if not values:

@@ -8,6 +8,7 @@ class Scenario(StrEnum):
     """The scenarios in the order in which they run: those that leave much data behind come last."""
 
     TURN = "turn"
+    STAGES = "stages"
     TOOL = "tool"
     BUDGET = "budget"
     FANOUT = "fanout"
@@ -40,6 +41,8 @@ class Plan:
     """Concurrent turns, and concurrent bare workflows, of a round."""
     alone: int = 40
     """Turns, and bare workflows, one after the other."""
+    stage_turns: int = 60
+    """Turns, one after the other, whose stages are timed."""
     tool_turns: int = 150
     queue: int = 200
     """Turns in one agent's queue, and agents with one turn each."""
@@ -47,6 +50,8 @@ class Plan:
     wake: int = 100
     streams: int = 200
     stream_seconds: float = 10.0
+    first_streams: int = 20
+    """Streams at once whose first pieces are timed."""
     model: str = ""
     """A real model for `stream`, in place of a script."""
     stops: int = 200
@@ -79,6 +84,11 @@ class Plan:
     callers: int = 50
     """Callers over HTTP, and over NATS."""
     old_rows: int = 1_000_000
+    """Turns of a long past, each with its inbox row and outcome."""
+    old_conversations: int = 100_000
+    """Conversations in which they were; at most as many as turns."""
+    day_turns: int = 10_000
+    """Turns of the day that is audited, about what a day of the past has."""
     growth_turns: int = 600
     tpcb_scale: int = 8
     tpcb_seconds: float = 2.0

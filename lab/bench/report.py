@@ -11,6 +11,7 @@ from lab.bench.run import Report
 
 _TITLES = {
     "turn": "turn: plain turns on an instant model",
+    "stages": "stages: where the time of one plain turn goes",
     "tool": "tool: two steps and one tool call",
     "fanout": "fanout: one queue, many agents",
     "stream": "stream: many models that stream",
@@ -64,12 +65,13 @@ def summary(report: Report) -> str:
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, list[Figure]]]:
-    """The figures grouped by row: the percentiles of one name share a row."""
+    """The figures grouped by row: the percentiles of one name share a row, but for one with a goal."""
     found: list[tuple[str, list[Figure]]] = []
     for figure in figures:
         stem, mark, rank = figure.name.rpartition(" p")
         is_rank = bool(mark) and rank.isdigit() and figure.goal is None
-        if is_rank and found and found[-1][0].startswith(f"{stem} p") and found[-1][1][0].name != figure.name:
+        joins = is_rank and found and found[-1][0].startswith(f"{stem} p") and found[-1][1][-1].goal is None
+        if joins and found[-1][1][0].name != figure.name:
             name, row = found[-1]
             found[-1] = f"{name} / p{rank}", [*row, figure]
         else:

@@ -21,6 +21,7 @@ from lab.bench.scenarios.fork import run_fork
 from lab.bench.scenarios.gateway import run_gateway
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
+from lab.bench.scenarios.stages import run_stages
 from lab.bench.scenarios.stop import run_stop
 from lab.bench.scenarios.stream import run_stream
 from lab.bench.scenarios.suspended import run_suspended
@@ -31,6 +32,7 @@ from turnstile.settings import Settings
 
 RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.TURN: run_turn,
+    Scenario.STAGES: run_stages,
     Scenario.TOOL: run_tool,
     Scenario.BUDGET: run_budget,
     Scenario.FANOUT: run_fanout,

@@ -14,6 +14,7 @@ from lab.bench.figures import (
     Result,
     at_least,
     at_most,
+    held,
     median,
     medians,
     percentile,
@@ -56,6 +57,12 @@ def test_goals_hold_at_their_bound() -> None:
     assert Figure(name="free", value=1).met is None
 
 
+def test_figures_are_held_to_the_goals_of_their_names() -> None:
+    free, bound = Figure(name="free", value=1), Figure(name="bound", value=1, goal=at_most(1))
+    found = held([free, bound], {"free": at_least(2), "unknown": at_least(3)})
+    assert [figure.goal for figure in found] == [at_least(2), at_most(1)]
+
+
 def test_a_slope_is_by_the_unit_of_x() -> None:
     assert slope((1, 2000), (500, 2000)) == 0
     assert slope((1, 2000), (501, 3000)) == 2
@@ -80,8 +87,10 @@ def test_three_digits_count(value: float, text: str) -> None:
 def test_percentiles_share_a_row_unless_one_has_a_goal() -> None:
     figures = [*spread("step_ms", [1.0, 2.0]), *spread("e2e_ms", [3.0]), Figure(name="turns", value=1)]
     assert [stem for stem, _ in rows(figures)] == ["step_ms p50 / p95 / p99", "e2e_ms p50 / p95 / p99", "turns"]
-    held = [Figure(name="stop p50", value=1), Figure(name="stop p99", value=2, goal=at_most(250))]
-    assert [stem for stem, _ in rows(held)] == ["stop p50", "stop p99"]
+    stops = [Figure(name="stop p50", value=1), Figure(name="stop p99", value=2, goal=at_most(250))]
+    assert [stem for stem, _ in rows(stops)] == ["stop p50", "stop p99"]
+    first = [Figure(name="piece p50", value=1, goal=at_most(10)), *spread("piece", [2.0])[1:]]
+    assert [stem for stem, _ in rows(first)] == ["piece p50", "piece p95 / p99"]
 
 
 def a_report() -> Report:

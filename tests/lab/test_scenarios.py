@@ -28,12 +28,14 @@ TINY = Plan(
     rounds=1,
     turns=6,
     alone=2,
+    stage_turns=4,
     tool_turns=4,
     queue=4,
     asleep=4,
     wake=2,
     streams=2,
     stream_seconds=1.5,
+    first_streams=2,
     stops=2,
     stop_streams=2,
     forks=(2, 3),
@@ -52,6 +54,8 @@ TINY = Plan(
     slow_seconds=0.5,
     callers=3,
     old_rows=200,
+    old_conversations=40,
+    day_turns=100,
     growth_turns=3,
     tpcb_scale=1,
     tpcb_seconds=0.2,
@@ -107,10 +111,28 @@ async def test_plain_turns_and_yardsticks(environment: Environment, bars: Bars) 
     assert 5 < (result.value("history events a turn") or 0) < 20  # a quick step's, or an activity's
     assert {figure.name for figure in result.figures if figure.goal} == {
         "engine share",
+        "turns/s ÷ empty workflows/s",
         "CPU ratio",
         "p50 alone above the bare workflow's",
+        "p50 alone ÷ the empty workflow's",
         "database round trips a turn",
+        "rows written a turn",
     }
+
+
+@pytest.mark.long
+async def test_the_stages_of_a_turn_are_timed(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.STAGES](environment, bars)
+    whole = result.value("a turn alone, request to event p50") or 0
+    stages = result.details["stages"]
+    assert isinstance(stages, list)
+    of_it = [figure.value for figure in result.figures if figure.name.startswith("of it: ")]
+    assert len(of_it) >= 8
+    assert 0 < sum(of_it) < 2 * whole
+    for name in ("request reaches the ledger", "turn read, prompt made", "end committed, event heard"):
+        assert (result.value(f"of it: {name}") or 0) > 0, name
+    for name in ("reply heard", "end marked as announced", "workflow completed"):
+        assert (result.value(f"beside it: {name}") or 0) > 0, name
 
 
 @pytest.mark.long
@@ -127,6 +149,7 @@ async def test_a_queue_and_many_agents(environment: Environment, bars: Bars) -> 
     for prefix in ("one agent's queue: ", "4 agents: "):
         check_turns(result, prefix)
         assert (result.value(f"{prefix}turns") or 0) > 0
+    assert (result.value("one agent's queue ÷ many agents, turns/s") or 0) > 0
 
 
 @pytest.mark.long
@@ -135,6 +158,10 @@ async def test_streams_take_as_long_as_their_models(environment: Environment, ba
     check_turns(result)
     assert 1 <= (result.value("step p99 ÷ the model's own time") or 0) < 10
     assert (result.value("chunks heard of one stream") or 0) >= 3
+    for streams in ("2 streams", "2 streams that begin together"):
+        late = result.value(f"first piece from model to client, {streams} p50") or 0
+        added = result.value(f"request to first piece, less the model's time, {streams} p50") or 0
+        assert 0 < late < added, streams
 
 
 @pytest.mark.long
@@ -216,8 +243,9 @@ def check_streams(result: Result, plan: Plan) -> None:
 @pytest.mark.long
 async def test_growth_compares_two_ledgers(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.GROWTH](environment, bars)
-    for name in ("enqueue", "claim"):
-        assert (result.value(f"{name}: old ÷ empty") or 0) > 0
+    for name in ("enqueue", "claim", "begin", "enqueue in a conversation", "audit of a day"):
+        assert (result.value(f"{name}: old ÷ empty") or 0) > 0, name
+    assert result.value("audit of a day: violations") == 0
 
 
 @pytest.mark.long
@@ -237,6 +265,8 @@ async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_pat
 async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, environment: Environment) -> None:
     arguments = (
         "--old-rows",
+        "50",
+        "--day-turns",
         "50",
         "--turns",
         "5",

@@ -1,93 +1,109 @@
-"""`growth`: the statements behind enqueue and claim, alternately on a ledger with many old rows and on an empty one."""
+"""`growth`: statements of a turn, and the audit of a day, alternately on a ledger with a long past and on one without.
+
+The turns that are asked for stay as they are, so in the course of each part more of them are live, on both ledgers
+alike. The past ended before the day that is audited, whose turns both have.
+"""
 
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 
-from lab.bench.agents import add_agents
+import asyncpg
+
 from lab.bench.bars import Advance, Bars
-from lab.bench.children import BenchError
 from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result, at_most, percentile, ratio
-from lab.bench.load_client import CHANNEL
-from lab.bench.yardsticks.postgres import add_old_rows, scratch_database
-from turnstile.ledger.migrate import migrate
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.lease import claim_inbox
-from turnstile.schema.ids import AgentId, ProjectId
-from turnstile.schema.wire.inbox import EnqueueRequest
+from lab.bench.ledgers.ledger import Ledger, open_ledger
+from lab.bench.ledgers.past import FIRST_CONVERSATION, add_past
+from lab.bench.plan import Plan
+from lab.benchmarks.audit import fill
+from turnstile.ledger.operations.audit import Audit
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, ConversationId, ProjectId
+from turnstile.schema.turns import TurnRef
 
-_DEPTH = 20
-
-
-@dataclass
-class _Ledger:
-    """A ledger with agents that have no turns, and the ms that its statements took."""
-
-    pool: Pool
-    agents: Sequence[AgentId]
-    enqueues: list[float] = field(default_factory=list)
-    claims: list[float] = field(default_factory=list)
+_STATEMENTS = ("enqueue", "claim", "begin")
+_TALK = " in a conversation"
+_TALKERS = 3
+"""Of so many turns one is asked for in a conversation, after the others."""
+_AUDITS = 5
+_GOAL = at_most(1.2)
 
 
 async def run_growth(environment: Environment, bars: Bars) -> Result:
-    """Measure the p50 of both statements on both ledgers, over one connection each; each agent gets one turn."""
+    """Measure both ledgers, over one connection each; each agent gets one turn."""
     plan, project = environment.plan, ProjectId(f"bench-growth-{uuid.uuid4().hex[:8]}")
-    count = plan.warm + plan.growth_turns
-    async with AsyncExitStack() as stack:
-        empty, old = [await _open(environment, project, count, stack) for _ in range(2)]
-        with bars.bar("growth: old rows", plan.old_rows) as advance:
-            await _age(old[0], project, old[1].agents, plan.old_rows, advance)
-        with bars.bar("growth: enqueues and claims", count) as advance:
-            for number in range(count):
-                for _, ledger in (empty, old):
-                    await _measure(ledger, project, environment.target, ledger.agents[number])
+    plain, talkers = plan.warm + plan.growth_turns, plan.warm + -(-plan.growth_turns // _TALKERS)
+    async with (
+        open_ledger(environment, project, plain + talkers) as empty,
+        open_ledger(environment, project, plain + talkers) as old,
+    ):
+        both, alone = (empty, old), empty.agents[plain:]
+        began = time.monotonic()
+        with bars.bar("growth: old rows", plan.old_rows + len(alone)) as advance:
+            await add_past(empty.url, project, alone, len(alone), len(alone), advance)
+            await add_past(old.url, project, old.agents, plan.old_rows, plan.old_conversations, advance)
+        written = time.monotonic()
+        with bars.bar("growth: turns", 2 * (plain + talkers)) as advance:
+            await _turns(both, empty.agents[:plain], "", None, advance)
+            await _turns(both, alone, _TALK, FIRST_CONVERSATION, advance)
+        audited, rules = await _audits(both, plan, bars)
+    named = [*_STATEMENTS, *(f"{each}{_TALK}" for each in _STATEMENTS)]
+    figures = [figure for name in named for figure in _compared(name, both, plan.warm)]
+    details: JsonObject = {"past_seconds": round(written - began, 1), "audit_ms": rules}
+    return Result(scenario="growth", figures=(*figures, *audited), details=details)
+
+
+async def _turns(
+    ledgers: Sequence[Ledger],
+    agents: Sequence[AgentId],
+    kind: str,
+    conversation: ConversationId | None,
+    advance: Advance,
+) -> None:
+    """A turn of each agent: all are asked for and claimed, then all are begun."""
+    asked: list[list[tuple[Ledger, TurnRef]]] = []
+    for number, agent in enumerate(agents):
+        asked.append([(ledger, await ledger.ask(agent, kind, conversation)) for ledger in _in_turns(ledgers, number)])
+        advance(1)
+    for turns in asked:
+        for ledger, turn in turns:
+            await ledger.begin(turn, kind)
+        advance(1)
+
+
+async def _audits(ledgers: Sequence[Ledger], plan: Plan, bars: Bars) -> tuple[list[Figure], JsonObject]:
+    """Audit the day of both; returns figures, and for each rule the ms of its last run on the empty and the old ledger.
+
+    There are none where the user may not write the day, as who is no superuser.
+    """
+    done: list[Audit] = []
+    try:
+        with bars.bar("growth: audits of a day", len(ledgers) + _AUDITS + 1) as advance:
+            for ledger in ledgers:
+                await fill(ledger.url, plan.day_turns, days=1)
                 advance(1)
-    figures: list[Figure] = []
-    for name in ("enqueue", "claim"):
-        without, long = (
-            percentile((each.enqueues if name == "enqueue" else each.claims)[plan.warm :], 0.5)
-            for each in (empty[1], old[1])
-        )
-        figures += [
-            Figure(name=f"{name}, empty ledger, median", value=without, unit="ms"),
-            Figure(name=f"{name}, old ledger, median", value=long, unit="ms"),
-            Figure(name=f"{name}: old ÷ empty", value=ratio(long, without), goal=at_most(1.2)),
-        ]
-    return Result(scenario="growth", figures=tuple(figures), details={"old_rows": plan.old_rows})
+            for _ in range(_AUDITS + 1):
+                done += [await ledger.audit() for ledger in ledgers]
+                advance(1)
+    except asyncpg.InsufficientPrivilegeError:
+        bars.print_line("growth: no audit, since the database's user is no superuser")
+        return [], {}
+    found = sum(len(each.violations) for each in done)
+    figures = _compared("audit of a day", ledgers, 1)
+    pairs = zip(done[-2].rules, done[-1].rules, strict=True)
+    rules: JsonObject = {one.rule: [round(each.seconds * 1000) for each in (one, two)] for one, two in pairs}
+    return [*figures, Figure(name="audit of a day: violations", value=found, goal=at_most(0))], rules
 
 
-async def _open(environment: Environment, project: ProjectId, count: int, stack: AsyncExitStack) -> tuple[str, _Ledger]:
-    url = await stack.enter_async_context(scratch_database(environment.endpoints.database_url))
-    pool = Pool(url, size=1, name="turnstile-bench")
-    stack.push_async_callback(pool.close)
-    await migrate(pool)
-    return url, _Ledger(pool, await add_agents(pool, project, environment.target, "instant", count))
+def _in_turns(ledgers: Sequence[Ledger], number: int) -> Sequence[Ledger]:
+    return ledgers if number % 2 == 0 else ledgers[::-1]
 
 
-async def _age(url: str, project: ProjectId, agents: Sequence[AgentId], rows: int, advance: Advance) -> None:
-    sent = 0
-
-    def report(total: int) -> None:
-        nonlocal sent
-        advance(total - sent)
-        sent = total
-
-    await add_old_rows(url, project, agents, rows, report)
-
-
-async def _measure(ledger: _Ledger, project: ProjectId, target: str, agent: AgentId) -> None:
-    """Time an enqueue for the agent, and the claim of its row."""
-    request, keys = EnqueueRequest(agent_id=agent, instruction="hello"), [(project, agent)]
-    began = time.perf_counter()
-    await enqueue(ledger.pool, project, CHANNEL, request, {}, depth_limit=_DEPTH, sender="bench")
-    asked = time.perf_counter()
-    claimed = await ledger.pool.run(lambda conn: claim_inbox(conn, keys, [target], row_limit=10))
-    ended = time.perf_counter()
-    if [claim.verdict for claim in claimed] != ["start"]:
-        raise BenchError(f"a claim found {[claim.verdict for claim in claimed]}")
-    ledger.enqueues.append((asked - began) * 1000)
-    ledger.claims.append((ended - asked) * 1000)
+def _compared(name: str, ledgers: Sequence[Ledger], warm: int) -> list[Figure]:
+    without, long = (percentile(ledger.took[name][warm:], 0.5) for ledger in ledgers)
+    return [
+        Figure(name=f"{name}, empty ledger, median", value=without, unit="ms"),
+        Figure(name=f"{name}, old ledger, median", value=long, unit="ms"),
+        Figure(name=f"{name}: old ÷ empty", value=ratio(long, without), goal=_GOAL),
+    ]

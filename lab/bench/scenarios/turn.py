@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from lab.bench.bars import Bars
 from lab.bench.environment import Environment
-from lab.bench.figures import Figure, Goal, Result, at_least, at_most, medians, percentile, ratio, slope
+from lab.bench.figures import Figure, Goal, Result, at_least, at_most, held, medians, percentile, ratio, slope
 from lab.bench.system import System, open_system, usage_figures
 from lab.bench.yardsticks.take import TPCB_CLIENTS, Bares, bare_workers, nats_rates, tpcb
 from turnstile.schema.base import JsonObject
@@ -46,22 +46,12 @@ async def run_turn(environment: Environment, bars: Bars) -> Result:
                 rounds.append(values)
         history = await _history(system)
     found = medians(rounds)
-    goals = {"engine share": at_least(0.95), "CPU ratio": at_most(1.3), "overhead": at_most(8.0)}
     figures = [
         *_rates(found),
-        Figure(
-            name="engine share", value=ratio(found["turns rate"], found["bare one rate"]), goal=goals["engine share"]
-        ),
-        Figure(name="CPU ratio", value=ratio(found["cpu kernel"], found["bare one cpu"]), goal=goals["CPU ratio"]),
-        Figure(
-            name="p50 alone above the bare workflow's",
-            value=found["turns p50"] - found["bare one p50"],
-            unit="ms",
-            goal=goals["overhead"],
-        ),
+        *_beside_bare(found),
         *_usage(found, at_most(5)),
         *history,
-        *await system.common(),
+        *held(await system.common(), {"rows written a turn": at_most(17)}),
         *(Figure(name=name, value=found[name], unit=unit) for name, unit in _SERVERS.items()),
     ]
     return Result(scenario="turn", figures=tuple(figures), details=_details(rounds))
@@ -94,12 +84,12 @@ async def run_tool(environment: Environment, bars: Bars) -> Result:
         Figure(
             name="turns/s ÷ bare workflows/s",
             value=ratio(found["turns rate"], found["bare one rate"]),
-            goal=at_least(0.5),
+            goal=at_least(0.6),
         ),
         Figure(
             name="p50 alone ÷ the bare workflow's",
             value=ratio(found["turns p50"], found["bare one p50"]),
-            goal=at_most(2.5),
+            goal=at_most(2.2),
         ),
         *_usage(found, at_most(10)),
         *history,
@@ -115,6 +105,30 @@ SLOPE = at_most(0.2)
 """Near zero: histories with the same events differ by up to 100 B, since times and counts have different lengths."""
 
 
+def _beside_bare(found: Mapping[str, float]) -> list[Figure]:
+    """What a plain turn takes, next to what Temporal alone takes for a workflow."""
+    return [
+        Figure(name="engine share", value=ratio(found["turns rate"], found["bare one rate"]), goal=at_least(0.95)),
+        Figure(
+            name="turns/s ÷ empty workflows/s",
+            value=ratio(found["turns rate"], found["bare none rate"]),
+            goal=at_least(0.7),
+        ),
+        Figure(name="CPU ratio", value=ratio(found["cpu kernel"], found["bare one cpu"]), goal=at_most(1.3)),
+        Figure(
+            name="p50 alone above the bare workflow's",
+            value=found["turns p50"] - found["bare one p50"],
+            unit="ms",
+            goal=at_most(8),
+        ),
+        Figure(
+            name="p50 alone ÷ the empty workflow's",
+            value=ratio(found["turns p50"], found["bare none p50"]),
+            goal=at_most(2),
+        ),
+    ]
+
+
 def _rates(found: Mapping[str, float]) -> list[Figure]:
     return [
         Figure(name=f"{shown}{suffix}", value=found[name], unit=unit)
@@ -125,11 +139,7 @@ def _rates(found: Mapping[str, float]) -> list[Figure]:
 
 
 def _usage(found: Mapping[str, float], round_trips: Goal) -> list[Figure]:
-    figures = usage_figures(found)
-    return [
-        figure.model_copy(update={"goal": round_trips}) if figure.name.startswith("database round trips") else figure
-        for figure in figures
-    ]
+    return held(usage_figures(found), {"database round trips a turn": round_trips})
 
 
 async def _bare_alone(bares: Bares, count: int) -> dict[str, float]:

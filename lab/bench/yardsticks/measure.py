@@ -5,6 +5,7 @@ statistics, which a session reports at most once a second, late while it is idle
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from turnstile.ledger.queries import Connection, parse
@@ -38,6 +39,22 @@ class ForkTiming(Tolerant):
     """From the end of the last child to the begin of the parent's next step."""
 
 
+class TurnMoments(Tolerant):
+    """When what happened to a turn of one step; None where it has not happened."""
+
+    agent_turn_id: AgentTurnId
+    enqueued: datetime | None
+    """Its row was written, within the statement."""
+    claimed: datetime | None
+    step_started: datetime | None
+    """By the worker's clock."""
+    begun: datetime | None
+    """The transaction in which the ledger let the step begin."""
+    step_ended: datetime | None
+    turn_ended: datetime | None
+    announced: datetime | None
+
+
 class WaitingCall(Tolerant):
     """An unanswered call, and its turn."""
 
@@ -68,6 +85,11 @@ async def list_fork_timings(conn: Connection, project: ProjectId, turns: Sequenc
     """Timings of the forks of these turns."""
     rows = await _QUERIES["list_fork_timings"].many(conn, project_id=project, agent_turn_ids=list(turns))
     return [ForkTiming.model_validate(dict(row)) for row in rows]
+
+
+async def list_turn_moments(conn: Connection, turns: Sequence[AgentTurnId]) -> list[TurnMoments]:
+    """The moments of those of these turns that have ended."""
+    return await _QUERIES["list_turn_moments"].all_as(conn, TurnMoments, agent_turn_ids=list(turns))
 
 
 async def count_suspended(conn: Connection, project: ProjectId) -> int:

@@ -37,6 +37,15 @@ SELECT count(*) AS suspended FROM state.agent_state_head h WHERE h.project_id = 
 SELECT w.tool_call_id, w.agent_turn_id FROM state.turn_waiting_tools w
 WHERE w.project_id = :project_id AND w.wait_status = 'waiting' ORDER BY w.created_at, w.tool_call_id LIMIT :row_limit::int;
 
+-- name: list_turn_moments :many
+-- When what happened to each of these turns, by the server's clock but for the step's begin, which is the worker's; null: not yet, or never.
+SELECT o.agent_turn_id, i.created_at AS enqueued, i.processed_at AS claimed, s.started_at AS step_started, o.started_at AS begun,
+       s.ended_at AS step_ended, o.ended_at AS turn_ended, o.announced_at AS announced
+FROM state.turn_outcomes o
+LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
+LEFT JOIN state.agent_steps s ON s.step_id = o.agent_turn_id || '-s1' AND s.project_id = o.project_id
+WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]);
+
 -- name: rows_touched :one
 -- Rows read and written in the ledger's tables since the statistics began, as far as sessions have reported them.
 SELECT coalesce(sum(coalesce(t.seq_tup_read, 0) + coalesce(t.idx_tup_fetch, 0)), 0)::int8 AS read,

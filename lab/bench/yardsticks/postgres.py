@@ -1,4 +1,4 @@
-"""PostgreSQL yardsticks of the benchmark: scratch databases, pgbench's TPC-B, a ledger with old rows.
+"""PostgreSQL yardsticks of the benchmark: scratch databases, pgbench's TPC-B.
 
 Nothing of it runs in production. It works in databases that it creates, so it never touches a ledger in use; its user
 needs the right to create databases.
@@ -7,10 +7,10 @@ needs the right to create databases.
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import asyncpg
 
@@ -19,30 +19,22 @@ from turnstile.ledger.histories import connect
 from turnstile.ledger.pool import Session
 from turnstile.ledger.queries import Query, parse
 from turnstile.schema.errors import ConfigError
-from turnstile.schema.ids import AgentId, ProjectId, uuid7
+from turnstile.schema.ids import uuid7
 
 DRIVER = ("asyncpg", str(asyncpg.__version__))
 _TELLERS = 10
 _ACCOUNTS = 100_000
-_BATCH = 5_000
-_COLUMNS = (
-    *("inbox_id", "project_id", "agent_id", "channel_id", "message_type", "enqueue_mode", "correlation_id"),
-    *("agent_turn_id", "turn_epoch", "context_headers", "payload", "status", "next_retry_at", "processed_at"),
-    *("archived_at", "created_at", "request_digest"),
-)
 
 
 class _Raw(Session, Protocol):
     """A connection without the time limit that a pool's statements have."""
 
     async def close(self) -> None: ...
-    async def copy_to_table(
-        self, table_name: str, *, schema_name: str, columns: Sequence[str], source: AsyncIterable[bytes]
-    ) -> str: ...
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncGenerator[_Raw]:
+async def connected(url: str) -> AsyncGenerator[_Raw]:
+    """A connection to that database, closed at the end."""
     conn: _Raw = await connect(url)
     try:
         yield conn
@@ -58,7 +50,7 @@ async def scratch_database(url: str) -> AsyncGenerator[str]:
     """
     name = f"turnstile_bench_{uuid7().replace('-', '')}"
     statements = _read("scratch.sql")
-    async with _connected(url) as conn:
+    async with connected(url) as conn:
         try:
             await conn.execute(statements["make_database"].sql.format(NAME=name))
         except asyncpg.InsufficientPrivilegeError:
@@ -83,7 +75,7 @@ class TpcB:
 
     async def prepare(self) -> None:
         """Create and fill the tables."""
-        async with _connected(self._url) as conn:
+        async with connected(self._url) as conn:
             for name, each in self._statements.items():
                 if name.startswith(("make_", "fill_")):
                     await each.many(conn, **dict.fromkeys(each.parameters, self._scale))
@@ -92,7 +84,7 @@ class TpcB:
     async def run(self, clients: int, seconds: float) -> float:
         """Run `clients` concurrent clients; returns transactions per second."""
         async with AsyncExitStack() as stack:
-            conns = [await stack.enter_async_context(_connected(self._url)) for _ in range(clients)]
+            conns = [await stack.enter_async_context(connected(self._url)) for _ in range(clients)]
             for conn in conns:
                 await self._transaction(conn)  # prepares the statements
             began = time.perf_counter()
@@ -117,53 +109,6 @@ class TpcB:
             for name in ("update_account", "read_account", "update_teller", "update_branch", "add_history"):
                 each = self._statements[name]
                 await each.many(conn, **{key: values[key] for key in each.parameters})
-
-
-async def add_old_rows(
-    url: str, project: ProjectId, agents: Sequence[AgentId], rows: int, report: Callable[[int], None]
-) -> None:
-    """Insert `rows` inbox rows of turns of these agents that ended in the last 90 days, by COPY.
-
-    Calls `report` with the number of rows sent. At the end it vacuums and analyzes the tables.
-    """
-
-    async def lines() -> AsyncGenerator[bytes]:
-        for first in range(0, rows, _BATCH):
-            last = min(rows, first + _BATCH)
-            yield "".join(_old_row(project, agents[n % len(agents)], n, rows) for n in range(first, last)).encode()
-            report(last)
-
-    async with _connected(url) as conn:
-        await conn.copy_to_table("agent_inbox", schema_name="state", columns=_COLUMNS, source=lines())
-        await conn.execute(_read("scratch.sql")["tidy"].sql)
-
-
-def _old_row(project: ProjectId, agent: AgentId, number: int, rows: int) -> str:
-    """A consumed row in COPY's text format. Its ids sort by time, like real ones."""
-    moment = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() - 60 - 90 * 86_400 * (1 - number / rows)))
-    turn = f"00000000-0000-7000-8000-{number:012x}"
-    box = f"00000000-0000-7000-9000-{number:012x}"
-    headers = f'{{"CG-Recursion-Depth": "0", "traceparent": "00-{number:032x}-{number + 1:016x}-01"}}'
-    payload = (
-        f'{{"profile_box_id": "{box}", "context_box_id": "{box}", "output_box_id": "{box}", "runtime_config": {{}}}}'
-    )
-    fields: Mapping[str, Any] = {
-        "inbox_id": f"00000000-0000-7000-a000-{number:012x}",
-        "project_id": project,
-        "agent_id": agent,
-        "channel_id": "public",
-        "message_type": "turn",
-        "enqueue_mode": "call",
-        "correlation_id": turn,
-        "agent_turn_id": turn,
-        "turn_epoch": 1,
-        "context_headers": headers,
-        "payload": payload,
-        "status": "consumed",
-        **dict.fromkeys(("next_retry_at", "processed_at", "archived_at", "created_at"), moment),
-        "request_digest": turn.replace("-", "") * 2,
-    }
-    return "\t".join(str(fields[name]) for name in _COLUMNS) + "\n"
 
 
 def _read(file: str) -> dict[str, Query]:
