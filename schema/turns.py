@@ -117,6 +117,10 @@ class StepSuspends(Tolerant):
     """Null after the timeouts were injected, which are due at once."""
     quick: bool = Field(default=False, exclude_if=operator.not_)
     """As in `StepContinues`."""
+    rings: tuple[Ring, ...] = Field(default=(), exclude_if=operator.not_)
+    """Reports that came while the step still waited for them, and were not applied."""
+    attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
+    """Records of the attempts that the next step made, which this one had begun with, before it gave up."""
 
 
 class StepEnds(Tolerant):

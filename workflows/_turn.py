@@ -186,7 +186,9 @@ def _returned(state: TurnState, result: StepResult) -> tuple[TurnState, Action]:
         case StepContinues():
             return _step(state, result.step + 1)
         case StepSuspends(waiting=waiting, tools=tools, deadline=deadline):
-            return _next(replace(state, phase=Phase.WAITING, waiting=waiting, tools=tools, deadline=deadline))
+            rings = _merged(state.rings, result.rings)
+            waits = replace(state, phase=Phase.WAITING, waiting=waiting, tools=tools, deadline=deadline, rings=rings)
+            return _next(waits)
         case StepEnds(outcome=outcome):
             return replace(state, phase=Phase.ENDED, outcome=outcome), Return(outcome)
         case StepStale():

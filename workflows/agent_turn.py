@@ -14,6 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
+from turnstile.schema.base import JsonObject
 from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import (
@@ -50,6 +51,8 @@ class AgentTurn:
         self._early_looks = 0
         """How often in a row a deadline was looked at that the ledger's clock had not reached."""
         self._quick = turn.quick_steps
+        self._attempts: tuple[JsonObject, ...] = ()
+        """What a quick step had begun of the next step, before it gave up."""
         self._status = _turn.Phase.BUSY.value
 
     @workflow.signal
@@ -118,7 +121,7 @@ class AgentTurn:
 
     async def _run_step(self, action: _turn.RunStep) -> _turn.Event:
         self._set_status(_turn.Phase.BUSY.value)
-        given = RunStepInput(turn=self._turn, step=action.step, reports=action.reports)
+        given = RunStepInput(turn=self._turn, step=action.step, reports=action.reports, attempts=self._attempts)
         if self._quick:
             tried = await self._try_step(given)
             if not isinstance(tried, StepOutlasts):
@@ -171,6 +174,7 @@ class AgentTurn:
         """The event of a finished step. Its result says whether the next step may run as a local activity."""
         next_is_quick = isinstance(result, StepContinues | StepSuspends) and result.quick
         self._quick = self._input.quick_steps and next_is_quick
+        self._attempts = result.attempts if isinstance(result, StepSuspends) else ()
         return _turn.StepReturned(result)
 
     async def _run_locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:

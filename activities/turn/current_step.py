@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 class CurrentStep:
     """A step that has begun, at `started` and, by `time.monotonic`, at `clock`. `attempts` grows with each model call.
 
-    `patience` is how many seconds a quick step waits for the model; None for any other step.
+    `patience` is how many seconds a quick step waits for the model, and `until` the moment, by `time.monotonic`, up to
+    which it waits for its calls; None for any other step.
     """
 
     turn: TurnRef
@@ -50,6 +51,7 @@ class CurrentStep:
     clock: float
     attempts: Attempts
     patience: float | None = None
+    until: float | None = None
     gate: BudgetGate | None = None
     """Of a turn that has a budget."""
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -26,35 +26,33 @@ from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
 from turnstile.activities.prompt.question import Question
-from turnstile.activities.turn.call_spans import agent_name, record_answers
+from turnstile.activities.turn.call_spans import agent_name
 from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
-from turnstile.activities.turn.fast_models import FastModels
+from turnstile.activities.turn.fast_answers import FastAnswers
+from turnstile.activities.turn.prompt_reports import WAIT_SECONDS, FastTools, PromptReports
 from turnstile.activities.turn.recall import recall
-from turnstile.activities.turn.resume import Termination
 from turnstile.activities.turn.settle import end_stopped, publish_applied
-from turnstile.activities.turn.spending import exhausted, with_gate, within_budget
-from turnstile.activities.turn.timing import record_begun, record_step, turn_stats
+from turnstile.activities.turn.spending import with_gate, within_budget
+from turnstile.activities.turn.step_ends import Endings
+from turnstile.activities.turn.timing import record_begun, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, pin
 from turnstile.activities.turn.turn_events import TurnEvents
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, Ending, fallback_card, finish_turn, recall_step
-from turnstile.ledger.turns.steps import BegunStep, StepRecord, begin_step, commit_step, retry_step
+from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, Ending, fallback_card, recall_step
+from turnstile.ledger.turns.steps import BegunStep, begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
-from turnstile.runtime.ports import Model, ModelMessage, Publisher
-from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.runtime.ports import Model, ModelMessage
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn, SteerWaits
 from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
-from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
+from turnstile.schema.step_metadata import ContinueMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
     RunStepInput,
@@ -72,16 +70,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StepActivities:
+class StepActivities(Endings):
     """The activities and their dependencies: pools, clients, settings, a cache. It holds no state of a turn."""
 
-    pool: Pool
     model: Model
-    publisher: Publisher
     limits: StepLimits
     cache: BoxCache
-    fast_models: FastModels
-    telemetry: Telemetry = SILENT
+    fast_models: FastAnswers
+    fast_tools: FastTools = field(default_factory=FastTools)
 
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
@@ -96,14 +92,19 @@ class StepActivities:
         """Do the step as a local activity, which has no heartbeat and cannot be stopped.
 
         So it runs only if the model is known to be fast, and only as long as a stop may wait. If it fails or takes
-        longer, it returns `StepOutlasts`, and the workflow runs `run_step`.
+        longer, it returns `StepOutlasts`, and the workflow runs `run_step`. If it suspends the turn for tools that are
+        known to be fast, it waits for them, and goes on with the next step (`prompt_reports`).
         """
+        return await self._run_quickly(given, time.monotonic() + WAIT_SECONDS)
+
+    async def _run_quickly(self, given: RunStepInput, until: float) -> QuickStepResult:
+        """Do the step as `run_quick_step`, and those that follow as long as they need not wait after `until`."""
         attempts = Attempts()
         if not self.fast_models.is_quick(given.turn.profile_box_id):
             return StepOutlasts()
         with about(given.turn, step=given.step or None):
             try:
-                return await self._run_step(given, attempts, self.fast_models.patience)
+                return await self._run_step(given, attempts, self.fast_models.patience, until)
             except NotQuick:
                 return StepOutlasts()
             except TimeoutError:
@@ -116,7 +117,9 @@ class StepActivities:
                 log.warning("turn %s: a quick step failed: %s", given.turn.agent_turn_id, type(error).__name__)
         return StepOutlasts(attempts=tuple(attempts.heartbeat_details()))
 
-    async def _run_step(self, given: RunStepInput, attempts: Attempts, patience: float | None = None) -> StepResult:
+    async def _run_step(
+        self, given: RunStepInput, attempts: Attempts, patience: float | None = None, until: float | None = None
+    ) -> StepResult:
         """Do the step; raises `TimeoutError` if the model has not answered after `patience` seconds."""
         clock, started = time.monotonic(), datetime.now(UTC)
         try:
@@ -128,8 +131,9 @@ class StepActivities:
         context = begun.head.context_headers
         turn_events = TurnEvents(self.publisher, given.turn, context, self.telemetry, agent_name=name)
         number = begun.head.step_count + 1
-        step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts, patience)
-        step = with_gate(step, self.model, self.limits, lambda reserve: self._keep(step, reserve))
+        self.fast_tools.learn(given.turn, begun.head)
+        step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts, patience, until)
+        step = with_gate(step, self.model, self.limits, lambda reserve: self.keep(step, reserve))
         try:
             return await self._run(step)
         except StaleTurn:
@@ -171,7 +175,7 @@ class StepActivities:
         head = step.begun.head
         record_begun(self.telemetry, step.turn, head)
         if (ended := step.termination()) is not None:
-            return await self._terminate(step, ended)
+            return await self.terminate(step, ended)
         has_model = asks_model(head.message_type)
         await self._publish_start(step, Activity.THINKING if has_model else Activity.EXECUTING_TOOL)
         if not has_model:
@@ -183,10 +187,10 @@ class StepActivities:
             asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
             answer = await self._ask_or_compact(step, pinned, asked, messages)
         except BudgetExhausted as error:
-            return await self._run_out(step, pinned, error)
+            return await self.run_out(step, pinned, error)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
-            return await self._fail(step, pinned, code, str(error))
+            return await self.fail(step, pinned, code, str(error))
         if isinstance(answer, Compacted):
             figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
             cards = (*pinned.cards, *step.begun.steers, *answer.cards)
@@ -233,10 +237,10 @@ class StepActivities:
                 step.gate.check_time()
             sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
         except BudgetExhausted as error:
-            return await self._run_out(step, None, error)
+            return await self.run_out(step, None, error)
         except (Refused, ModelError, CardUnreadable) as error:
             # The error's message may quote the arguments, and an outcome holds no content.
-            return await self._fail(step, None, error.code, "the tool could not be called")
+            return await self.fail(step, None, error.code, "the tool could not be called")
         decision = Suspend((sent.card,), (sent.command,), (sent.wait_seconds,), (sent.hold,))
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
@@ -252,7 +256,7 @@ class StepActivities:
                 self.limits,
                 step.attempts,
                 (head.step_attempt, head.model_failures),
-                lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
+                lambda: self.keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
                 self.telemetry,
                 step.gate,
             )
@@ -285,25 +289,13 @@ class StepActivities:
                 )
                 more = decision.if_steered
                 try:
-                    return await self._finish(
+                    return await self.finish(
                         step, cards, ending, figures, StepStatus.COMPLETED, yields=more is not None
                     )
                 except SteerWaits:
                     hit(Fault.TURN_STEERED)
                     kept = () if more is None else more.cards
                     return await self._continue(step, (*opening, *kept), figures, steered=True)
-
-    async def _run_out(self, step: CurrentStep, pinned: PinnedConfig | None, error: BudgetExhausted) -> StepResult:
-        """End the turn as partial for want of budget, with what there is."""
-        cards, ending, figures = exhausted(step, pinned, error)
-        return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
-
-    async def _fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
-        """End the turn as failed, with the cards that there are."""
-        cards = () if pinned is None else pinned.cards
-        figures = step.figures(pinned, error_code=code)
-        ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
-        return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
     async def _continue(
         self,
@@ -317,10 +309,10 @@ class StepActivities:
         """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
         metadata = ContinueMetadata.of(figures)
         record = step.record(cards, metadata, StepStatus.COMPLETED, first_kept=first_kept, steered=steered)
-        done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
+        done = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
         if done.result == "done":
-            self._record(step, record)
+            self.record(step, record)
         completed = step.turn_events.completed(step.number, done.step_metadata)
         await step.turn_events.publish(completed, *step.applied(record))
         hit(Fault.STEP_PUBLISHED)
@@ -338,32 +330,49 @@ class StepActivities:
         metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands, held=held)
         decision = within_budget(step, decision)
         record = step.record(cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits, holds=decision.holds)
-        done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
+        done = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
-            self._record(step, record)
+            self.record(step, record)
             await step.turn_events.publish(*step.turn_events.asked(step.number, record, done.updated_at))
         asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
         messages = step.turn_events.suspended(step.number, done.step_metadata, None, asleep)
-        await step.turn_events.publish(*messages, *step.applied(record))
-        hit(Fault.CALLS_PUBLISHED)
-        return StepSuspends(
+        messages += step.applied(record)
+        result = StepSuspends(
             step=step.number,
             waiting=tuple(command.tool_call_id for command in decision.commands),
             tools=tuple(command.tool_name for command in decision.commands),
             deadline=done.resume_deadline,
             quick=self.fast_models.is_quick(step.turn.profile_box_id),
         )
+        reports = self.fast_tools.may_answer(step.turn, result) if asleep is not None and not held else None
+        if reports is not None and step.until is not None:
+            return await self._go_on(step, result, messages, reports, step.until)
+        await step.turn_events.publish(*messages)
+        hit(Fault.CALLS_PUBLISHED)
+        return result
 
-    async def _terminate(self, step: CurrentStep, ended: Termination) -> StepResult:
-        """End the turn with a tool's result, without a step."""
-        head = step.begun.head
-        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
-        done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
-        if done.is_new:
-            record_answers(self.telemetry, step.turn, step.begun)
-        await step.turn_events.finished(self.pool, done)
-        return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
+    async def _go_on(
+        self,
+        step: CurrentStep,
+        result: StepSuspends,
+        messages: Sequence[Message],
+        reports: PromptReports,
+        until: float,
+    ) -> StepResult:
+        """Publish the calls; run the next step if all are answered in time, else leave the rest to the workflow."""
+        with reports.expected(step.turn, result.waiting) as answers:
+            await step.turn_events.publish(*messages)
+            hit(Fault.CALLS_PUBLISHED)
+            rings = await answers.within(until - time.monotonic())
+        if answers.missing:
+            self.fast_tools.missed(step.turn, result, answers)
+            return result.model_copy(update={"rings": rings})
+        rows = tuple(ring.inbox_id for ring in rings)
+        done = await self._run_quickly(RunStepInput(turn=step.turn, step=step.number + 1, reports=rows), until)
+        if isinstance(done, StepOutlasts):
+            return result.model_copy(update={"rings": rings, "quick": False, "attempts": done.attempts})
+        return done
 
     async def _stop(self, step: CurrentStep) -> StepResult:
         """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""
@@ -375,43 +384,7 @@ class StepActivities:
         figures = step.figures(None, error_code=STOPPED)
         ended = step.fallback(cards, TurnStatus.CANCELED, STOPPED, STOP_REASON, figures)
         try:
-            return await self._finish(step, *ended, figures, StepStatus.CANCELED)
+            return await self.finish(step, *ended, figures, StepStatus.CANCELED)
         except StaleTurn:
             # The step was committed before the stop arrived: end the turn after it.
             return await self._stop_between(step.turn, step.number)
-
-    async def _finish(
-        self,
-        step: CurrentStep,
-        cards: tuple[Card, ...],
-        ending: Ending,
-        figures: StepFigures,
-        status: StepStatus,
-        *,
-        yields: bool = False,
-    ) -> StepResult:
-        record = step.record(cards, EndMetadata.of(figures), status)
-        fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
-        done = await self._keep(
-            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences, yields=yields)
-        )
-        if done.result == "done":
-            self._record(step, record)
-        recorded = done.step_metadata or record.metadata
-        completed = step.turn_events.completed(step.number, recorded)
-        await step.turn_events.finished(self.pool, done, *step.applied(record), completed)
-        return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
-
-    async def _keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Commit the answer, however long the ledger is away: without the commit the model would be asked again.
-
-        A quick step waits only as long as `Pool.run`.
-        """
-        write = self.pool.insist if step.patience is None else self.pool.run
-        return await write(transition)
-
-    def _record(self, step: CurrentStep, record: StepRecord) -> None:
-        """Record metrics and span of a step that this attempt has committed, so that each step is recorded once."""
-        seconds = time.monotonic() - step.clock
-        record_answers(self.telemetry, step.turn, step.begun)
-        record_step(self.telemetry, step.turn, step.begun, record, seconds, len(step.attempts.records))

@@ -5,7 +5,7 @@ import pytest
 from tests.support.ledger.agents import PROJECT, rows, start, value
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.talks import Cast, CountedCache, Said, Talk, is_summed_up, told
-from turnstile.activities.turn.fast_models import LEARNED_AFTER, FastModels
+from turnstile.activities.turn.fast_answers import LEARNED_AFTER, FastAnswers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.runtime.faults import Fault, FaultStruckError
@@ -210,7 +210,7 @@ async def test_a_cache_that_knows_more_reads_the_same(pool: Pool) -> None:
 
 
 async def test_a_quick_step_leaves_a_cut_to_the_other(pool: Pool) -> None:
-    talk = await Talk(pool, paces=FastModels(5.0)).begun(DROPS)
+    talk = await Talk(pool, paces=FastAnswers(5.0)).begun(DROPS)
     number = 0
     while True:
         number += 1

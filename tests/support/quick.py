@@ -7,7 +7,7 @@ from temporalio.api.enums.v1 import EventType
 from tests.support.faults.points import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand
-from turnstile.activities.turn.fast_models import LEARNED_AFTER
+from turnstile.activities.turn.fast_answers import LEARNED_AFTER
 from turnstile.schema.ids import AgentTurnId
 
 

@@ -16,7 +16,8 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker as TemporalWorker
 
 from turnstile.activities.prompt.model_attempts import StepLimits
-from turnstile.activities.turn.fast_models import FastModels
+from turnstile.activities.turn.fast_answers import FastAnswers
+from turnstile.activities.turn.prompt_reports import FastTools, PromptReports
 from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import ensure_engine
@@ -54,6 +55,7 @@ async def open_activities(
     registry: Registry | None,
     telemetry: Telemetry,
     local: LocalAddress,
+    reports: PromptReports | None = None,
 ) -> AsyncGenerator[SimplePlugin]:
     """The Temporal plugin with a worker's activities; closes their models at the end."""
     models = Models(settings, local)
@@ -74,8 +76,10 @@ async def open_activities(
     except TurnstileError as error:
         log.warning("prices of models are left as they are: %s", error)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    fast_models = FastModels(settings.worker.quick_step_ms / 1000)
-    steps = StepActivities(pool, models.router, publisher, limits, cache, fast_models, telemetry)
+    fast_models = FastAnswers(settings.worker.quick_step_ms / 1000)
+    steps = StepActivities(
+        *(pool, publisher, models.router, limits, cache, fast_models, FastTools(reports)), telemetry=telemetry
+    )
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     try:

@@ -23,7 +23,7 @@ from tests.support.quick import learned, shape
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import hand_of
 from tests.support.waiting import in_flight, until_waiting
-from turnstile.activities.turn.fast_models import LEARNED_AFTER
+from turnstile.activities.turn.fast_answers import LEARNED_AFTER
 from turnstile.embedded import Endpoints
 from turnstile.ledger.queries import Connection
 from turnstile.schema.base import JsonObject

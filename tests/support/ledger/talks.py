@@ -12,7 +12,7 @@ from tests.support.ledger.agents import ALICE, PROJECT, ask, rows, start
 from turnstile.activities.models import ScriptedModel, ScriptLine
 from turnstile.activities.models.script import Script, ScriptCall
 from turnstile.activities.prompt.model_attempts import StepLimits
-from turnstile.activities.turn.fast_models import FastModels
+from turnstile.activities.turn.fast_answers import FastAnswers
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Row
@@ -144,13 +144,13 @@ class Talk:
     cast: Cast = field(default_factory=Cast)
     cache: CountedCache = field(default_factory=CountedCache)
     events: Events = field(default_factory=Events)
-    paces: FastModels = field(default_factory=lambda: FastModels(0))
+    paces: FastAnswers = field(default_factory=lambda: FastAnswers(0))
 
     @property
     def steps(self) -> StepActivities:
         """The activities, which hold nothing."""
         model = ScriptedModel(self.cast.scripts())
-        return StepActivities(self.pool, model, self.events, StepLimits(), self.cache, self.paces)
+        return StepActivities(self.pool, self.events, model, StepLimits(), self.cache, self.paces)
 
     async def begun(self, memory: Memory | None, **profile: Any) -> "Talk":
         """Add the agent; returns the talk."""

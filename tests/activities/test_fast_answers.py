@@ -2,8 +2,8 @@
 
 import pytest
 
-from turnstile.activities.turn import fast_models
-from turnstile.activities.turn.fast_models import LEARNED_AFTER, FastModels
+from turnstile.activities.turn import fast_answers
+from turnstile.activities.turn.fast_answers import LEARNED_AFTER, FastAnswers
 from turnstile.schema.ids import new_box_id
 
 BOX = new_box_id()
@@ -11,7 +11,7 @@ BOX = new_box_id()
 
 def after(*seconds: float, patience: float = 0.1) -> bool:
     """Whether a model counts as fast after these answers."""
-    paces = FastModels(patience)
+    paces = FastAnswers(patience)
     for each in seconds:
         paces.record(BOX, each)
     return paces.is_quick(BOX)
@@ -44,8 +44,8 @@ def test_no_model_is_fast_where_none_is_waited_for() -> None:
 
 
 def test_profiles_are_told_apart_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_models, "_REMEMBERED", 2)
-    paces, boxes = FastModels(0.1), [new_box_id() for _ in range(3)]
+    monkeypatch.setattr(fast_answers, "_REMEMBERED", 2)
+    paces, boxes = FastAnswers(0.1), [new_box_id() for _ in range(3)]
     for box in boxes:
         for seconds in FAST:
             paces.record(box, seconds)

@@ -1,0 +1,96 @@
+"""The ends of turns by their own steps: finished, failed, out of budget, ended by a tool's result (protocol §7).
+
+Each commits first and publishes then; a repeat publishes what is recorded.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from turnstile.activities.budgets.gate import BudgetExhausted
+from turnstile.activities.turn.call_spans import record_answers
+from turnstile.activities.turn.current_step import CurrentStep
+from turnstile.activities.turn.resume import Termination
+from turnstile.activities.turn.spending import exhausted
+from turnstile.activities.turn.timing import record_step
+from turnstile.activities.turn.turn_config import PinnedConfig
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.steps import StepRecord
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.cards import Card
+from turnstile.schema.states import StepStatus, TurnStatus
+from turnstile.schema.step_metadata import EndMetadata, StepFigures
+from turnstile.schema.turns import StepEnds, StepResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Ends the turns of steps, and keeps what they write."""
+
+    pool: Pool
+    publisher: Publisher
+    telemetry: Telemetry = field(default=SILENT, kw_only=True)
+
+    async def run_out(self, step: CurrentStep, pinned: PinnedConfig | None, error: BudgetExhausted) -> StepResult:
+        """End the turn as partial for want of budget, with what there is."""
+        cards, ending, figures = exhausted(step, pinned, error)
+        return await self.finish(step, cards, ending, figures, StepStatus.COMPLETED)
+
+    async def fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
+        """End the turn as failed, with the cards that there are."""
+        cards = () if pinned is None else pinned.cards
+        figures = step.figures(pinned, error_code=code)
+        ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
+        return await self.finish(step, *ended, figures, StepStatus.FAILED)
+
+    async def terminate(self, step: CurrentStep, ended: Termination) -> StepResult:
+        """End the turn with a tool's result, without a step."""
+        head = step.begun.head
+        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
+        done = await self.keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
+        if done.is_new:
+            record_answers(self.telemetry, step.turn, step.begun)
+        await step.turn_events.finished(self.pool, done)
+        return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def finish(
+        self,
+        step: CurrentStep,
+        cards: tuple[Card, ...],
+        ending: Ending,
+        figures: StepFigures,
+        status: StepStatus,
+        *,
+        yields: bool = False,
+    ) -> StepResult:
+        record = step.record(cards, EndMetadata.of(figures), status)
+        fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
+        done = await self.keep(
+            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences, yields=yields)
+        )
+        if done.result == "done":
+            self.record(step, record)
+        recorded = done.step_metadata or record.metadata
+        completed = step.turn_events.completed(step.number, recorded)
+        await step.turn_events.finished(self.pool, done, *step.applied(record), completed)
+        return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """Commit the answer, however long the ledger is away: without the commit the model would be asked again.
+
+        A quick step waits only as long as `Pool.run`.
+        """
+        write = self.pool.insist if step.patience is None else self.pool.run
+        return await write(transition)
+
+    def record(self, step: CurrentStep, record: StepRecord) -> None:
+        """Record metrics and span of a step that this attempt has committed, so that each step is recorded once."""
+        seconds = time.monotonic() - step.clock
+        record_answers(self.telemetry, step.turn, step.begun)
+        record_step(self.telemetry, step.turn, step.begun, record, seconds, len(step.attempts.records))
