@@ -83,7 +83,8 @@ class Claims(ABC):
             self._telemetry.meter.count(Metric.CLAIMS, verdict=claim.verdict)
             if claim.verdict == "signal":
                 bells.setdefault(claim.agent_turn_id, []).append(claim)
-        await asyncio.gather(*map(self._settle, claims), *map(self.ring, bells.values()))
+        work = [*map(self._settle, claims), *map(self.ring, bells.values())]
+        await (work[0] if len(work) == 1 else asyncio.gather(*work))  # one alone begins at once
 
     async def _settle(self, claim: Claim) -> None:
         with about(

@@ -28,6 +28,8 @@ _ACK_SECONDS = 2.0
 _GIVE_UP_SECONDS = 10.0
 _PAUSE_SECONDS = (0.1, 1.0)
 _DECLARE_AGAIN_SECONDS = 5.0
+_NAMES = 2048
+"""More bytes than the names of a message's headers; a character of a value has four at most."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +91,9 @@ class NatsPublisher:
         """
         deadline = asyncio.get_running_loop().time() + self._give_up
         sending = [_with_id(message) if message.required else message for message in messages]
-        too_large = [message for message in sending if _size(message) > self._conn.size_limit]
-        missing = await self._send_all([message for message in sending if _size(message) <= self._conn.size_limit])
+        too_large = [message for message in sending if not self._fits(message)]
+        fitting = [message for message in sending if message not in too_large] if too_large else sending
+        missing = await self._send_all(fitting)
         pause, longest = _PAUSE_SECONDS
         while missing and asyncio.get_running_loop().time() < deadline:
             await self._until_connected(pause, deadline)
@@ -110,7 +113,7 @@ class NatsPublisher:
 
     async def emit(self, message: Message) -> None:
         """Send on core NATS without waiting; while disconnected the message is dropped and counted as lost."""
-        if not self._conn.connected.is_set() or _size(message) > self._conn.size_limit:
+        if not self._conn.connected.is_set() or not self._fits(message):
             self._lose(message, "not connected, or too large")
             return
         try:
@@ -195,6 +198,11 @@ class NatsPublisher:
                 await self._conn.connected.wait()
         except TimeoutError:
             return
+
+    def _fits(self, message: Message) -> bool:
+        limit = self._conn.size_limit
+        most = len(message.payload) + _NAMES + 4 * sum(map(len, message.headers.values()))
+        return most <= limit or _size(message) <= limit
 
     def _lose(self, message: Message, why: object) -> None:
         self.counts.lost += 1

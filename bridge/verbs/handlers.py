@@ -4,6 +4,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 `run_verb` turns the exception into a reply with its code.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -121,6 +122,7 @@ class Verbs:
             messages = [lease.dispatched(SENDER)]
             if self.claims is not None and done.claim is not None:
                 self.claims.start(done.claim)
+                await asyncio.sleep(0)  # the start is on its way before anything else is done
             else:
                 messages.append(lease.doorbell(SENDER, "enqueue"))
             await publish_best_effort(self.publisher, *messages)
