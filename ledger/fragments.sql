@@ -153,3 +153,36 @@ AND (:profile_name::text IS NULL OR EXISTS (
  LEFT JOIN LATERAL (
      SELECT x.interrupt_id FROM state.interrupts x WHERE x.agent_turn_id = {turn}.agent_turn_id AND x.status = 'open'
      ORDER BY x.created_at DESC, x.interrupt_id DESC LIMIT 1) q ON true)
+
+-- fragment: of_turns_since(rows, turn)
+-- The rows of a table that an audit checks: all; or of turns since :since_id, and of the older ones that are on heads. Its index by turn
+-- finds them, so that a window costs nothing for the rows of other turns.
+(SELECT x.* FROM {rows} x WHERE :since_id::text IS NULL OR x.{turn} >= :since_id
+ UNION ALL
+ SELECT x.* FROM state.agent_state_head h JOIN {rows} x ON x.{turn} = h.active_agent_turn_id
+ WHERE h.status <> 'idle' AND h.active_agent_turn_id < :since_id)
+
+-- fragment: reservations_since
+-- The budget reservations that an audit checks: all; or those of turns that were in hand since :since, which are over since then or on a head.
+(SELECT x.* FROM state.budget_reservations x WHERE :since::timestamptz IS NULL
+ UNION ALL
+ SELECT x.* FROM (
+     SELECT o.agent_turn_id FROM state.turn_outcomes o WHERE o.ended_at >= :since
+     UNION
+     SELECT h.active_agent_turn_id FROM state.agent_state_head h WHERE h.status <> 'idle') t
+ CROSS JOIN LATERAL (SELECT r.* FROM state.budget_reservations r WHERE r.agent_turn_id = t.agent_turn_id OFFSET 0) x
+ WHERE :since IS NOT NULL AND EXISTS (SELECT FROM state.budget_reservations))
+
+-- fragment: cuts_since
+-- The cuts of memories that an audit checks: all; or those of boxes that were made since :since_id, that a turn wrote to which is over since
+-- :since, or that are on heads.
+(SELECT x.* FROM state.memory_cuts x WHERE :since::timestamptz IS NULL
+ UNION ALL
+ SELECT x.* FROM (
+     SELECT m.box_id FROM state.memory_cuts m WHERE m.box_id >= :since_id::text::uuid
+     UNION
+     SELECT o.output_box_id FROM state.turn_outcomes o WHERE o.ended_at >= :since
+     UNION
+     SELECT h.output_box_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL) b
+ CROSS JOIN LATERAL (SELECT m.* FROM state.memory_cuts m WHERE m.box_id = b.box_id OFFSET 0) x
+ WHERE x.updated_at >= :since AND EXISTS (SELECT FROM state.memory_cuts))

@@ -269,7 +269,8 @@ ORDER BY ids LIMIT :row_limit::int;
 
 -- name: pointers_name_the_last_box :many
 -- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head, or what box_replace has put in its
--- place, or a box of a UI worker's own turn (protocol §10.12). Of a window only where no turn from before it can have been leased since.
+-- place, or a box of a UI worker's own turn (protocol §10.12). Of a window only where no turn from before it can have been leased since;
+-- a UI worker's row is leased within a day.
 SELECT jsonb_build_object('project_id', x.project_id, 'agent_id', x.agent_id, 'agent_turn_id', x.agent_turn_id,
                           'box_id', x.last_output_box_id) AS ids,
        format('the pointer does not name the box of the last turn, %s', coalesce(x.output_box_id::text, 'of which there is none')) AS detail
@@ -289,7 +290,8 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = x.agent_id AND h.project_id =
 WHERE x.last_output_box_id IS DISTINCT FROM x.output_box_id AND (x.last_output_box_id = x.replaced_output_box_id) IS NOT TRUE
   AND (:since_id::text IS NULL OR h.turn_epoch - (h.status <> 'idle')::int <= x.turn_epoch)
   AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_id = x.agent_id AND i.project_id = x.project_id
-                  AND i.message_type = 'ui_action' AND i.request_digest IS NULL AND i.turn_epoch > coalesce(x.turn_epoch, 0))
+                  AND i.message_type = 'ui_action' AND i.request_digest IS NULL AND i.turn_epoch > coalesce(x.turn_epoch, 0)
+                  AND (:since::timestamptz IS NULL OR i.created_at >= :since::timestamptz - interval '1 day'))
   AND (:project_id::text IS NULL OR x.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

@@ -5,25 +5,26 @@
 -- name: deliverable_in_its_box :many
 -- Protocol §2.3: the output box that an outcome names has one task.deliverable of the turn, the one that the outcome names, and
 -- after it no card that the turn made (§2.2).
+WITH ended AS MATERIALIZED (
+    SELECT o.project_id, o.agent_turn_id, o.output_box_id, o.deliverable_card_id FROM state.turn_outcomes o
+    WHERE (:since_id::text IS NULL OR o.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR o.project_id = :project_id)
+)
 SELECT jsonb_build_object('project_id', o.project_id, 'agent_turn_id', o.agent_turn_id, 'box_id', o.output_box_id,
                           'card_id', o.deliverable_card_id) AS ids,
        CASE WHEN m.deliverables IS DISTINCT FROM 1 THEN format('the box has %s deliverables of the turn', coalesce(m.deliverables, 0))
             WHEN m.card_id <> o.deliverable_card_id THEN 'the deliverable in the box is another, ' || m.card_id
             ELSE 'the turn wrote cards after its deliverable' END AS detail
-FROM state.turn_outcomes o
+FROM ended o
 LEFT JOIN (
     SELECT b.box_id, c.metadata ->> 'agent_turn_id' AS agent_turn_id, max(b.position) AS last,
            count(*) FILTER (WHERE c.metadata ->> 'type' = 'task.deliverable') AS deliverables,
            max(b.position) FILTER (WHERE c.metadata ->> 'type' = 'task.deliverable') AS place,
            max(c.card_id) FILTER (WHERE c.metadata ->> 'type' = 'task.deliverable') AS card_id
     FROM public.cards c JOIN public.box_cards b ON b.card_id = c.card_id
-    WHERE b.box_id IN (
-        SELECT o.output_box_id FROM state.turn_outcomes o
-        WHERE (:since_id::text IS NULL OR o.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR o.project_id = :project_id))
+    WHERE b.box_id IN (SELECT e.output_box_id FROM ended e)
     GROUP BY 1, 2
 ) m ON m.box_id = o.output_box_id AND m.agent_turn_id = o.agent_turn_id
 WHERE (m.deliverables, m.card_id, m.place) IS DISTINCT FROM (1, o.deliverable_card_id, m.last)
-  AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR o.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: named_result_in_its_box :many
@@ -97,7 +98,9 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('box_id', b.box_id, 'card_id', b.card_id, 'project_id', x.tenant_id) AS ids,
        CASE WHEN x.box_id IS NULL THEN 'a card in a box that is not there' WHEN c.card_id IS NULL THEN 'the card in the box is not there'
             ELSE 'box and card are of two projects' END AS detail
-FROM public.box_cards b LEFT JOIN public.boxes x ON x.box_id = b.box_id LEFT JOIN public.cards c ON c.card_id = b.card_id
+FROM public.box_cards b
+LEFT JOIN public.boxes x ON x.box_id = b.box_id AND (:since_id::text IS NULL OR x.box_id >= :since_id::text::uuid)
+LEFT JOIN public.cards c ON c.card_id = b.card_id
 WHERE (x.box_id IS NULL OR c.card_id IS NULL OR x.tenant_id <> c.tenant_id)
   AND (:since_id::text IS NULL OR b.box_id >= :since_id::text::uuid)
   AND (:project_id::text IS NULL OR x.tenant_id = :project_id OR c.tenant_id = :project_id)
@@ -113,6 +116,7 @@ SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata
 FROM public.cards c
 LEFT JOIN public.box_cards b ON b.card_id = c.card_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_id' AND o.output_box_id = b.box_id
+    AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
 LEFT JOIN LATERAL (
     SELECT i.payload ->> 'context_box_id' AS context_box_id, i.payload ->> 'output_box_id' AS output_box_id FROM state.agent_inbox i
     WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.message_type IN {turn_types}
@@ -138,5 +142,8 @@ WHERE b.xmin <> x.xmin AND x.xmin = x.made_by::xid AND x.box_id IN (
     WHERE t.message_type IN {turn_types}
       AND (:since::timestamptz IS NULL OR t.created_at >= :since)
       AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id))
-  AND NOT EXISTS (SELECT FROM state.agent_inbox o WHERE o.payload ->> 'output_box_id' = x.box_id::text)
+  -- Whether a box is also written to is looked up by the index that retention has for it, and as it names both rows, only for the few
+  -- cards that came later.
+  AND NOT EXISTS (SELECT FROM state.agent_inbox o WHERE lower(o.payload ->> 'output_box_id') = x.box_id::text AND o.message_type IN {turn_types}
+                  AND b.xmin <> x.xmin OFFSET 0)
 ORDER BY ids LIMIT :row_limit::int;

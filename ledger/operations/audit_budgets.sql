@@ -1,27 +1,32 @@
 -- The audit's rules on budgets (migration 0034): what each row counts is what the rows say that are charged to it. What went with turns that
--- retention has removed is in past_*.
+-- retention has removed is in past_*. Of a window: budgets that began in it, and what turns reserved of them that are over since, or in hand: no
+-- other turn can have. Grants are younger than what they are from, so those from before it (but for an hour) charge none of these.
 
 -- name: budgets_count_what_is_spent :many
 -- Protocol §15: what a budget has spent is what the attempts that are charged to it used, or reserved where nobody knows, and what the closed
 -- grants below it spent.
-WITH charged AS MATERIALIZED (
+WITH reserved AS MATERIALIZED (SELECT r.* FROM {reservations_since} r),
+granted AS MATERIALIZED (  -- a grant is younger than the budgets that it is from
+    SELECT g.* FROM state.budgets g WHERE :since::timestamptz IS NULL OR g.created_at >= :since::timestamptz - interval '1 hour'
+),
+charged AS MATERIALIZED (
     SELECT t.id, sum(coalesce(r.used_tokens, r.tokens)) AS tokens, sum(r.tokens) FILTER (WHERE r.used_tokens IS NULL) AS unsettled_tokens,
            sum(greatest(r.used_tokens - r.tokens, 0)) AS beyond_tokens, 0::numeric AS cost, 0::numeric AS unsettled_cost, 0::numeric AS beyond_cost,
            0::numeric AS turns
-    FROM state.budget_reservations r CROSS JOIN unnest(r.tokens_at) t (id) WHERE r.status <> 'open' GROUP BY t.id
+    FROM reserved r CROSS JOIN unnest(r.tokens_at) t (id) WHERE r.status <> 'open' GROUP BY t.id
     UNION ALL
     SELECT t.id, 0, 0, 0, sum(coalesce(r.used_cost, r.cost)), sum(r.cost) FILTER (WHERE r.used_cost IS NULL),
            sum(greatest(r.used_cost - r.cost, 0)), 0
-    FROM state.budget_reservations r CROSS JOIN unnest(r.cost_at) t (id) WHERE r.status <> 'open' GROUP BY t.id
+    FROM reserved r CROSS JOIN unnest(r.cost_at) t (id) WHERE r.status <> 'open' GROUP BY t.id
     UNION ALL
     SELECT t.id, g.spent_tokens, g.unsettled_tokens, greatest(g.spent_tokens - g.max_tokens, 0), 0, 0, 0, 0
-    FROM state.budgets g CROSS JOIN unnest(g.from_tokens) t (id) WHERE g.closed_at IS NOT NULL
+    FROM granted g CROSS JOIN unnest(g.from_tokens) t (id) WHERE g.closed_at IS NOT NULL
     UNION ALL
     SELECT t.id, 0, 0, 0, g.spent_cost, g.unsettled_cost, greatest(g.spent_cost - g.max_cost, 0), 0
-    FROM state.budgets g CROSS JOIN unnest(g.from_cost) t (id) WHERE g.closed_at IS NOT NULL
+    FROM granted g CROSS JOIN unnest(g.from_cost) t (id) WHERE g.closed_at IS NOT NULL
     UNION ALL
     SELECT t.id, 0, 0, 0, 0, 0, 0, g.spent_turns
-    FROM state.budgets g CROSS JOIN unnest(g.from_turns) t (id) WHERE g.closed_at IS NOT NULL
+    FROM granted g CROSS JOIN unnest(g.from_turns) t (id) WHERE g.closed_at IS NOT NULL
 ),
 known AS MATERIALIZED (
     SELECT c.id, sum(c.tokens) AS tokens, sum(c.unsettled_tokens) AS unsettled_tokens, sum(c.beyond_tokens) AS beyond_tokens, sum(c.cost) AS cost,
@@ -46,17 +51,21 @@ ORDER BY ids LIMIT :row_limit::int;
 
 -- name: budgets_reserve_what_is_open :many
 -- Protocol §15: what a budget has reserved is what its open attempts have, and the whole of the grants below it that are not closed.
-WITH charged AS MATERIALIZED (
+WITH reserved AS MATERIALIZED (SELECT r.* FROM {reservations_since} r),
+granted AS MATERIALIZED (  -- a grant is younger than the budgets that it is from
+    SELECT g.* FROM state.budgets g WHERE :since::timestamptz IS NULL OR g.created_at >= :since::timestamptz - interval '1 hour'
+),
+charged AS MATERIALIZED (
     SELECT t.id, r.tokens, 0::bigint AS cost, 0::bigint AS turns
-    FROM state.budget_reservations r CROSS JOIN unnest(r.tokens_at) t (id) WHERE r.status = 'open'
+    FROM reserved r CROSS JOIN unnest(r.tokens_at) t (id) WHERE r.status = 'open'
     UNION ALL
-    SELECT t.id, 0, r.cost, 0 FROM state.budget_reservations r CROSS JOIN unnest(r.cost_at) t (id) WHERE r.status = 'open'
+    SELECT t.id, 0, r.cost, 0 FROM reserved r CROSS JOIN unnest(r.cost_at) t (id) WHERE r.status = 'open'
     UNION ALL
-    SELECT t.id, g.max_tokens, 0, 0 FROM state.budgets g CROSS JOIN unnest(g.from_tokens) t (id) WHERE g.closed_at IS NULL
+    SELECT t.id, g.max_tokens, 0, 0 FROM granted g CROSS JOIN unnest(g.from_tokens) t (id) WHERE g.closed_at IS NULL
     UNION ALL
-    SELECT t.id, 0, g.max_cost, 0 FROM state.budgets g CROSS JOIN unnest(g.from_cost) t (id) WHERE g.closed_at IS NULL
+    SELECT t.id, 0, g.max_cost, 0 FROM granted g CROSS JOIN unnest(g.from_cost) t (id) WHERE g.closed_at IS NULL
     UNION ALL
-    SELECT t.id, 0, 0, g.max_turns FROM state.budgets g CROSS JOIN unnest(g.from_turns) t (id) WHERE g.closed_at IS NULL
+    SELECT t.id, 0, 0, g.max_turns FROM granted g CROSS JOIN unnest(g.from_turns) t (id) WHERE g.closed_at IS NULL
 ),
 known AS MATERIALIZED (SELECT c.id, sum(c.tokens) AS tokens, sum(c.cost) AS cost, sum(c.turns) AS turns FROM charged c GROUP BY c.id)
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,
@@ -97,7 +106,7 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', x.project_id, 'agent_turn_id', x.agent_turn_id) AS ids, x.detail
 FROM (
     SELECT r.project_id, r.agent_turn_id, r.created_at, format('the turn is over, and attempt %s of step %s is open', r.attempt, r.step) AS detail
-    FROM state.budget_reservations r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id WHERE r.status = 'open'
+    FROM {reservations_since} r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id WHERE r.status = 'open'
     UNION ALL
     SELECT b.project_id, b.agent_turn_id, b.created_at, CASE WHEN b.ended_at IS NULL THEN 'the turn is over, and its budget does not know'
                                                              ELSE 'the turn is not over, and its budget has ended' END

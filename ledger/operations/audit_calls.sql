@@ -142,20 +142,25 @@ WHERE h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: nobody_waits_for_an_ended_turn :many
--- Protocol §3: only the turn on a head waits for calls, at its epoch.
+-- Protocol §3: only the turn on a head waits for calls, at its epoch. Of a window: calls of turns enqueued in it, over since, or in hand.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id) AS ids,
        format('the call is %s, and no agent has its turn in hand', w.wait_status) AS detail
-FROM state.turn_waiting_tools w
+FROM (
+    SELECT w.* FROM {of_turns_since(state.turn_waiting_tools, agent_turn_id)} w
+    UNION ALL
+    SELECT w.* FROM state.turn_outcomes o JOIN state.turn_waiting_tools w ON w.agent_turn_id = o.agent_turn_id
+    WHERE o.ended_at >= :since AND o.agent_turn_id < :since_id) w
 LEFT JOIN state.agent_state_head h ON h.active_agent_turn_id = w.agent_turn_id AND h.agent_id = w.agent_id AND h.turn_epoch = w.turn_epoch
 WHERE w.wait_status IN ('waiting', 'received') AND h.agent_id IS NULL
   AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_received_call_has_a_live_report :many
--- Protocol §6 report: a call with status received has a report that will be applied, since such a call never expires.
+-- Protocol §6 report: a call with status received has a report that will be applied, since such a call never expires. Of a window, as the
+-- next rule: calls of turns enqueued in it, or in hand.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id) AS ids,
        'the call is received, and has no live report' AS detail
-FROM state.turn_waiting_tools w
+FROM {of_turns_since(state.turn_waiting_tools, agent_turn_id)} w
 LEFT JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id AND i.message_type = 'tool_result'
     AND i.archived_at IS NULL
 WHERE w.wait_status = 'received' AND i.inbox_id IS NULL AND (:project_id::text IS NULL OR w.project_id = :project_id)
@@ -166,7 +171,7 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id,
                           'inbox_id', i.inbox_id) AS ids,
        format('the report is consumed, and the call still %s', w.wait_status) AS detail
-FROM state.turn_waiting_tools w
+FROM {of_turns_since(state.turn_waiting_tools, agent_turn_id)} w
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
     AND i.message_type IN {report_types} AND i.status = 'consumed'
 WHERE w.wait_status IN ('waiting', 'received') AND (:project_id::text IS NULL OR w.project_id = :project_id)
@@ -251,8 +256,8 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id, 'inbox_id', t.inbox_id) AS ids,
        'no edge enqueue/request has its correlation, agent, trace and depth' AS detail
 FROM state.agent_inbox t
-LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(t.correlation_id) AND e.project_id = t.project_id AND e.primitive = 'enqueue'
-    AND e.edge_phase = 'request' AND e.target_agent_turn_id = t.agent_turn_id AND e.target_agent_id = t.agent_id
+LEFT JOIN state.execution_edges e ON e.edge_id = 'enqueue-' || t.agent_turn_id AND e.correlation_id = t.correlation_id AND e.project_id = t.project_id
+    AND e.primitive = 'enqueue' AND e.edge_phase = 'request' AND e.target_agent_turn_id = t.agent_turn_id AND e.target_agent_id = t.agent_id
     AND e.recursion_depth::text = t.context_headers ->> 'CG-Recursion-Depth'
     AND e.trace_id = split_part(t.context_headers ->> 'traceparent', '-', 2)
 WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL AND e.edge_id IS NULL
@@ -294,11 +299,20 @@ ORDER BY ids LIMIT :row_limit::int;
 
 -- name: edges_have_their_call :many
 -- Protocol §6 command_intent: every edge tool_call/request of ours has the waiting row of its call. (A UI worker's has none.)
+-- For a window: the edges in the traces of turns that are over since then, or on heads.
 SELECT jsonb_build_object('project_id', e.project_id, 'agent_turn_id', e.source_agent_turn_id, 'tool_call_id', e.correlation_id,
                           'edge_id', e.edge_id) AS ids, 'no waiting row is of the call of this edge' AS detail
-FROM state.execution_edges e
+FROM (
+    SELECT e.* FROM state.execution_edges e WHERE :since::timestamptz IS NULL
+    UNION ALL
+    SELECT e.* FROM (
+        SELECT o.trace_id FROM state.turn_outcomes o WHERE o.ended_at >= :since
+        UNION
+        SELECT h.trace_id FROM state.agent_state_head h WHERE h.status <> 'idle') t
+    CROSS JOIN LATERAL (SELECT x.* FROM state.execution_edges x WHERE x.trace_id = t.trace_id OFFSET 0) e
+    WHERE :since IS NOT NULL AND e.created_at >= :since) e
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = e.correlation_id AND w.project_id = e.project_id
-WHERE e.primitive = 'tool_call' AND e.enqueue_mode IS NULL AND w.tool_call_id IS NULL AND (:since::timestamptz IS NULL OR e.created_at >= :since)
+WHERE e.primitive = 'tool_call' AND e.enqueue_mode IS NULL AND w.tool_call_id IS NULL
   AND (:project_id::text IS NULL OR e.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

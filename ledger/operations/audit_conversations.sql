@@ -18,12 +18,19 @@ WHERE i.message_type = 'turn' AND i.request_digest IS NOT NULL AND i.payload ? '
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: conversation_without_a_box :many
--- Protocol §4.2: the box of a conversation is a box of its project.
+-- Protocol §4.2: the box of a conversation is a box of its project. For a window: of the conversations that its turns name.
 SELECT jsonb_build_object('project_id', c.project_id, 'agent_id', c.agent_id, 'agent_turn_id', c.last_turn_id, 'box_id', c.output_box_id) AS ids,
        'the box of the conversation is no box of the project' AS detail
-FROM state.conversations c LEFT JOIN public.boxes b ON b.box_id = c.output_box_id AND b.tenant_id = c.project_id
-WHERE b.box_id IS NULL AND (:since::timestamptz IS NULL OR c.updated_at >= :since)
-  AND (:project_id::text IS NULL OR c.project_id COLLATE "C" = :project_id)
+FROM (
+    SELECT c.* FROM state.conversations c WHERE :since::timestamptz IS NULL
+    UNION ALL
+    SELECT c.* FROM (
+        SELECT DISTINCT i.agent_id, i.payload ->> 'conversation_id' AS conversation_id, i.channel_id, i.project_id FROM state.agent_inbox i
+        WHERE i.created_at >= :since AND i.payload ? 'conversation_id' AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)) i
+    JOIN state.conversations c USING (agent_id, conversation_id, channel_id, project_id)
+) c
+LEFT JOIN public.boxes b ON b.box_id = c.output_box_id AND b.tenant_id = c.project_id
+WHERE b.box_id IS NULL AND (:project_id::text IS NULL OR c.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: sleeping_instances_have_no_turns :many

@@ -1,4 +1,5 @@
 -- The audit's rules on cuts of the memory of turns. Few boxes are cut, and each is read once from its beginning.
+-- Of a window: boxes cut in it that were made in it, written to by a turn that is over since, or on heads: whatever cuts a box is a turn or a copy.
 
 -- name: cuts_name_a_card_of_their_box :many
 -- Protocol §7.3: a memory.cut names a card that is in its box before it and after the one that the cut before named, and a box is
@@ -13,7 +14,7 @@ SELECT jsonb_build_object('project_id', c.project_id, 'box_id', c.box_id, 'card_
 FROM (
     SELECT m.project_id, m.box_id, coalesce(k.card_id, m.cut_card_id) AS cut_card_id, k.place, k.first, m.position AS since,
            m.cut_card_id AS latest_id, lag(k.first) OVER boxes AS before, lead(k.card_id) OVER boxes IS NULL AS is_latest
-    FROM state.memory_cuts m LEFT JOIN LATERAL (
+    FROM {cuts_since} m LEFT JOIN LATERAL (
         SELECT c.card_id, b.position AS place, (
                    SELECT min(f.position) FROM public.box_cards f
                    WHERE f.card_id = c.content #>> '{data,first_card_id}' AND f.box_id = m.box_id) AS first
@@ -21,7 +22,7 @@ FROM (
         WHERE b.box_id = m.box_id AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'author_id' = 'system'
           AND NOT EXISTS (SELECT FROM state.rollbacks r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id
                           WHERE r.box_id = m.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) k ON true
-    WHERE (:since::timestamptz IS NULL OR m.updated_at >= :since) AND (:project_id::text IS NULL OR m.project_id = :project_id)
+    WHERE (:project_id::text IS NULL OR m.project_id = :project_id)
     WINDOW boxes AS (PARTITION BY m.box_id ORDER BY k.place)
 ) c
 WHERE (c.place IS NULL AND NOT (c.since <= 1 AND EXISTS (
@@ -36,8 +37,8 @@ ORDER BY ids LIMIT :row_limit::int;
 WITH placed AS MATERIALIZED (
     SELECT m.project_id, m.box_id, b.position < m.position AS is_gone, c.card_id, c.metadata ->> 'agent_turn_id' AS agent_turn_id,
            c.metadata ->> 'type' AS type, c.tool_call_id, c.tool_calls
-    FROM state.memory_cuts m JOIN public.box_cards b ON b.box_id = m.box_id JOIN public.cards c ON c.card_id = b.card_id
-    WHERE (:since::timestamptz IS NULL OR m.updated_at >= :since) AND (:project_id::text IS NULL OR m.project_id = :project_id)
+    FROM {cuts_since} m JOIN public.box_cards b ON b.box_id = m.box_id JOIN public.cards c ON c.card_id = b.card_id
+    WHERE (:project_id::text IS NULL OR m.project_id = :project_id)
 )
 SELECT jsonb_build_object('project_id', p.project_id, 'box_id', p.box_id, 'agent_turn_id', p.agent_turn_id) AS ids,
        'the box is cut within the turn' AS detail

@@ -2,32 +2,36 @@
 
 -- name: what_made_way_is_asked_to_stop :many
 -- Protocol §6 enqueue: no turn is in hand or queued before a newer one that interrupts or rolls back, of the same requester in the
--- same conversation, unless it was asked to stop, or another turn asked for it.
+-- same conversation, unless it was asked to stop, or another turn asked for it. Live rows and heads are looked up by their agent.
 SELECT jsonb_build_object('project_id', l.project_id, 'agent_id', l.agent_id, 'agent_turn_id', l.agent_turn_id, 'other_agent_turn_id', n.agent_turn_id) AS ids,
        format('a newer turn of its requester has the strategy %s, and nobody asked this one to stop', n.payload #>> '{multitask,strategy}') AS detail
 FROM state.agent_inbox n
-JOIN state.execution_edges newer ON newer.edge_id = 'enqueue-' || n.agent_turn_id
-JOIN state.agent_inbox l ON l.agent_id = n.agent_id AND l.project_id = n.project_id AND l.channel_id = n.channel_id
-    AND l.payload ->> 'conversation_id' = n.payload ->> 'conversation_id' AND l.context_headers ->> 'CG-Sender' = n.context_headers ->> 'CG-Sender'
-    AND l.message_type = 'turn' AND NOT l.context_headers ? 'CG-Parent-Turn-Id'
-JOIN state.execution_edges older ON older.edge_id = 'enqueue-' || l.agent_turn_id
-    AND (older.created_at, l.created_at) < (newer.created_at, n.created_at)
+CROSS JOIN LATERAL (SELECT e.created_at FROM state.execution_edges e WHERE e.edge_id = 'enqueue-' || n.agent_turn_id OFFSET 0) newer
+CROSS JOIN LATERAL (  -- what the agent has in hand, and what waits for it
+    SELECT w.inbox_id FROM state.agent_inbox w WHERE w.agent_id = n.agent_id AND w.project_id = n.project_id AND w.archived_at IS NULL
+    UNION
+    SELECT h.active_inbox_id FROM state.agent_state_head h WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id
+    OFFSET 0) live
+CROSS JOIN LATERAL (SELECT x.* FROM state.agent_inbox x WHERE x.inbox_id = live.inbox_id OFFSET 0) l
+CROSS JOIN LATERAL (SELECT e.created_at FROM state.execution_edges e WHERE e.edge_id = 'enqueue-' || l.agent_turn_id OFFSET 0) older
 WHERE n.message_type = 'turn' AND n.payload ? 'multitask'
-  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = l.agent_turn_id)
+  AND l.channel_id = n.channel_id AND l.payload ->> 'conversation_id' = n.payload ->> 'conversation_id'
+  AND l.context_headers ->> 'CG-Sender' = n.context_headers ->> 'CG-Sender' AND l.message_type = 'turn' AND NOT l.context_headers ? 'CG-Parent-Turn-Id'
+  AND (older.created_at, l.created_at) < (newer.created_at, n.created_at)
+  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = l.agent_turn_id OFFSET 0)
   AND NOT EXISTS (SELECT FROM state.agent_inbox s WHERE s.agent_turn_id = l.agent_turn_id AND s.project_id = l.project_id
-                    AND s.message_type = 'stop' AND s.archived_at IS NULL)
+                    AND s.message_type = 'stop' AND s.archived_at IS NULL OFFSET 0)
   AND (:since::timestamptz IS NULL OR n.created_at >= :since)
   AND (:project_id::text IS NULL OR n.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: what_made_way_is_recorded :many
--- Protocol §6 enqueue: a turn that was rolled back is one that its successor says it has stopped.
+-- Protocol §6 enqueue: a turn that was rolled back is one that its successor says it has stopped. Of a window: one enqueued in it, or in hand.
 SELECT jsonb_build_object('project_id', r.project_id, 'agent_turn_id', r.agent_turn_id, 'other_agent_turn_id', r.by_turn_id, 'box_id', r.box_id) AS ids,
        'the turn is rolled back, and the one that took its place did not stop it' AS detail
-FROM state.rollbacks r LEFT JOIN state.agent_inbox n ON n.agent_turn_id = r.by_turn_id AND n.message_type = 'turn'
+FROM {of_turns_since(state.rollbacks, agent_turn_id)} r LEFT JOIN state.agent_inbox n ON n.agent_turn_id = r.by_turn_id AND n.message_type = 'turn'
 WHERE n.inbox_id IS NOT NULL AND (n.payload #>> '{multitask,strategy}' IS DISTINCT FROM 'rollback'
     OR NOT coalesce(n.payload #> '{multitask,stopped}' ? r.agent_turn_id, false))
-  AND (:since::timestamptz IS NULL OR r.created_at >= :since)
   AND (:project_id::text IS NULL OR r.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

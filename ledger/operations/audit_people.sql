@@ -98,11 +98,11 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
        format('the call is %s, held by %s, has until %s and %s left; its question is %s', w.wait_status, coalesce(w.held_by, 'nobody'),
               coalesce(w.deadline::text, 'for ever'), coalesce(w.left_seconds || ' s', 'nothing'),
               coalesce('open until ' || q.expires_at, 'not there')) AS detail
-FROM state.turn_waiting_tools w
+FROM {of_turns_since(state.turn_waiting_tools, agent_turn_id)} w
 LEFT JOIN state.interrupts q ON q.agent_turn_id = w.agent_turn_id AND q.tool_call_id = w.tool_call_id AND q.call_key IS NOT NULL AND q.status = 'open'
 WHERE ((q.interrupt_id IS NULL) <> (w.left_seconds IS NULL)
    OR (q.interrupt_id IS NOT NULL AND (w.wait_status <> 'waiting' OR w.held_by IS NOT NULL OR w.deadline IS NULL OR w.deadline < q.expires_at)))
-  AND (:since::timestamptz IS NULL OR w.created_at >= :since) AND (:project_id::text IS NULL OR w.project_id = :project_id)
+  AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: tool_questions_keep_their_answer :many

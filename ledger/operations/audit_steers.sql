@@ -1,17 +1,18 @@
 -- The audit's rules on steers: what people say to turns while they run. Steers are few, and each is looked up by its turn.
+-- Of a window: steers of turns enqueued in it, or in hand now.
 
 -- name: steers_go_with_their_turn :many
 -- Protocol §6 steer: no steer waits for a turn that is over, and one that is taken is in the step that its turn is in.
 SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id, 'steer_id', s.steer_id) AS ids,
        CASE WHEN o.agent_turn_id IS NOT NULL THEN format('the turn is over, and the steer is %s', s.status)
             ELSE 'the step that took the steer does not run' END AS detail
-FROM state.steers s
+FROM {of_turns_since(state.steers, agent_turn_id)} s
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = s.agent_turn_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = s.agent_id AND h.project_id = s.project_id AND h.active_agent_turn_id = s.agent_turn_id
 WHERE s.status IN ('waiting', 'taken')
   AND (o.agent_turn_id IS NOT NULL
        OR (s.status = 'taken' AND s.step_id IS DISTINCT FROM s.agent_turn_id || '-s' || (h.step_count + 1)))
-  AND (:since::timestamptz IS NULL OR s.created_at >= :since) AND (:project_id::text IS NULL OR s.project_id = :project_id)
+  AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: steers_are_asked_with_once :many
@@ -21,7 +22,7 @@ SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_t
        CASE WHEN s.status <> 'applied' THEN format('the steer is %s, and its card is in the output box', s.status)
             WHEN t.steps <> ARRAY[s.step_id] THEN 'the step that took the steer does not name its card, or another does'
             ELSE format('the card is in the output box %s times', p.places) END AS detail
-FROM state.steers s
+FROM {of_turns_since(state.steers, agent_turn_id)} s
 CROSS JOIN LATERAL (
     SELECT state.as_uuid(i.payload ->> 'output_box_id') AS box_id FROM state.agent_inbox i
     WHERE i.agent_turn_id = s.agent_turn_id AND i.project_id = s.project_id AND i.message_type IN {turn_types} LIMIT 1) i
@@ -30,7 +31,7 @@ CROSS JOIN LATERAL (
     SELECT ARRAY(SELECT x.step_id FROM state.agent_steps x
                  WHERE x.agent_turn_id = s.agent_turn_id AND x.project_id = s.project_id AND x.metadata -> 'new_card_ids' ? s.steer_id) AS steps) t
 WHERE CASE s.status WHEN 'applied' THEN p.places <> 1 OR t.steps <> ARRAY[s.step_id] ELSE p.places > 0 OR t.steps <> '{}' END
-  AND (:since::timestamptz IS NULL OR s.created_at >= :since) AND (:project_id::text IS NULL OR s.project_id = :project_id)
+  AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: steers_are_in_order :many
@@ -38,7 +39,7 @@ ORDER BY ids LIMIT :row_limit::int;
 -- turn is idle; within one step they are asked with in this order.
 SELECT jsonb_build_object('project_id', a.project_id, 'agent_turn_id', a.agent_turn_id, 'steer_id', a.steer_id, 'other_steer_id', b.steer_id) AS ids,
        'the steer was accepted before the other and asked with after it' AS detail
-FROM state.steers a
+FROM {of_turns_since(state.steers, agent_turn_id)} a
 JOIN state.steers b ON b.agent_turn_id = a.agent_turn_id AND b.project_id = a.project_id AND b.seq > a.seq AND b.status = 'applied'
 CROSS JOIN LATERAL (
     SELECT state.as_count(substring(a.step_id FROM '-s([0-9]+)$')) AS first, state.as_count(substring(b.step_id FROM '-s([0-9]+)$')) AS second,
@@ -47,5 +48,5 @@ CROSS JOIN LATERAL (
            (SELECT min(x.position) FROM public.box_cards x JOIN state.agent_steps t ON t.step_id = b.step_id AND t.project_id = b.project_id
             WHERE x.card_id = b.steer_id AND x.box_id = t.output_box_id) AS next_place) o
 WHERE a.status = 'applied' AND ((o.first > o.second AND a.priority = 'asap') OR (o.first = o.second AND o.place > o.next_place))
-  AND (:since::timestamptz IS NULL OR a.created_at >= :since) AND (:project_id::text IS NULL OR a.project_id = :project_id)
+  AND (:project_id::text IS NULL OR a.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

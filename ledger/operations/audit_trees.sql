@@ -1,5 +1,6 @@
 -- The audit's rules on batches, their tasks and the marks of trees (migrations 0024 and 0025), each of which is written in one transaction.
 -- Our batches are named after their call, and its tool's after the tool's key, too; a peer's are its own affair.
+-- Of a window: batches of turns enqueued in it, or in hand now.
 
 -- name: batches_count_their_tasks :many
 -- Protocol §6 join: the counts of a batch are those of its tasks: all, open, successful and failed.
@@ -7,14 +8,14 @@ SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_
                           'batch_id', b.batch_id) AS ids,
        format('it counts %s tasks, %s open, %s successful, %s failed, and has %s, %s, %s, %s', b.task_count, b.open_count, b.success_count,
               b.failed_count, n.tasks, n.open, n.successful, n.failed) AS detail
-FROM state.pmo_batches b CROSS JOIN LATERAL (
+FROM {of_turns_since(state.pmo_batches, parent_agent_turn_id)} b CROSS JOIN LATERAL (
     SELECT count(*) AS tasks, count(*) FILTER (WHERE t.status IN ('pending', 'dispatched')) AS open,
            count(*) FILTER (WHERE t.status = 'success') AS successful,
            count(*) FILTER (WHERE t.status NOT IN ('pending', 'dispatched', 'success', 'partial')) AS failed
     FROM state.pmo_batch_tasks t WHERE t.batch_id = b.batch_id) n
 WHERE b.batch_id = 'batch-' || b.parent_tool_call_id || coalesce('/' || b.call_key, '')
   AND (b.task_count, b.open_count, b.success_count, b.failed_count) IS DISTINCT FROM (n.tasks, n.open, n.successful, n.failed)
-  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+  AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: decided_batches_have_answered :many
@@ -23,11 +24,11 @@ SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_
                           'batch_id', b.batch_id) AS ids,
        format('it is %s, %s, and its call %s', b.status, CASE WHEN b.decided_at IS NULL THEN 'was not decided' ELSE 'was decided' END,
               coalesce('was answered ' || (i.payload ->> 'status'), 'was not answered')) AS detail
-FROM state.pmo_batches b LEFT JOIN state.agent_inbox i ON i.inbox_id = 'join-' || b.batch_id
+FROM {of_turns_since(state.pmo_batches, parent_agent_turn_id)} b LEFT JOIN state.agent_inbox i ON i.inbox_id = 'join-' || b.batch_id
 WHERE b.batch_id = 'batch-' || b.parent_tool_call_id
   AND ((b.status = 'running') <> (b.decided_at IS NULL) OR b.status = 'running' AND i.inbox_id IS NOT NULL
        OR b.status <> 'running' AND b.status <> coalesce(i.payload ->> 'status', 'withdrawn'))
-  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+  AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: running_batches_hold_their_call :many
@@ -35,12 +36,12 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_agent_turn_id, 'tool_call_id', b.parent_tool_call_id,
                           'batch_id', b.batch_id) AS ids,
        coalesce(format('its call is %s and held by %s', w.wait_status, coalesce(w.held_by, 'nobody')), 'its call is not there') AS detail
-FROM state.pmo_batches b
+FROM {of_turns_since(state.pmo_batches, parent_agent_turn_id)} b
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
 WHERE b.batch_id = 'batch-' || b.parent_tool_call_id AND b.status = 'running'
   AND (w.wait_status, w.held_by) IS DISTINCT FROM ('waiting', b.batch_id)
   AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = b.parent_agent_turn_id OFFSET 0)
-  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+  AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: own_batches_keep_their_answer :many
@@ -51,12 +52,12 @@ SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_
               CASE WHEN b.decided_at IS NULL THEN 'was not decided' ELSE 'was decided' END,
               CASE WHEN b.result IS NULL THEN 'keeps no answer' ELSE 'keeps an answer' END, coalesce(w.held_by, 'nobody'),
               CASE WHEN i.inbox_id IS NULL THEN 'not answered by it' ELSE 'answered by it' END) AS detail
-FROM state.pmo_batches b LEFT JOIN state.agent_inbox i ON i.inbox_id = 'join-' || b.batch_id
+FROM {of_turns_since(state.pmo_batches, parent_agent_turn_id)} b LEFT JOIN state.agent_inbox i ON i.inbox_id = 'join-' || b.batch_id
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
 WHERE b.call_key IS NOT NULL
   AND ((b.status = 'running') <> (b.decided_at IS NULL) OR (b.status IN ('running', 'withdrawn')) <> (b.result IS NULL)
        OR i.inbox_id IS NOT NULL OR w.held_by = b.batch_id)
-  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+  AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: tasks_are_their_turns :many
@@ -67,7 +68,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.current
             WHEN n.agent_turn_id IS NULL THEN format('the turn of task %s is no child that its parent waits for', t.task_index)
             ELSE format('task %s is %s, %s, and its turn %s', t.task_index, t.status, coalesce(t.error_code, 'without a code'),
                         coalesce(o.status || ', ' || coalesce(o.error_code, 'without a code'), 'not over')) END AS detail
-FROM state.pmo_batches b JOIN state.pmo_batch_tasks t ON t.batch_id = b.batch_id
+FROM {of_turns_since(state.pmo_batches, parent_agent_turn_id)} b JOIN state.pmo_batch_tasks t ON t.batch_id = b.batch_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = t.current_agent_turn_id
 LEFT JOIN state.agent_inbox i ON i.agent_turn_id = t.current_agent_turn_id AND i.message_type IN {turn_types}
 LEFT JOIN state.turn_nodes n ON n.agent_turn_id = t.current_agent_turn_id AND n.waited AND n.parent_turn_id = b.parent_agent_turn_id
@@ -75,7 +76,7 @@ WHERE b.batch_id = 'batch-' || b.parent_tool_call_id || coalesce('/' || b.call_k
   AND CASE WHEN t.current_agent_turn_id IS NULL THEN t.status NOT IN ('pending', 'failed', 'canceled', 'timeout')
            WHEN i.inbox_id IS NULL THEN false  -- retention has removed it
            ELSE n.agent_turn_id IS NULL OR (t.status, t.error_code) IS DISTINCT FROM (coalesce(o.status, 'dispatched'), o.error_code) END
-  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+  AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: nodes_end_with_their_turns :many

@@ -356,7 +356,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "top_segment": {"segment_id"},
     "touch_bridge": NOTHING,
     "touch_worker": NOTHING,
-    "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
+    "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"}
+    | {"seq_page_cost", "tuple_cost", "index_tuple_cost", "operator_cost", "workers"},
     "turn_requester": {"requester"},
     "find_steer": (set(steers.AcceptedSteer.model_fields) - {"verdict"}) | {"request_digest", "agent_turn_id"},
     "try_hold": {"held", "backend", "read_only"},

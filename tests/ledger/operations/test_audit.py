@@ -422,8 +422,9 @@ DAMAGES = [
     ),
     Damage(
         "edges_have_their_call",
-        "INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, correlation_id)"
-        " VALUES ('x', 'p1', 'tool_call', 'request', 'ghost')",
+        "INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, correlation_id, trace_id)"
+        " SELECT 'x', 'p1', 'tool_call', 'request', 'ghost', trace_id FROM state.turn_outcomes"
+        " WHERE agent_turn_id = '$plain'",
         {"edge_id": "x", "tool_call_id": "ghost"},
     ),
     Damage(
