@@ -95,7 +95,8 @@ SELECT x.* FROM planned CROSS JOIN LATERAL (
 -- How they ended.
 INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status, deliverable_card_id,
                                  output_box_id, stats, trace_id, started_at, ended_at, announced_at)
-SELECT turn, project_id, agent_id, 'public', turn_epoch, inbox, 'success', turn || '-deliverable', output_box, '{"steps": 1}', trace,
+SELECT turn, project_id, agent_id, 'public', turn_epoch, inbox, 'success', turn || '-deliverable', output_box,
+       '{"steps": 1, "e2e_ms": 30, "queue_delay_ms": 10}', trace,
        at, at, at + interval '10 ms' FROM planned;
 
 -- name: fill_boxes :exec
