@@ -72,7 +72,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                FROM state.turn_waiting_tools w LEFT JOIN LATERAL (
                    SELECT r.payload ->> 'after_execution' AS after_execution, r.created_at FROM state.agent_inbox r
                    WHERE r.correlation_id = w.tool_call_id AND r.project_id = :project_id
-                     AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END) r ON true
+                     AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END OFFSET 0) r ON true
                WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
                  AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
        NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata, NULL::timestamptz AS expires_at

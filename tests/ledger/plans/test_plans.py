@@ -64,10 +64,12 @@ from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, inte
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.box_requests import BoxMakeRequest
-from turnstile.schema.wire.headers import SENDER
+from turnstile.schema.wire.headers import PARENT_TURN_ID, SENDER
 from turnstile.schema.wire.limits import Admission
 
-DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY = map(AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan", "judy"))
+DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY, KATE = map(
+    AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan", "judy", "kate")
+)
 T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
@@ -180,6 +182,8 @@ class Live:
     asked: ToolCallId
     """A call of Judy's turn, which waits for people; the time of another is over."""
     overdue: ToolCallId
+    answered: TurnRef
+    """Kate's turn, before its second step: the call of its first was answered."""
 
 
 async def live(pool: Pool) -> Live:
@@ -208,7 +212,10 @@ async def live(pool: Pool) -> Live:
     await asking(pool, overdue := uuid7(), asked := uuid7(), agent=JUDY)
     await pass_expiry(pool)
     await rows(pool, "UPDATE state.interrupts SET expires_at = 'infinity' WHERE tool_call_id = $1", asked)
-    others = (silent, reported, lost, named, ToolCallId(asked), ToolCallId(overdue))
+    answered = await sleeper(pool, call := uuid7(), agent=KATE)
+    row = await told(pool, call)
+    await pool.run(lambda conn: apply_reports(conn, answered, [row]))
+    others = (silent, reported, lost, named, ToolCallId(asked), ToolCallId(overdue), answered)
     return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, *others)
 
 
@@ -249,6 +256,8 @@ def statements(now: Live) -> dict[str, Statement]:
     """Every hot statement, in an order in which each has something to do."""
     sent, limits = command(EVE), Admission(max_queued_turns=9, max_live_turns=30)
     limited, queued = (replace(command(agent), admission=limits) for agent in (EVE, ALICE))
+    boxed = replace(command(EVE, context_box_id=now.running.context_box_id), admission=limits)
+    child = replace(command(EVE, incoming={PARENT_TURN_ID: now.running.agent_turn_id}), admission=limits)
     keys = [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL), (PROJECT, FRANK)]
     turn, targets, asleep, row = now.running, [TARGET], now.asleep, uuid7()
     return {
@@ -290,6 +299,8 @@ def statements(now: Live) -> dict[str, Statement]:
         "enqueue_turn": lambda conn: send(conn, sent),
         "enqueue_turn_with_limits": lambda conn: send(conn, limited),
         "enqueue_turn_to_a_queue": lambda conn: send(conn, queued),
+        "enqueue_turn_in_a_box": lambda conn: send(conn, boxed),
+        "enqueue_turn_of_a_turn": lambda conn: send(conn, child),
         "make_way": lambda conn: way_for(conn, now.displacing),
         "compose_box": lambda conn: made_of_parts(conn, now),
         "set_agent_status": lambda conn: set_status_on(conn, PROJECT, HEIDI, "pause", LOCAL, uuid7()),
@@ -298,6 +309,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "finish_suspended_turn": ending(asleep),
         "dispatch_next": lambda conn: dispatch_next(conn, keys),
         "begin_step": lambda conn: begin_step(conn, turn, 2, BoxCache(0)),
+        "begin_step_after_a_call": lambda conn: begin_step(conn, now.answered, 2, BoxCache(0)),
         "retry_step": lambda conn: retry_step(conn, turn, 2),
         "recall_step": lambda conn: recall_step(conn, turn, 0),
         "stop_queued_turn": lambda conn: stop_on(conn, ALICE, now.queued),
@@ -310,10 +322,10 @@ def statements(now: Live) -> dict[str, Statement]:
     }
 
 
-NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="")
+NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="", context_box_id=new_box_id())
 NOTHING = Live(
     *(NOBODY, cast("Any", None), InboxId(""), AgentTurnId(""), NOBODY, ToolCallId(""), InboxId("")),
-    *(cast("Any", None), AgentTurnId(""), ToolCallId(""), ToolCallId("")),
+    *(cast("Any", None), AgentTurnId(""), ToolCallId(""), ToolCallId(""), NOBODY),
 )
 HOT = list(statements(NOTHING))
 
@@ -331,7 +343,7 @@ async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
     """Each statement is planned while the database is empty; then it gets its past."""
     name = await databases.create(migrated)
     pool = Pool(databases.url(name), size=3)
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY, KATE)
     async with pool.connection() as conn:
         session = Explaining(conn)
         for statement in statements(await live(pool)).values():
