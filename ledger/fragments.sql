@@ -153,3 +153,8 @@ AND (:profile_name::text IS NULL OR EXISTS (
  LEFT JOIN LATERAL (
      SELECT x.interrupt_id FROM state.interrupts x WHERE x.agent_turn_id = {turn}.agent_turn_id AND x.status = 'open'
      ORDER BY x.created_at DESC, x.interrupt_id DESC LIMIT 1) q ON true)
+
+-- fragment: commits_lazily
+-- True; and the transaction's commit does not wait for the disk. For statements of a transaction of their own whose loss, by a crash of the
+-- server, is mended like that of an answer: others see the row at once, and whatever is committed durably after it keeps it, too.
+(SELECT set_config('synchronous_commit', 'off', true)) = 'off'

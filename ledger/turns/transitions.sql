@@ -374,6 +374,7 @@ LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :proj
 LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id;
 
 -- name: mark_announced :exec
--- Marks these turns as announced: their task events are in the event stream.
+-- Marks these turns as announced: their task events are in the event stream. A mark that is lost is made again, after the same message
+-- (rule unannounced).
 UPDATE state.turn_outcomes o SET announced_at = now()
-WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.announced_at IS NULL;
+WHERE {commits_lazily} AND o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.announced_at IS NULL;
