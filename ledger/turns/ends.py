@@ -31,7 +31,17 @@ from turnstile.schema.cards import (
     readable_content,
 )
 from turnstile.schema.errors import StaleTurn, SteerWaits
-from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, SteerId, ToolCallId, turn_card_id
+from turnstile.schema.ids import (
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    SteerId,
+    StepId,
+    ToolCallId,
+    turn_card_id,
+)
 from turnstile.schema.states import HeadStatus, SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.turns import Outcome, TurnRef
@@ -245,12 +255,21 @@ async def finish_turn(
         stats=json.dumps(ending.stats or {}),
     )
     if row is None:
-        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+        return await _recorded_end(conn, turn, last["step_id"])
     if row["result"] == "again":
         raise Again
     if row["result"] == "steered":
         raise SteerWaits(f"a steer waits for turn {turn.agent_turn_id}")
     return FinishedTurn.model_validate(dict(row))
+
+
+async def _recorded_end(conn: Connection, turn: TurnRef, step: StepId | None) -> FinishedTurn:
+    """The end that is recorded, by this step or, without one, by anybody; raises `StaleTurn` if there is none."""
+    ids = {"project_id": turn.project_id, "agent_id": turn.agent_id, "agent_turn_id": turn.agent_turn_id}
+    found = await query("recorded_end").opt_as(conn, FinishedTurn, **ids, step_id=step)
+    if found is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+    return found
 
 
 async def end_by_fallback(

@@ -210,6 +210,8 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
     )
     if row is None:
+        row = await query("recorded_step").opt(conn, **gate(turn), step_id=step_id(turn.agent_turn_id, record.step))
+    if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
     return CommittedStep.model_validate(dict(row))
 

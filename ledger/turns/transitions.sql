@@ -21,7 +21,8 @@ head AS (
       AND (:step::int = 0 OR h.step_count = :step::int - 1) AND {gate_of_mark(true)}
       AND EXISTS (SELECT FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id AND i.agent_turn_id = :agent_turn_id
                   AND i.agent_id = :agent_id AND i.project_id = :project_id AND i.turn_epoch = :turn_epoch)
-    RETURNING h.*
+    RETURNING h.status, h.step_count, h.step_attempt, h.model_failures, h.output_position, h.trace_id, h.parent_step_id, h.updated_at,
+              h.started_at, h.profile_box_id, h.context_box_id, h.output_box_id, h.active_inbox_id
 ),
 inbox AS (
     UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
@@ -106,7 +107,7 @@ RETURNING h.step_attempt, h.model_failures;
 -- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
 -- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3). The steers that it
 -- asked with are applied: their cards are among the given ones. A step that would have ended the turn but for a steer (:steered) makes
--- all that wait due. result: done | already (committed before, and the gate is open). No row: stale, or a mark forbids the calls.
+-- all that wait due. No row: the gate is closed, by a mark that forbids the calls too; recorded_step says whether it was committed before.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},
 head AS (
@@ -121,7 +122,8 @@ head AS (
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
       AND {gate_of_mark(cardinality(:call_ids::text[]) > 0)}
-    RETURNING h.*, h.output_position - cardinality(:card_ids::text[]) AS base
+    RETURNING h.status, h.updated_at, h.resume_deadline, h.active_inbox_id, h.active_channel_id, h.active_recursion_depth, h.parent_step_id,
+              h.trace_id, h.profile_box_id, h.context_box_id, h.output_box_id, h.output_position - cardinality(:card_ids::text[]) AS base
 ),
 step AS (
     INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
@@ -194,9 +196,13 @@ edges AS (
 )
 SELECT 'done' AS result, head.status, head.updated_at, coalesce(head.resume_deadline, (
            SELECT now() + make_interval(secs => min(x.expires_after_seconds)) FROM jsonb_to_recordset(:holds::jsonb) x (expires_after_seconds float8))
-       ) AS resume_deadline, :step_metadata::jsonb AS step_metadata FROM head
-UNION ALL
-SELECT 'already', h.status, h.updated_at, coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}), s.metadata FROM state.agent_steps s
+       ) AS resume_deadline, :step_metadata::jsonb AS step_metadata FROM head;
+
+-- name: recorded_step :opt
+-- What commit_step answers where it finds the gate closed: 'already', if the step was committed before, and the turn is in hand.
+SELECT 'already' AS result, h.status, h.updated_at, coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}) AS resume_deadline,
+       s.metadata AS step_metadata
+FROM state.agent_steps s
 JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
     AND h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch
 WHERE s.step_id = :step_id AND s.project_id = :project_id;
@@ -208,14 +214,17 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 -- if a step was committed or a stop requested meanwhile, whose rows we would not see: these set updated_at, and an enqueue does not.
 -- A step that may be followed by another one (:yields) does not end a turn for which a steer waits: 'steered', and nothing changes. A
 -- steer, too, sets updated_at. Every other end skips what waits, by a trigger (0030).
--- result: done | again | steered | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
+-- result: done | again | steered. No row: the gate is closed; recorded_end says whether the turn has ended already.
 WITH
 steers AS MATERIALIZED (
     SELECT s.steer_id, s.status FROM state.steers s
     WHERE s.agent_turn_id = :agent_turn_id AND s.status IN ('waiting', 'taken') AND s.steer_id <> ALL (:steer_ids::text[])
 ),
 head AS MATERIALIZED (
-    SELECT h.*, h.xmin AS version FROM state.agent_state_head h
+    SELECT h.agent_id, h.project_id, h.paused_at_epoch, h.step_count, h.updated_at, h.started_at, h.turn_epoch, h.active_inbox_id,
+           h.active_channel_id, h.parent_step_id, h.trace_id, h.profile_box_id, h.context_box_id, h.output_box_id, h.output_position,
+           h.xmin AS version
+    FROM state.agent_state_head h
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = ANY (:from_statuses::text[])
       AND (:step_id::text IS NULL OR h.step_count = :step::int - 1)
@@ -231,7 +240,8 @@ next AS MATERIALIZED (
     WHERE head.paused_at_epoch IS NULL
 ),
 go AS MATERIALIZED (
-    SELECT head.*, greatest(head.output_position, (
+    SELECT head.step_count, head.started_at, head.turn_epoch, head.active_inbox_id, head.active_channel_id, head.parent_step_id,
+           head.trace_id, head.profile_box_id, head.context_box_id, head.output_box_id, greatest(head.output_position, (
                SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
     FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
     WHERE (seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at)))
@@ -285,7 +295,7 @@ outcome AS (
            jsonb_build_object('steps', go.step_count) || :stats::jsonb || state.turn_timing(i.created_at, go.started_at),
            go.trace_id, go.started_at
     FROM go LEFT JOIN state.agent_inbox i ON i.inbox_id = go.active_inbox_id
-    RETURNING *
+    RETURNING status, deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, ended_at, inbox_id
 ),
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
@@ -317,7 +327,9 @@ pointed AS (
     SELECT :project_id, :agent_id, go.output_box_id FROM go
     ON CONFLICT (agent_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
 )
-SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
+SELECT CASE WHEN o.status IS NOT NULL THEN 'done' WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered'
+            ELSE 'again' END AS result,
+       o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
        o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
        f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
        f.output_box_id::text AS next_output_box_id, f.context_headers AS next_context_headers, i.context_headers,
@@ -327,20 +339,21 @@ SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id,
                  FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows,
        EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree,
        ARRAY(SELECT s.steer_id FROM steers s ORDER BY s.steer_id) AS skipped_steers
-FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
-UNION ALL
-SELECT CASE WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered' ELSE 'again' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM head WHERE NOT EXISTS (SELECT FROM go)
-UNION ALL
-SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
-       o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
-       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
-       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END, CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END,
-       (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
-       i.context_headers, i.payload -> 'ui_action',
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]', false,
-       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'skipped' ORDER BY s.seq)
+FROM head LEFT JOIN outcome o ON true LEFT JOIN freed f ON true LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id;
+
+-- name: recorded_end :opt
+-- What finish_turn answers where it finds the gate closed: 'already', if the outcome is there, by this step or, without a step, by anybody.
+SELECT 'already' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
+       o.error, o.stats, o.ended_at, s.metadata AS step_metadata, h.status AS head_status, h.turn_epoch AS head_epoch, h.updated_at,
+       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id,
+       CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END AS next_output_box_id,
+       (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id) AS next_context_headers,
+       i.context_headers, i.payload -> 'ui_action' AS ui_action,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
+       '[]'::jsonb AS rows, false AS in_tree,
+       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'skipped' ORDER BY s.seq) AS skipped_steers
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
