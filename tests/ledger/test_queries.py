@@ -154,6 +154,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.NewLease,
     "end_message": hops._Ended,
+    "enqueue_plain_turn": ENQUEUED,
     "enqueue_turn": ENQUEUED,
     "find_targets": targets.Target,
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
