@@ -70,6 +70,8 @@ class Query:
     sql: str
     parameters: tuple[str, ...]
     purpose: str
+    variant_of: str | None = None
+    """The statement whose text it is made of, without some parts."""
 
     async def many(self, conn: Connection, **arguments: Any) -> list[Row]:
         """All rows."""
@@ -98,6 +100,14 @@ class Query:
             raise LookupError(f"query {self.name} gave no row")
         return row
 
+    async def opt_of(self, conn: Connection, arguments: Mapping[str, Any]) -> Row | None:
+        """The row, or None: of a variant, which takes of the whole statement's arguments those that it has."""
+        return await self.opt(conn, **{name: arguments[name] for name in self.parameters})
+
+    async def one_of(self, conn: Connection, arguments: Mapping[str, Any]) -> Row:
+        """The one row, likewise; raises `LookupError` if there is none."""
+        return await self.one(conn, **{name: arguments[name] for name in self.parameters})
+
     async def all_as(self, conn: Connection, model: type[Model], /, **arguments: Any) -> list[Model]:
         """All rows, each validated."""
         return [model.model_validate(dict(row)) for row in await self.many(conn, **arguments)]
@@ -120,12 +130,12 @@ def parse(text: str) -> dict[str, Query]:
     for header, end in zip(headers, ends, strict=False):
         body = text[header.end() : end]
         mode, whole = cast("Mode", header["mode"]), _VARIANT.sub("", body)
-        found[header["name"]] = _query(header["name"], mode, _without(whole, frozenset()))
+        found[header["name"]] = _query(header["name"], mode, _without(whole, frozenset()), None)
         for variant in _VARIANT.finditer(body):
             parts = frozenset(re.findall("[a-z_]+", variant["parts"]))
             if unknown := parts - {part["part"] for part in _PART.finditer(whole)}:
                 raise ValueError(f"query {header['name']} has no parts {sorted(unknown)}")
-            found[variant["name"]] = _query(variant["name"], mode, _without(whole, parts))
+            found[variant["name"]] = _query(variant["name"], mode, _without(whole, parts), header["name"])
     return found
 
 
@@ -134,7 +144,7 @@ def _without(body: str, parts: frozenset[str]) -> str:
     return _PART.sub(lambda each: (each["instead"] or "") if each["part"] in parts else each["body"], body)
 
 
-def _query(name: str, mode: Mode, body: str) -> Query:
+def _query(name: str, mode: Mode, body: str, variant_of: str | None) -> Query:
     purpose = " ".join(line[3:] for line in body.strip().splitlines() if line.startswith("-- "))
     numbers: dict[str, int] = {}
 
@@ -148,7 +158,7 @@ def _query(name: str, mode: Mode, body: str) -> Query:
         return f"${numbers.setdefault(parameter, len(numbers) + 1)}"
 
     sql = _PIECE.sub(replace, body).strip().rstrip(";")
-    return Query(name, mode, sql, tuple(numbers), purpose)
+    return Query(name, mode, sql, tuple(numbers), purpose, variant_of)
 
 
 def _fragment(name: str, arguments: list[str]) -> str:

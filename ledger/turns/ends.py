@@ -237,23 +237,25 @@ async def finish_turn(
     last |= {"step_started_at": None, "step_status": None}
     if record is not None:
         last = {**step_columns(turn, record), "step_status": record.status}
-    row = await query("finish_turn").opt(
-        conn,
+    arguments: dict[str, Any] = {
         **gate(turn),
         **last,
         **card_columns(record.cards if record is not None else cards),
-        kept_ids=[] if record is None else list(record.kept),
-        steer_ids=[] if record is None else list(record.steers),
-        yields=yields,
-        from_statuses=list(from_statuses),
-        idle_bump=int(raise_epoch),
-        status=ending.status,
-        deliverable_card_id=ending.deliverable_card_id,
-        tool_result_card_id=ending.tool_result_card_id,
-        error_code=ending.error_code,
-        error=ending.error,
-        stats=json.dumps(ending.stats or {}),
-    )
+        "kept_ids": [] if record is None else list(record.kept),
+        "steer_ids": [] if record is None else list(record.steers),
+        "yields": yields,
+        "from_statuses": list(from_statuses),
+        "idle_bump": int(raise_epoch),
+        "status": ending.status,
+        "deliverable_card_id": ending.deliverable_card_id,
+        "tool_result_card_id": ending.tool_result_card_id,
+        "error_code": ending.error_code,
+        "error": ending.error,
+        "stats": json.dumps(ending.stats or {}),
+    }
+    # A running turn has no call that waits, and its row is consumed: its own step has nothing to drop or settle.
+    by_step = record is not None and not record.steers and tuple(from_statuses) == (HeadStatus.RUNNING,)
+    row = await query("finish_running_turn" if by_step else "finish_turn").opt_of(conn, arguments)
     if row is None:
         return await _recorded_end(conn, turn, last["step_id"])
     if row["result"] == "again":

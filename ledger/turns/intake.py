@@ -244,7 +244,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         "card_contents": columns["card_contents"],
         "card_metadatas": columns["card_metadatas"],
     }
-    row = await statement.one(conn, **{name: arguments[name] for name in statement.parameters})
+    row = await statement.one_of(conn, arguments)
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row

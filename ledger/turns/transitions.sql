@@ -102,6 +102,7 @@ WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_t
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
+-- variant: commit_plain_step, without holds, cuts, steers
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
 -- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
@@ -145,6 +146,7 @@ boxed AS (
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
 ),
+-- only for steers
 applied AS (
     UPDATE state.steers s SET status = 'applied', settled_at = clock_timestamp() FROM head
     WHERE s.steer_id = ANY (:steer_ids::text[]) AND s.agent_turn_id = :agent_turn_id AND s.status = 'taken'
@@ -153,6 +155,8 @@ made_due AS (
     UPDATE state.steers s SET due = true FROM head
     WHERE :steered::boolean AND s.agent_turn_id = :agent_turn_id AND s.status = 'waiting' AND NOT s.due
 ),
+-- end
+-- only for cuts
 cut AS (  -- the card that is kept is in the box, or comes with this step
     INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
     SELECT head.output_box_id, :project_id, coalesce((
@@ -162,6 +166,7 @@ cut AS (  -- the card that is kept is in the box, or comes with this step
     FROM head WHERE :cut_card_id::text IS NOT NULL
     ON CONFLICT (box_id) DO UPDATE SET position = EXCLUDED.position, cut_card_id = EXCLUDED.cut_card_id, updated_at = now()
 ),
+-- end
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
                                           deadline, held_by)
@@ -171,6 +176,7 @@ waiting AS (
                c (id, name, card_id, wait_seconds)
     LEFT JOIN jsonb_to_recordset(:holds::jsonb) x (id text, tool_call_id text) ON x.tool_call_id = c.id
 ),
+-- only for holds
 questions AS (
     INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id, step_id, tool_call_id, tool_name, reason,
                                   message, action_digest, allowed_decisions, response_schema, on_expiry, requester, requester_may_decide,
@@ -185,6 +191,7 @@ questions AS (
         id text, tool_call_id text, tool_name text, reason text, message text, action_digest text, allowed_decisions text[],
         response_schema jsonb, on_expiry text, requester_may_decide boolean, tool_pin jsonb, wait_seconds float8, expires_after_seconds float8)
 ),
+-- end
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
                                        source_step_id, target_agent_id, target_agent_turn_id, correlation_id, recursion_depth, trace_id,
@@ -208,6 +215,7 @@ JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :proj
 WHERE s.step_id = :step_id AND s.project_id = :project_id;
 
 -- name: finish_turn :opt
+-- variant: finish_running_turn, without force, steers
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
 -- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
@@ -247,24 +255,29 @@ go AS MATERIALIZED (
     WHERE (seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at)))
       AND NOT (:yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting'))
 ),
+-- only for force
 dropped AS (
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM go WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
     RETURNING w.tool_call_id, w.tool_name, w.step_id, w.created_at
 ),
+-- end
 new_cards AS MATERIALIZED (  -- the canceled results, then the given cards, whose last is the deliverable
-    SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
-    FROM (
-        SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
-               {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
-               NULL::jsonb AS tool_calls, d.tool_call_id,
-               {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
-        FROM dropped d CROSS JOIN go
-        UNION ALL
-        SELECT 2, c.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
-        CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
-                          :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls, tool_call_id, metadata, place)
-    ) x
+-- only for force
+    SELECT row_number() OVER (ORDER BY d.tool_call_id || '-canceled') AS ordinal, d.tool_call_id || '-canceled' AS card_id,
+           {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
+           NULL::jsonb AS tool_calls, d.tool_call_id,
+           {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
+    FROM dropped d CROSS JOIN go
+    UNION ALL
+-- end
+    SELECT
+-- only for force
+           (SELECT count(*) FROM dropped) +
+-- end
+           c.place AS ordinal, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
+    CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
+                      :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls, tool_call_id, metadata, place)
 ),
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
@@ -275,10 +288,12 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT go.output_box_id, go.base + c.ordinal, c.card_id FROM go CROSS JOIN new_cards c
 ),
+-- only for steers
 applied AS (
     UPDATE state.steers s SET status = 'applied', settled_at = clock_timestamp() FROM go
     WHERE s.steer_id = ANY (:steer_ids::text[]) AND s.agent_turn_id = :agent_turn_id AND s.status = 'taken'
 ),
+-- end
 step AS (
     INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
                                    profile_box_id, context_box_id, output_box_id, tool_call_ids, error, metadata, started_at, ended_at)
@@ -297,11 +312,13 @@ outcome AS (
     FROM go LEFT JOIN state.agent_inbox i ON i.inbox_id = go.active_inbox_id
     RETURNING status, deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, ended_at, inbox_id
 ),
+-- only for force
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
     FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
     RETURNING i.inbox_id, i.status, i.last_error
 ),
+-- end
 stopped AS (  -- the requests to stop this turn
     UPDATE state.agent_inbox i SET
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
@@ -336,7 +353,11 @@ SELECT CASE WHEN o.status IS NOT NULL THEN 'done' WHEN :yields::boolean AND EXIS
        i.payload -> 'ui_action' AS ui_action,
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
        coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error))
-                 FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows,
+                 FROM (
+-- only for force
+                     TABLE settled UNION ALL
+-- end
+                     TABLE stopped) s), '[]') AS rows,
        EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree,
        ARRAY(SELECT s.steer_id FROM steers s ORDER BY s.steer_id) AS skipped_steers
 FROM head LEFT JOIN outcome o ON true LEFT JOIN freed f ON true LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id;
