@@ -108,10 +108,10 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
               AND t.message_type IN {turn_types})) AS depth OFFSET 0) d
     CROSS JOIN LATERAL (  -- a child of an active turn has a higher limit: its refusal could keep its parent from ending
         SELECT CASE WHEN EXISTS (
-            SELECT FROM state.agent_inbox t
-            JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
-            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
-              AND t.message_type IN {turn_types} AND h.active_agent_turn_id = t.agent_turn_id)
+            SELECT FROM state.agent_inbox t CROSS JOIN LATERAL (
+                SELECT FROM state.agent_state_head h
+                WHERE h.agent_id = t.agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :parent_turn_id OFFSET 0) h
+            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id AND t.message_type IN {turn_types})
             THEN :child_share::int ELSE 1 END AS share OFFSET 0) c
 -- else
     CROSS JOIN (SELECT :header_depth::int AS depth) d
@@ -346,7 +346,7 @@ skipped AS (
     UPDATE state.agent_inbox i SET status = 'skipped', last_error = :error_code, archived_at = now(), next_retry_at = now()
     FROM head
     WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = head.agent_id AND i.project_id = :project_id
-      AND i.archived_at IS NULL AND i.status = 'queued'
+      AND {is_null(i.archived_at)} AND i.status = 'queued'
     RETURNING i.inbox_id, i.channel_id, state.as_uuid(i.payload ->> 'output_box_id') AS wanted_box_id,
               split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, i.created_at, i.context_headers
 ),

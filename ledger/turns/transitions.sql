@@ -26,7 +26,7 @@ head AS (
 ),
 inbox AS (
     UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
-    FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
+    FROM head WHERE i.inbox_id = head.active_inbox_id AND {is_null(i.archived_at)}
 ),
 pinned AS MATERIALIZED (
     SELECT s.metadata -> 'turn_config' AS turn_config FROM head
@@ -315,7 +315,7 @@ outcome AS (
 -- only for force
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
-    FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+    FROM go WHERE i.inbox_id = go.active_inbox_id AND {is_null(i.archived_at)}
     RETURNING i.inbox_id, i.status, i.last_error
 ),
 -- end
@@ -324,7 +324,7 @@ stopped AS (  -- the requests to stop this turn
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
         last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
     FROM go WHERE i.correlation_id IN (:agent_turn_id, 'cascade-' || :agent_turn_id) AND i.project_id = :project_id
-      AND i.message_type = 'stop' AND i.archived_at IS NULL
+      AND i.message_type = 'stop' AND {is_null(i.archived_at)}
     RETURNING i.inbox_id, i.status, i.last_error
 ),
 moved AS (
@@ -375,10 +375,11 @@ SELECT 'already' AS result, o.status, o.deliverable_card_id, o.tool_result_card_
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
        '[]'::jsonb AS rows, false AS in_tree,
        ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'skipped' ORDER BY s.seq) AS skipped_steers
-FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
+FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
-WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
+WHERE o.agent_turn_id = :agent_turn_id AND o.agent_id = :agent_id AND o.project_id = :project_id
+  AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
 
 -- name: recall_step :one
 -- The recorded state of a turn whose gate is closed: the step (the latest for step 0), the outcome, and the head's state.
@@ -411,4 +412,4 @@ LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.acti
 -- Marks these turns as announced: their task events are in the event stream. A mark that is lost is made again, after the same message
 -- (rule unannounced).
 UPDATE state.turn_outcomes o SET announced_at = now()
-WHERE {commits_lazily} AND o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.announced_at IS NULL;
+WHERE {commits_lazily} AND o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND {is_null(o.announced_at)};
