@@ -186,3 +186,13 @@ AND (:profile_name::text IS NULL OR EXISTS (
      SELECT h.output_box_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL) b
  CROSS JOIN LATERAL (SELECT m.* FROM state.memory_cuts m WHERE m.box_id = b.box_id OFFSET 0) x
  WHERE x.updated_at >= :since AND EXISTS (SELECT FROM state.memory_cuts))
+
+-- fragment: commits_lazily
+-- True; and the transaction's commit does not wait for the disk. For statements of a transaction of their own whose loss, by a crash of the
+-- server, is mended like that of an answer: others see the row at once, and whatever is committed durably after it keeps it, too.
+(SELECT set_config('synchronous_commit', 'off', true)) = 'off'
+
+-- fragment: is_null(column)
+-- Whether a column is null, in words that no index's predicate has: for statements that know the key of a row. In plans that were made while the
+-- tables were empty, the index of all that is live, or not announced, cost as much as the key, and each begin and end read all of it.
+({column} IS NULL) IS NOT FALSE

@@ -4,6 +4,10 @@ A query is a block that starts with `-- name: <name> :<mode>`, and a line on wha
 row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter.
 `{name}` or `{name(argument, …)}` stands for a fragment: one of `fragments.sql`, or a list of message types
 (`turnstile.schema.message_types`). There is no SQL text in Python.
+
+The server prepares each node of a plan at each execution, also where nothing comes of it. So a statement may have
+variants, `-- variant: <name>, without <part>, …`, for callers who know that a request needs none of these parts: lines
+between `-- only for <part>` and `-- end` are left out, or replaced by those after `-- else`.
 """
 
 import functools
@@ -27,6 +31,10 @@ _PIECE = re.compile(
     r"|\{(?P<fragment>[a-z_]+)(?:\((?P<arguments>[^{}]*)\))?\}"
 )
 """A quoted text, which stays; a comment, which goes; a parameter, which gets a number; a fragment, written out."""
+_VARIANT = re.compile(r"^-- variant: (?P<name>[a-z_]+), without (?P<parts>[a-z_, ]+)\n", re.MULTILINE)
+_PART = re.compile(
+    r"^-- only for (?P<part>[a-z_]+)\n(?P<body>.*?)(?:^-- else\n(?P<instead>.*?))?^-- end\n", re.MULTILINE | re.DOTALL
+)
 _ARGUMENT = re.compile(r"(?:'[^']*'|\([^()]*\)|[^,()'])+")
 
 Row = Mapping[str, Any]
@@ -62,6 +70,8 @@ class Query:
     sql: str
     parameters: tuple[str, ...]
     purpose: str
+    variant_of: str | None = None
+    """The statement whose text it is made of, without some parts."""
 
     async def many(self, conn: Connection, **arguments: Any) -> list[Row]:
         """All rows."""
@@ -90,6 +100,14 @@ class Query:
             raise LookupError(f"query {self.name} gave no row")
         return row
 
+    async def opt_of(self, conn: Connection, arguments: Mapping[str, Any]) -> Row | None:
+        """The row, or None: of a variant, which takes of the whole statement's arguments those that it has."""
+        return await self.opt(conn, **{name: arguments[name] for name in self.parameters})
+
+    async def one_of(self, conn: Connection, arguments: Mapping[str, Any]) -> Row:
+        """The one row, likewise; raises `LookupError` if there is none."""
+        return await self.one(conn, **{name: arguments[name] for name in self.parameters})
+
     async def all_as(self, conn: Connection, model: type[Model], /, **arguments: Any) -> list[Model]:
         """All rows, each validated."""
         return [model.model_validate(dict(row)) for row in await self.many(conn, **arguments)]
@@ -108,12 +126,25 @@ def parse(text: str) -> dict[str, Query]:
     """The queries of one file."""
     headers = list(_HEADER.finditer(text))
     ends = [header.start() for header in headers[1:]] + [len(text)]
-    return {
-        header["name"]: _query(header, text[header.end() : end]) for header, end in zip(headers, ends, strict=False)
-    }
+    found: dict[str, Query] = {}
+    for header, end in zip(headers, ends, strict=False):
+        body = text[header.end() : end]
+        mode, whole = cast("Mode", header["mode"]), _VARIANT.sub("", body)
+        found[header["name"]] = _query(header["name"], mode, _without(whole, frozenset()), None)
+        for variant in _VARIANT.finditer(body):
+            parts = frozenset(re.findall("[a-z_]+", variant["parts"]))
+            if unknown := parts - {part["part"] for part in _PART.finditer(whole)}:
+                raise ValueError(f"query {header['name']} has no parts {sorted(unknown)}")
+            found[variant["name"]] = _query(variant["name"], mode, _without(whole, parts), header["name"])
+    return found
 
 
-def _query(header: re.Match[str], body: str) -> Query:
+def _without(body: str, parts: frozenset[str]) -> str:
+    """The text without these of its parts."""
+    return _PART.sub(lambda each: (each["instead"] or "") if each["part"] in parts else each["body"], body)
+
+
+def _query(name: str, mode: Mode, body: str, variant_of: str | None) -> Query:
     purpose = " ".join(line[3:] for line in body.strip().splitlines() if line.startswith("-- "))
     numbers: dict[str, int] = {}
 
@@ -127,7 +158,7 @@ def _query(header: re.Match[str], body: str) -> Query:
         return f"${numbers.setdefault(parameter, len(numbers) + 1)}"
 
     sql = _PIECE.sub(replace, body).strip().rstrip(";")
-    return Query(header["name"], cast("Mode", header["mode"]), sql, tuple(numbers), purpose)
+    return Query(name, mode, sql, tuple(numbers), purpose, variant_of)
 
 
 def _fragment(name: str, arguments: list[str]) -> str:

@@ -60,14 +60,14 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "finish_turn leaves its stop live",
         "finish_turn",
-        "i.message_type = 'stop' AND i.archived_at IS NULL",
-        "i.message_type = 'stop' AND i.archived_at IS NOT NULL",
+        "i.message_type = 'stop' AND",
+        "i.message_type = 'stop' AND false AND",
     ),
     Mutation(
         "stop_queued_turn ends a leased turn",
         "stop_queued_turn",
-        "AND i.archived_at IS NULL AND i.status = 'queued'",
-        "AND i.archived_at IS NULL",
+        "AND i.status = 'queued'",
+        "",
     ),
     Mutation(
         "report_call reports a settled call anew",
@@ -303,21 +303,23 @@ MUTATIONS: Sequence[Mutation] = (
 
 @contextmanager
 def mutated(name: str | None) -> Generator[None]:
-    """Inside the block this mutation's statement is the wrong one, in this process; a function is as it was."""
+    """Inside the block this mutation's statement and its variants are wrong, in this process; a function is not."""
     mutation = _named(name)
     if mutation is None or mutation.function:
         yield
         return
     every = cast("dict[str, Query]", all_queries())
-    right = every[mutation.query]
-    old, new = (_numbered(text, right) for text in (mutation.old, mutation.new))
-    if right.sql.count(old) != 1:
-        raise ValueError(f"{name}: the text to replace is {right.sql.count(old)} times in {mutation.query}")
-    every[mutation.query] = replace(right, sql=right.sql.replace(old, new))
+    right = {each.name: each for each in every.values() if mutation.query in (each.name, each.variant_of)}
+    for each in right.values():
+        old, new = (_numbered(text, each) for text in (mutation.old, mutation.new))
+        count = each.sql.count(old)
+        if count != 1 and (count or each.variant_of is None):  # a variant may lack the part
+            raise ValueError(f"{name}: the text to replace is {count} times in {each.name}")
+        every[each.name] = replace(each, sql=each.sql.replace(old, new))
     try:
         yield
     finally:
-        every[mutation.query] = right
+        every.update(right)
 
 
 async def mutate(url: str, name: str | None) -> str:
@@ -345,5 +347,5 @@ def _named(name: str | None) -> Mutation | None:
 
 def _numbered(text: str, query: Query) -> str:
     """The text with parameters as the statement has them."""
-    numbers = {name: number for number, name in enumerate(query.parameters, 1)}
-    return re.sub(r"(?<![:\w]):([a-z_]+)\b", lambda found: f"${numbers[found[1]]}", text)
+    numbers = {name: f"${number}" for number, name in enumerate(query.parameters, 1)}
+    return re.sub(r"(?<![:\w]):([a-z_]+)\b", lambda found: numbers.get(found[1], found[0]), text)

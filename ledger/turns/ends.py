@@ -31,7 +31,17 @@ from turnstile.schema.cards import (
     readable_content,
 )
 from turnstile.schema.errors import StaleTurn, SteerWaits
-from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, SteerId, ToolCallId, turn_card_id
+from turnstile.schema.ids import (
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    SteerId,
+    StepId,
+    ToolCallId,
+    turn_card_id,
+)
 from turnstile.schema.states import HeadStatus, SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.turns import Outcome, TurnRef
@@ -227,30 +237,41 @@ async def finish_turn(
     last |= {"step_started_at": None, "step_status": None}
     if record is not None:
         last = {**step_columns(turn, record), "step_status": record.status}
-    row = await query("finish_turn").opt(
-        conn,
+    arguments: dict[str, Any] = {
         **gate(turn),
         **last,
         **card_columns(record.cards if record is not None else cards),
-        kept_ids=[] if record is None else list(record.kept),
-        steer_ids=[] if record is None else list(record.steers),
-        yields=yields,
-        from_statuses=list(from_statuses),
-        idle_bump=int(raise_epoch),
-        status=ending.status,
-        deliverable_card_id=ending.deliverable_card_id,
-        tool_result_card_id=ending.tool_result_card_id,
-        error_code=ending.error_code,
-        error=ending.error,
-        stats=json.dumps(ending.stats or {}),
-    )
+        "kept_ids": [] if record is None else list(record.kept),
+        "steer_ids": [] if record is None else list(record.steers),
+        "yields": yields,
+        "from_statuses": list(from_statuses),
+        "idle_bump": int(raise_epoch),
+        "status": ending.status,
+        "deliverable_card_id": ending.deliverable_card_id,
+        "tool_result_card_id": ending.tool_result_card_id,
+        "error_code": ending.error_code,
+        "error": ending.error,
+        "stats": json.dumps(ending.stats or {}),
+    }
+    # A running turn has no call that waits, and its row is consumed: its own step has nothing to drop or settle.
+    by_step = record is not None and not record.steers and tuple(from_statuses) == (HeadStatus.RUNNING,)
+    row = await query("finish_running_turn" if by_step else "finish_turn").opt_of(conn, arguments)
     if row is None:
-        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+        return await _recorded_end(conn, turn, last["step_id"])
     if row["result"] == "again":
         raise Again
     if row["result"] == "steered":
         raise SteerWaits(f"a steer waits for turn {turn.agent_turn_id}")
     return FinishedTurn.model_validate(dict(row))
+
+
+async def _recorded_end(conn: Connection, turn: TurnRef, step: StepId | None) -> FinishedTurn:
+    """The end that is recorded, by this step or, without one, by anybody; raises `StaleTurn` if there is none."""
+    ids = {"project_id": turn.project_id, "agent_id": turn.agent_id, "agent_turn_id": turn.agent_turn_id}
+    found = await query("recorded_end").opt_as(conn, FinishedTurn, **ids, step_id=step)
+    if found is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+    return found
 
 
 async def end_by_fallback(

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pydantic import Json
 
@@ -103,6 +104,19 @@ class Enqueue:
         request = self.request
         boxes = (request.context_box_id, request.output_box_id)
         return self.action is None and request.agent_id is not None and boxes == (None, None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an instruction for an agent by name, in boxes of its own, that no turn asked for."""
+        request = self.request
+        boxes = (request.context_box_id, request.output_box_id)
+        named = request.agent_id is not None and request.instruction is not None
+        return (
+            named
+            and boxes == (None, None)
+            and self.action is None
+            and headers.PARENT_TURN_ID not in self.context_headers
+        )
 
     @property
     def digest(self) -> str:
@@ -200,44 +214,45 @@ async def enqueue_turn(
     """
     request, action = command.request, command.action
     columns = card_columns(cards)
-    row = await query("enqueue_turn").one(
-        conn,
-        project_id=command.project_id,
-        agent_id=command.agent_id,
-        instance_of=request.profile_name.lower() if request.agent_id is None and request.profile_name else None,
-        conversation_id=request.conversation_id,
-        may_remember=command.may_remember,
-        channel_id=command.channel_id,
-        inbox_id=command.inbox_id,
-        agent_turn_id=command.agent_turn_id,
-        correlation_id=request.correlation_id or command.agent_turn_id,
-        message_type=MessageType.TURN if action is None else MessageType.UI_ACTION,
-        ui_action=None if action is None else action.ref.model_dump_json(),
-        request_digest=command.digest,
-        rerun=None if command.rerun is None else command.rerun.model_dump_json(),
-        context_headers=headers.dumps(command.context_headers),
-        header_depth=headers.depth(command.context_headers),
-        parent_turn_id=command.context_headers.get(headers.PARENT_TURN_ID),
-        depth_limit=command.depth_limit,
-        over_rate=command.admission.wait_seconds > 0,
-        max_queued_turns=command.admission.max_queued_turns,
-        max_live_turns=command.admission.max_live_turns,
-        max_instances=command.admission.max_instances,
-        child_share=PROJECT_FULL_FOR_CHILDREN,
-        profile_name=request.profile_name,
-        has_instruction=request.instruction is not None or action is not None,
-        context_box_id=request.context_box_id,
-        output_box_id=request.output_box_id,
-        new_context_box_id=command.new_context_box_id,
-        new_output_box_id=command.new_output_box_id,
-        runtime_config=request.runtime_config.model_dump_json(exclude_none=True),
-        budget=None if request.budget is None else json.dumps(request.budget.stored() or None),
-        metadata=json.dumps(request.metadata),
-        card_ids=columns["card_ids"],
-        card_contents=columns["card_contents"],
-        card_metadatas=columns["card_metadatas"],
-        claimed_targets=list(claimed_targets),
-    )
+    statement = query("enqueue_plain_turn" if command.is_plain else "enqueue_turn")
+    arguments: dict[str, Any] = {
+        "project_id": command.project_id,
+        "agent_id": command.agent_id,
+        "instance_of": request.profile_name.lower() if request.agent_id is None and request.profile_name else None,
+        "conversation_id": request.conversation_id,
+        "may_remember": command.may_remember,
+        "channel_id": command.channel_id,
+        "inbox_id": command.inbox_id,
+        "agent_turn_id": command.agent_turn_id,
+        "correlation_id": request.correlation_id or command.agent_turn_id,
+        "message_type": MessageType.TURN if action is None else MessageType.UI_ACTION,
+        "ui_action": None if action is None else action.ref.model_dump_json(),
+        "request_digest": command.digest,
+        "rerun": None if command.rerun is None else command.rerun.model_dump_json(),
+        "context_headers": headers.dumps(command.context_headers),
+        "header_depth": headers.depth(command.context_headers),
+        "parent_turn_id": command.context_headers.get(headers.PARENT_TURN_ID),
+        "depth_limit": command.depth_limit,
+        "over_rate": command.admission.wait_seconds > 0,
+        "max_queued_turns": command.admission.max_queued_turns,
+        "max_live_turns": command.admission.max_live_turns,
+        "max_instances": command.admission.max_instances,
+        "child_share": PROJECT_FULL_FOR_CHILDREN,
+        "profile_name": request.profile_name,
+        "has_instruction": request.instruction is not None or action is not None,
+        "context_box_id": request.context_box_id,
+        "output_box_id": request.output_box_id,
+        "new_context_box_id": command.new_context_box_id,
+        "new_output_box_id": command.new_output_box_id,
+        "runtime_config": request.runtime_config.model_dump_json(exclude_none=True),
+        "budget": None if request.budget is None else json.dumps(request.budget.stored() or None),
+        "metadata": json.dumps(request.metadata),
+        "card_ids": columns["card_ids"],
+        "card_contents": columns["card_contents"],
+        "card_metadatas": columns["card_metadatas"],
+        "claimed_targets": list(claimed_targets),
+    }
+    row = await statement.one_of(conn, arguments)
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row

@@ -5,13 +5,16 @@
 -- else, and if the agent is paused, the row is queued. A UI action is never queued: it is leased at once or nothing is written. A row whose
 -- agent is leased to it, and whose target is among :claimed_targets, is written as claimed: the caller starts its workflow (§6, claim). The first turn of a conversation
 -- makes it, and the first of an instance of a profile (:instance_of) makes the agent, too.
+-- variant: enqueue_plain_turn, without boxes, parents, instances, actions
 -- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
-    SELECT i.* FROM state.agent_inbox i
+    SELECT i.inbox_id, i.agent_id, i.agent_turn_id, i.turn_epoch, i.status, i.payload, i.context_headers, i.request_digest
+    FROM state.agent_inbox i
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
+-- only for boxes
 held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
     WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
@@ -20,8 +23,9 @@ held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if 
       AND b.tenant_id = :project_id
     ORDER BY b.box_id FOR KEY SHARE
 ),
+-- end
 instance AS MATERIALIZED (  -- locked, or retention could put it to sleep meanwhile
-    SELECT a.* FROM resource.project_agents a
+    SELECT a.status FROM resource.project_agents a
     WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND a.metadata ? 'instance_of' FOR NO KEY UPDATE
 ),
 who AS MATERIALIZED (  -- always one row: the agent, the profile, and the conversation that the turn is in
@@ -63,9 +67,11 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
                THEN 'agent_exists'
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
+-- only for boxes
                WHEN s.source_box_id IS NOT NULL AND s.source_box_id NOT IN (SELECT held.box_id FROM held) THEN 'unknown_context_box'
                WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
                THEN 'unknown_output_box'
+-- end
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = coalesce(:output_box_id::uuid, talk.output_box_id)
                THEN 'context_is_output'
                WHEN EXISTS (SELECT FROM jsonb_each(a.budget) z WHERE z.value = '0') THEN 'no_budget'
@@ -87,22 +93,31 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
     LEFT JOIN first f ON true
     CROSS JOIN who a
     LEFT JOIN talk ON true
+-- only for boxes
     CROSS JOIN LATERAL (
         SELECT coalesce(:context_box_id::uuid, CASE WHEN NOT :has_instruction::boolean THEN (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
-            WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id) s
+            WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id OFFSET 0) s
+-- else
+    CROSS JOIN (SELECT NULL::uuid AS source_box_id) s
+-- end
+-- only for parents
     CROSS JOIN LATERAL (  -- one more than the parent's depth; the headers can only raise it
         SELECT greatest(:header_depth::int, (
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
-              AND t.message_type IN {turn_types})) AS depth) d
+              AND t.message_type IN {turn_types})) AS depth OFFSET 0) d
     CROSS JOIN LATERAL (  -- a child of an active turn has a higher limit: its refusal could keep its parent from ending
         SELECT CASE WHEN EXISTS (
-            SELECT FROM state.agent_inbox t
-            JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
-            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
-              AND t.message_type IN {turn_types} AND h.active_agent_turn_id = t.agent_turn_id)
-            THEN :child_share::int ELSE 1 END AS share) c
+            SELECT FROM state.agent_inbox t CROSS JOIN LATERAL (
+                SELECT FROM state.agent_state_head h
+                WHERE h.agent_id = t.agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :parent_turn_id OFFSET 0) h
+            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id AND t.message_type IN {turn_types})
+            THEN :child_share::int ELSE 1 END AS share OFFSET 0) c
+-- else
+    CROSS JOIN (SELECT :header_depth::int AS depth) d
+    CROSS JOIN (SELECT 1 AS share) c
+-- end
 ),
 locked AS MATERIALIZED (  -- locks the agent
     SELECT h.status, h.turn_epoch, h.queue_seq, h.paused_at_epoch IS NOT NULL AS paused, h.xmin AS version
@@ -111,8 +126,10 @@ locked AS MATERIALIZED (  -- locks the agent
 ),
 head AS MATERIALIZED (
     SELECT * FROM locked
+-- only for instances
     UNION ALL
     SELECT 'idle', 0, 0, false, NULL FROM plan WHERE plan.verdict = 'accepted' AND plan.makes_agent AND NOT EXISTS (SELECT FROM locked)
+-- end
 ),
 older AS MATERIALIZED (  -- a queued turn whose box has become free is leased first
     SELECT q.* FROM head CROSS JOIN LATERAL (
@@ -137,8 +154,12 @@ go AS MATERIALIZED (
         SELECT (head.status = 'idle' AND NOT head.paused AND older.inbox_id IS NULL AND NOT EXISTS (
                SELECT FROM state.agent_state_head busy  -- the agent's own head is idle, although the snapshot may show it busy
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
+-- only for actions
             AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whether or not it could run now
-               SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine) lease
+               SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine OFFSET 0) lease
+-- else
+            ) AS leases_mine OFFSET 0) lease
+-- end
     CROSS JOIN LATERAL (
         SELECT count(*) AS found FROM (
             SELECT FROM state.agent_inbox q
@@ -166,8 +187,8 @@ mine AS (
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, claimed.at, clock_timestamp(), :request_digest
     FROM go CROSS JOIN LATERAL (  -- what the turn may spend, and where that is counted: a trigger does, or refuses all of this
         SELECT CASE WHEN go.budget IS NOT NULL OR EXISTS (SELECT FROM state.project_budgets p WHERE p.project_id = :project_id)
-               THEN state.plan_budget(:project_id, :agent_turn_id, go.budget, NULL) END AS budget) charged
-    CROSS JOIN LATERAL (SELECT CASE WHEN go.leases_mine AND go.worker_target = ANY (:claimed_targets::text[]) THEN now() END AS at) claimed
+               THEN state.plan_budget(:project_id, :agent_turn_id, go.budget, NULL) END AS budget OFFSET 0) charged
+    CROSS JOIN LATERAL (SELECT CASE WHEN go.leases_mine AND go.worker_target = ANY (:claimed_targets::text[]) THEN now() END AS at OFFSET 0) claimed
     WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')
     ON CONFLICT DO NOTHING
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
@@ -181,33 +202,39 @@ lease AS MATERIALIZED (
            split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth, go.headers
     FROM mine CROSS JOIN go WHERE go.leases_mine
 ),
+made AS MATERIALIZED (  -- what the request comes to, if its row was really inserted
+    SELECT go.* FROM mine CROSS JOIN go
+),
 begun AS (  -- by the conversation's first turn; of two at once the unique key refuses one, which is repeated
     INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, turn_count, last_turn_id)
-    SELECT :project_id, :channel_id, :agent_id, go.conversation_id, go.output_box_id, 1, :agent_turn_id FROM mine CROSS JOIN go
+    SELECT :project_id, :channel_id, :agent_id, go.conversation_id, go.output_box_id, 1, :agent_turn_id FROM made go
     WHERE go.conversation_id IS NOT NULL AND go.known_box_id IS NULL
 ),
 went_on AS (
-    UPDATE state.conversations c SET turn_count = c.turn_count + 1, last_turn_id = :agent_turn_id, updated_at = now() FROM mine CROSS JOIN go
+    UPDATE state.conversations c SET turn_count = c.turn_count + 1, last_turn_id = :agent_turn_id, updated_at = now() FROM made go
     WHERE c.agent_id = :agent_id AND c.conversation_id = go.conversation_id AND c.channel_id = :channel_id AND c.project_id = :project_id
       AND go.known_box_id IS NOT NULL
 ),
+-- only for instances
 made_agent AS (  -- as above
     INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, metadata)
     SELECT :project_id, :agent_id, go.profile_box_id, go.worker_target, go.tags, jsonb_strip_nulls(jsonb_build_object(
                'instance_of', :instance_of::text, 'conversation_id', :conversation_id,
                'agent_turn_id', CASE WHEN :conversation_id IS NULL THEN :agent_turn_id END))
-    FROM mine CROSS JOIN go WHERE go.makes_agent
+    FROM made go WHERE go.makes_agent
 ),
 identity AS (
     INSERT INTO state.identity_edges (edge_id, project_id, channel_id, action, target_agent_id, trace_id, metadata)
     SELECT 'instance-' || :agent_turn_id, :project_id, :channel_id, 'ensure', :agent_id, split_part(go.headers ->> 'traceparent', '-', 2),
            jsonb_build_object('instance_of', :instance_of::text)
-    FROM mine CROSS JOIN go WHERE go.makes_agent
+    FROM made go WHERE go.makes_agent
 ),
+-- end
 woken AS (
-    UPDATE resource.project_agents a SET status = 'active' FROM mine CROSS JOIN go
+    UPDATE resource.project_agents a SET status = 'active' FROM made go
     WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND go.wakes_agent
 ),
+-- only for instances
 made_head AS (
     INSERT INTO state.agent_state_head (project_id, agent_id, status, turn_epoch, queue_seq, active_agent_turn_id, active_inbox_id,
         active_channel_id, active_recursion_depth, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id)
@@ -217,6 +244,7 @@ made_head AS (
     FROM mine CROSS JOIN head CROSS JOIN go LEFT JOIN lease l ON true WHERE head.version IS NULL
     RETURNING active_inbox_id, turn_epoch, updated_at
 ),
+-- end
 counted AS (  -- every enqueue changes the head, so that a finish that waits for the lock looks again
     UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1
     FROM mine WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND NOT EXISTS (SELECT FROM lease)
@@ -229,9 +257,11 @@ leased AS (
 ),
 rings AS (
     SELECT * FROM leased
+-- only for instances
     UNION ALL
     SELECT l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, l.output_box_id, m.turn_epoch, m.updated_at
     FROM made_head m JOIN lease l ON l.inbox_id = m.active_inbox_id
+-- end
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
@@ -244,12 +274,12 @@ edge AS (
     SELECT 'enqueue-' || :agent_turn_id, :project_id, :channel_id, 'enqueue', 'request', go.headers ->> 'CG-Parent-Agent-Id',
            go.headers ->> 'CG-Parent-Turn-Id', go.headers ->> 'CG-Parent-Step-Id', :agent_id, :agent_turn_id, :correlation_id,
            'call', go.depth, split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', :metadata::jsonb
-    FROM mine CROSS JOIN go
+    FROM made go
     ON CONFLICT DO NOTHING
 ),
 made_boxes AS (
     INSERT INTO public.boxes (box_id, tenant_id, parent_ids)
-    SELECT b.box_id, :project_id, b.parents FROM mine CROSS JOIN go CROSS JOIN LATERAL (VALUES
+    SELECT b.box_id, :project_id, b.parents FROM made go CROSS JOIN LATERAL (VALUES
         (go.context_box_id, CASE WHEN go.source_box_id IS NULL THEN '{}'::uuid[] ELSE ARRAY[go.source_box_id] END,
          cardinality(:card_ids::text[]) > 0),
         (go.output_box_id, '{}'::uuid[], :output_box_id::uuid IS NULL AND go.known_box_id IS NULL)) b (box_id, parents, wanted)
@@ -259,13 +289,14 @@ made_cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, metadata)
     SELECT c.card_id, :project_id, c.content, c.metadata || jsonb_build_object(
                'trace_id', split_part(go.headers ->> 'traceparent', '-', 2), 'parent_step_id', go.headers ->> 'CG-Parent-Step-Id')
-    FROM mine CROSS JOIN go
+    FROM made go
     CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_metadatas::jsonb[]) c (card_id, content, metadata)
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
+-- only for boxes
     SELECT go.context_box_id, row_number() OVER (ORDER BY x.part, x.position), x.card_id
-    FROM mine CROSS JOIN go
+    FROM made go
     CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id) AS is_cut OFFSET 0) source
     CROSS JOIN LATERAL (  -- what is read of the source, without turns that were rolled back there
         SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s
@@ -274,13 +305,19 @@ boxed AS (
               AND r.agent_turn_id = (SELECT c.metadata ->> 'agent_turn_id' FROM public.cards c WHERE c.card_id = s.card_id)))
         UNION ALL
         SELECT 2, n.position, n.card_id FROM unnest(:card_ids::text[]) WITH ORDINALITY n (card_id, position)) x
+-- else
+    SELECT go.context_box_id, n.position, n.card_id FROM made go
+    CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY n (card_id, position)
+-- end
     WHERE cardinality(:card_ids::text[]) > 0
 )
 SELECT CASE
            WHEN mine.inbox_id IS NOT NULL THEN 'accepted'
            WHEN plan.verdict <> 'accepted' THEN plan.verdict
            WHEN NOT EXISTS (SELECT FROM head) THEN 'headless'
+-- only for actions
            WHEN :message_type = 'ui_action' AND EXISTS (SELECT FROM go WHERE NOT go.leases_mine) THEN 'busy'
+-- end
            WHEN EXISTS (SELECT FROM go WHERE go.queue = 'full') THEN 'queue_full'
            ELSE 'again'
        END AS verdict,
@@ -312,7 +349,7 @@ skipped AS (
     UPDATE state.agent_inbox i SET status = 'skipped', last_error = :error_code, archived_at = now(), next_retry_at = now()
     FROM head
     WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = head.agent_id AND i.project_id = :project_id
-      AND i.archived_at IS NULL AND i.status = 'queued'
+      AND {is_null(i.archived_at)} AND i.status = 'queued'
     RETURNING i.inbox_id, i.channel_id, state.as_uuid(i.payload ->> 'output_box_id') AS wanted_box_id,
               split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, i.created_at, i.context_headers
 ),

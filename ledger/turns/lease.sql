@@ -39,7 +39,8 @@ JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.p
 -- name: claim_inbox :many
 -- Claims due rows of these agents, if their worker target is served here: pending | deferred -> processing, or settles them at
 -- once if no workflow is needed. verdict: start | signal | consumed (a call already settled) | skipped (another or an old
--- turn) | deferred (the turn runs while its call still waits) | error (protocol violation).
+-- turn) | deferred (the turn runs while its call still waits) | error (protocol violation). A claim that is lost is made again: the workflow
+-- that it started or signalled is found by its id.
 WITH
 due AS MATERIALIZED (
     SELECT i.inbox_id, a.worker_target FROM unnest(:project_ids::text[], :agent_ids::text[]) w (project_id, agent_id)
@@ -49,7 +50,7 @@ due AS MATERIALIZED (
         WHERE i.agent_id = a.agent_id AND i.project_id = a.project_id AND i.archived_at IS NULL
           AND i.next_retry_at <= now() AND i.status IN ('pending', 'deferred')
         ORDER BY i.next_retry_at, i.created_at LIMIT :row_limit::int FOR NO KEY UPDATE SKIP LOCKED) i
-    WHERE a.worker_target = ANY (:worker_targets::text[])
+    WHERE a.worker_target = ANY (:worker_targets::text[]) AND {commits_lazily}
 ),
 judged AS MATERIALIZED (
     SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,

@@ -192,23 +192,27 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
     waits = list(record.call_waits) or [record.wait_seconds] * len(record.calls)
     holds = list(record.holds) or [None] * len(record.calls)
     free = [wait for wait, hold in zip(waits, holds, strict=True) if hold is None]
-    row = await query("commit_step").opt(
-        conn,
+    cut = next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None)
+    arguments: dict[str, Any] = {
         **gate(turn),
         **step_columns(turn, record),
         **card_columns(record.cards),
-        call_ids=[call.tool_call_id for call in record.calls],
-        call_names=[call.tool_name for call in record.calls],
-        call_card_ids=[call.tool_call_card_id for call in record.calls],
-        kept_ids=list(record.kept),
-        steer_ids=list(record.steers),
-        steered=record.steered,
-        wait_seconds=min(free, default=None),
-        call_waits=waits,
-        holds=json.dumps([_question(*each) for each in zip(record.calls, waits, holds, strict=True) if each[2]]),
-        first_kept_id=record.first_kept,
-        cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
-    )
+        "call_ids": [call.tool_call_id for call in record.calls],
+        "call_names": [call.tool_name for call in record.calls],
+        "call_card_ids": [call.tool_call_card_id for call in record.calls],
+        "kept_ids": list(record.kept),
+        "steer_ids": list(record.steers),
+        "steered": record.steered,
+        "wait_seconds": min(free, default=None),
+        "call_waits": waits,
+        "holds": json.dumps([_question(*each) for each in zip(record.calls, waits, holds, strict=True) if each[2]]),
+        "first_kept_id": record.first_kept,
+        "cut_card_id": cut,
+    }
+    is_plain = not any(holds) and cut is None and not record.steers and not record.steered
+    row = await query("commit_plain_step" if is_plain else "commit_step").opt_of(conn, arguments)
+    if row is None:
+        row = await query("recorded_step").opt(conn, **gate(turn), step_id=step_id(turn.agent_turn_id, record.step))
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
     return CommittedStep.model_validate(dict(row))

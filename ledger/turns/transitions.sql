@@ -21,11 +21,12 @@ head AS (
       AND (:step::int = 0 OR h.step_count = :step::int - 1) AND {gate_of_mark(true)}
       AND EXISTS (SELECT FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id AND i.agent_turn_id = :agent_turn_id
                   AND i.agent_id = :agent_id AND i.project_id = :project_id AND i.turn_epoch = :turn_epoch)
-    RETURNING h.*
+    RETURNING h.status, h.step_count, h.step_attempt, h.model_failures, h.output_position, h.trace_id, h.parent_step_id, h.updated_at,
+              h.started_at, h.profile_box_id, h.context_box_id, h.output_box_id, h.active_inbox_id
 ),
 inbox AS (
     UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
-    FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
+    FROM head WHERE i.inbox_id = head.active_inbox_id AND {is_null(i.archived_at)}
 ),
 pinned AS MATERIALIZED (
     SELECT s.metadata -> 'turn_config' AS turn_config FROM head
@@ -72,7 +73,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                FROM state.turn_waiting_tools w LEFT JOIN LATERAL (
                    SELECT r.payload ->> 'after_execution' AS after_execution, r.created_at FROM state.agent_inbox r
                    WHERE r.correlation_id = w.tool_call_id AND r.project_id = :project_id
-                     AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END) r ON true
+                     AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END OFFSET 0) r ON true
                WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
                  AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
        NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata, NULL::timestamptz AS expires_at
@@ -101,12 +102,13 @@ WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_t
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
+-- variant: commit_plain_step, without holds, cuts, steers
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
 -- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
 -- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3). The steers that it
 -- asked with are applied: their cards are among the given ones. A step that would have ended the turn but for a steer (:steered) makes
--- all that wait due. result: done | already (committed before, and the gate is open). No row: stale, or a mark forbids the calls.
+-- all that wait due. No row: the gate is closed, by a mark that forbids the calls too; recorded_step says whether it was committed before.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},
 head AS (
@@ -121,7 +123,8 @@ head AS (
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
       AND {gate_of_mark(cardinality(:call_ids::text[]) > 0)}
-    RETURNING h.*, h.output_position - cardinality(:card_ids::text[]) AS base
+    RETURNING h.status, h.updated_at, h.resume_deadline, h.active_inbox_id, h.active_channel_id, h.active_recursion_depth, h.parent_step_id,
+              h.trace_id, h.profile_box_id, h.context_box_id, h.output_box_id, h.output_position - cardinality(:card_ids::text[]) AS base
 ),
 step AS (
     INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
@@ -143,6 +146,7 @@ boxed AS (
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
 ),
+-- only for steers
 applied AS (
     UPDATE state.steers s SET status = 'applied', settled_at = clock_timestamp() FROM head
     WHERE s.steer_id = ANY (:steer_ids::text[]) AND s.agent_turn_id = :agent_turn_id AND s.status = 'taken'
@@ -151,6 +155,8 @@ made_due AS (
     UPDATE state.steers s SET due = true FROM head
     WHERE :steered::boolean AND s.agent_turn_id = :agent_turn_id AND s.status = 'waiting' AND NOT s.due
 ),
+-- end
+-- only for cuts
 cut AS (  -- the card that is kept is in the box, or comes with this step
     INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
     SELECT head.output_box_id, :project_id, coalesce((
@@ -160,6 +166,7 @@ cut AS (  -- the card that is kept is in the box, or comes with this step
     FROM head WHERE :cut_card_id::text IS NOT NULL
     ON CONFLICT (box_id) DO UPDATE SET position = EXCLUDED.position, cut_card_id = EXCLUDED.cut_card_id, updated_at = now()
 ),
+-- end
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
                                           deadline, held_by)
@@ -169,6 +176,7 @@ waiting AS (
                c (id, name, card_id, wait_seconds)
     LEFT JOIN jsonb_to_recordset(:holds::jsonb) x (id text, tool_call_id text) ON x.tool_call_id = c.id
 ),
+-- only for holds
 questions AS (
     INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id, step_id, tool_call_id, tool_name, reason,
                                   message, action_digest, allowed_decisions, response_schema, on_expiry, requester, requester_may_decide,
@@ -183,6 +191,7 @@ questions AS (
         id text, tool_call_id text, tool_name text, reason text, message text, action_digest text, allowed_decisions text[],
         response_schema jsonb, on_expiry text, requester_may_decide boolean, tool_pin jsonb, wait_seconds float8, expires_after_seconds float8)
 ),
+-- end
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
                                        source_step_id, target_agent_id, target_agent_turn_id, correlation_id, recursion_depth, trace_id,
@@ -194,28 +203,36 @@ edges AS (
 )
 SELECT 'done' AS result, head.status, head.updated_at, coalesce(head.resume_deadline, (
            SELECT now() + make_interval(secs => min(x.expires_after_seconds)) FROM jsonb_to_recordset(:holds::jsonb) x (expires_after_seconds float8))
-       ) AS resume_deadline, :step_metadata::jsonb AS step_metadata FROM head
-UNION ALL
-SELECT 'already', h.status, h.updated_at, coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}), s.metadata FROM state.agent_steps s
+       ) AS resume_deadline, :step_metadata::jsonb AS step_metadata FROM head;
+
+-- name: recorded_step :opt
+-- What commit_step answers where it finds the gate closed: 'already', if the step was committed before, and the turn is in hand.
+SELECT 'already' AS result, h.status, h.updated_at, coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}) AS resume_deadline,
+       s.metadata AS step_metadata
+FROM state.agent_steps s
 JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
     AND h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch
 WHERE s.step_id = :step_id AND s.project_id = :project_id;
 
 -- name: finish_turn :opt
+-- variant: finish_running_turn, without force, steers
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
 -- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
 -- if a step was committed or a stop requested meanwhile, whose rows we would not see: these set updated_at, and an enqueue does not.
 -- A step that may be followed by another one (:yields) does not end a turn for which a steer waits: 'steered', and nothing changes. A
 -- steer, too, sets updated_at. Every other end skips what waits, by a trigger (0030).
--- result: done | again | steered | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
+-- result: done | again | steered. No row: the gate is closed; recorded_end says whether the turn has ended already.
 WITH
 steers AS MATERIALIZED (
     SELECT s.steer_id, s.status FROM state.steers s
     WHERE s.agent_turn_id = :agent_turn_id AND s.status IN ('waiting', 'taken') AND s.steer_id <> ALL (:steer_ids::text[])
 ),
 head AS MATERIALIZED (
-    SELECT h.*, h.xmin AS version FROM state.agent_state_head h
+    SELECT h.agent_id, h.project_id, h.paused_at_epoch, h.step_count, h.updated_at, h.started_at, h.turn_epoch, h.active_inbox_id,
+           h.active_channel_id, h.parent_step_id, h.trace_id, h.profile_box_id, h.context_box_id, h.output_box_id, h.output_position,
+           h.xmin AS version
+    FROM state.agent_state_head h
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = ANY (:from_statuses::text[])
       AND (:step_id::text IS NULL OR h.step_count = :step::int - 1)
@@ -231,30 +248,36 @@ next AS MATERIALIZED (
     WHERE head.paused_at_epoch IS NULL
 ),
 go AS MATERIALIZED (
-    SELECT head.*, greatest(head.output_position, (
+    SELECT head.step_count, head.started_at, head.turn_epoch, head.active_inbox_id, head.active_channel_id, head.parent_step_id,
+           head.trace_id, head.profile_box_id, head.context_box_id, head.output_box_id, greatest(head.output_position, (
                SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
     FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
     WHERE (seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at)))
       AND NOT (:yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting'))
 ),
+-- only for force
 dropped AS (
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM go WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
     RETURNING w.tool_call_id, w.tool_name, w.step_id, w.created_at
 ),
+-- end
 new_cards AS MATERIALIZED (  -- the canceled results, then the given cards, whose last is the deliverable
-    SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
-    FROM (
-        SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
-               {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
-               NULL::jsonb AS tool_calls, d.tool_call_id,
-               {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
-        FROM dropped d CROSS JOIN go
-        UNION ALL
-        SELECT 2, c.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
-        CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
-                          :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls, tool_call_id, metadata, place)
-    ) x
+-- only for force
+    SELECT row_number() OVER (ORDER BY d.tool_call_id || '-canceled') AS ordinal, d.tool_call_id || '-canceled' AS card_id,
+           {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
+           NULL::jsonb AS tool_calls, d.tool_call_id,
+           {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
+    FROM dropped d CROSS JOIN go
+    UNION ALL
+-- end
+    SELECT
+-- only for force
+           (SELECT count(*) FROM dropped) +
+-- end
+           c.place AS ordinal, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
+    CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
+                      :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls, tool_call_id, metadata, place)
 ),
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
@@ -265,10 +288,12 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT go.output_box_id, go.base + c.ordinal, c.card_id FROM go CROSS JOIN new_cards c
 ),
+-- only for steers
 applied AS (
     UPDATE state.steers s SET status = 'applied', settled_at = clock_timestamp() FROM go
     WHERE s.steer_id = ANY (:steer_ids::text[]) AND s.agent_turn_id = :agent_turn_id AND s.status = 'taken'
 ),
+-- end
 step AS (
     INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
                                    profile_box_id, context_box_id, output_box_id, tool_call_ids, error, metadata, started_at, ended_at)
@@ -285,19 +310,21 @@ outcome AS (
            jsonb_build_object('steps', go.step_count) || :stats::jsonb || state.turn_timing(i.created_at, go.started_at),
            go.trace_id, go.started_at
     FROM go LEFT JOIN state.agent_inbox i ON i.inbox_id = go.active_inbox_id
-    RETURNING *
+    RETURNING status, deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, ended_at, inbox_id
 ),
+-- only for force
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
-    FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+    FROM go WHERE i.inbox_id = go.active_inbox_id AND {is_null(i.archived_at)}
     RETURNING i.inbox_id, i.status, i.last_error
 ),
+-- end
 stopped AS (  -- the requests to stop this turn
     UPDATE state.agent_inbox i SET
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
         last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
     FROM go WHERE i.correlation_id IN (:agent_turn_id, 'cascade-' || :agent_turn_id) AND i.project_id = :project_id
-      AND i.message_type = 'stop' AND i.archived_at IS NULL
+      AND i.message_type = 'stop' AND {is_null(i.archived_at)}
     RETURNING i.inbox_id, i.status, i.last_error
 ),
 moved AS (
@@ -317,34 +344,42 @@ pointed AS (
     SELECT :project_id, :agent_id, go.output_box_id FROM go
     ON CONFLICT (agent_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
 )
-SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
+SELECT CASE WHEN o.status IS NOT NULL THEN 'done' WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered'
+            ELSE 'again' END AS result,
+       o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
        o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
        f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
        f.output_box_id::text AS next_output_box_id, f.context_headers AS next_context_headers, i.context_headers,
        i.payload -> 'ui_action' AS ui_action,
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
        coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error))
-                 FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows,
+                 FROM (
+-- only for force
+                     TABLE settled UNION ALL
+-- end
+                     TABLE stopped) s), '[]') AS rows,
        EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree,
        ARRAY(SELECT s.steer_id FROM steers s ORDER BY s.steer_id) AS skipped_steers
-FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
-UNION ALL
-SELECT CASE WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered' ELSE 'again' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM head WHERE NOT EXISTS (SELECT FROM go)
-UNION ALL
-SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
-       o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
-       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
-       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END, CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END,
-       (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
-       i.context_headers, i.payload -> 'ui_action',
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]', false,
-       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'skipped' ORDER BY s.seq)
-FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
+FROM head LEFT JOIN outcome o ON true LEFT JOIN freed f ON true LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id;
+
+-- name: recorded_end :opt
+-- What finish_turn answers where it finds the gate closed: 'already', if the outcome is there, by this step or, without a step, by anybody.
+SELECT 'already' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
+       o.error, o.stats, o.ended_at, s.metadata AS step_metadata, h.status AS head_status, h.turn_epoch AS head_epoch, h.updated_at,
+       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id,
+       CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END AS next_output_box_id,
+       (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id) AS next_context_headers,
+       i.context_headers, i.payload -> 'ui_action' AS ui_action,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
+       '[]'::jsonb AS rows, false AS in_tree,
+       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'skipped' ORDER BY s.seq) AS skipped_steers
+FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
-WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
+WHERE o.agent_turn_id = :agent_turn_id AND o.agent_id = :agent_id AND o.project_id = :project_id
+  AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
 
 -- name: recall_step :one
 -- The recorded state of a turn whose gate is closed: the step (the latest for step 0), the outcome, and the head's state.
@@ -374,6 +409,7 @@ LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :proj
 LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id;
 
 -- name: mark_announced :exec
--- Marks these turns as announced: their task events are in the event stream.
+-- Marks these turns as announced: their task events are in the event stream. A mark that is lost is made again, after the same message
+-- (rule unannounced).
 UPDATE state.turn_outcomes o SET announced_at = now()
-WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.announced_at IS NULL;
+WHERE {commits_lazily} AND o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND {is_null(o.announced_at)};

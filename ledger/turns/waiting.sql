@@ -282,7 +282,7 @@ SELECT i.inbox_id, i.message_type, i.correlation_id FROM go
 JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = :project_id
     AND i.message_type IN {report_types}
-WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now())
+WHERE w.wait_status IN ('waiting', 'received') AND {is_null(i.archived_at)} AND (i.status <> 'deferred' OR i.next_retry_at <= now())
 UNION ALL
 SELECT NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 

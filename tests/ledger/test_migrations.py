@@ -129,4 +129,9 @@ async def test_the_checks_have_the_words_of_the_enums(
         table,
         column,
     )
-    assert [set(re.findall(r"'([a-z_]+)'::text", row["text"])) for row in found] == [set(words)]
+    lists = [re.search(r"'\{([a-z_,]+)\}'::text\[\]", row["text"]) for row in found]
+    said = [
+        set(one[1].split(",")) if one is not None else set(re.findall(r"'([a-z_]+)'::text", row["text"]))
+        for one, row in zip(lists, found, strict=True)
+    ]
+    assert said == [set(words)]

@@ -91,8 +91,9 @@ async def test_every_statement_stays_prepared(pool: Pool) -> None:
     longest = max(all_queries().values(), key=lambda each: len(each.sql))
     await add_agents(pool, ALICE)
     async with pool.connection() as conn:
+        there = (await send(conn, command())).reply.context_box_id
         for _ in range(2):
-            await send(conn, command())
+            await send(conn, command(context_box_id=there))
         kept = await conn.fetch("SELECT name FROM pg_prepared_statements WHERE statement = $1", longest.sql)
     assert longest.name == "enqueue_turn"
     assert len(kept) == 1

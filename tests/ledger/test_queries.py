@@ -59,6 +59,12 @@ BUDGET = {
     *(f"{each}_{of}" for each in ("unsettled", "beyond") for of in ("tokens", "cost")),
 }
 
+ENQUEUED = {
+    *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
+    *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
+    *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
+    *("claimed", "profile_box_id"),
+}
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "get_task": TaskRow,
     "page_tasks": TaskRow,
@@ -97,6 +103,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "tell_beyond": {"agent_turn_id", "error"},
     "close_requests": NOTHING,
     "close_thread": NOTHING,
+    "commit_plain_step": steps.CommittedStep,
     "commit_step": steps.CommittedStep,
     "begin_export": NOTHING,
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
@@ -149,12 +156,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.NewLease,
     "end_message": hops._Ended,
-    "enqueue_turn": {
-        *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
-        *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
-        *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
-        *("claimed", "profile_box_id"),
-    },
+    "enqueue_plain_turn": ENQUEUED,
+    "enqueue_turn": ENQUEUED,
     "find_targets": targets.Target,
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "count_in_hand": recovery.InHand,
@@ -166,6 +169,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_roles": {"role", "found", "is_owner"},
     "find_request": {"payload"},
     "find_thread": descriptions.ThreadLine,
+    "finish_running_turn": ends.FinishedTurn,
     "finish_turn": ends.FinishedTurn,
     "fork_box": {"verdict"},
     "get_card": CARD,
@@ -281,6 +285,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
+    "recorded_end": ends.FinishedTurn,
+    "recorded_step": steps.CommittedStep,
     "recall_step": ends.RecalledStep,
     "record_migration": NOTHING,
     "record_repairs": NOTHING,

@@ -5,7 +5,7 @@ Their generic plans are made while the tables are empty, as in a new installatio
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -64,10 +64,12 @@ from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, inte
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.box_requests import BoxMakeRequest
-from turnstile.schema.wire.headers import SENDER
+from turnstile.schema.wire.headers import PARENT_TURN_ID, SENDER
 from turnstile.schema.wire.limits import Admission
 
-DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY = map(AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan", "judy"))
+DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY, KATE = map(
+    AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan", "judy", "kate")
+)
 T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
@@ -107,6 +109,21 @@ FILL = [
     SELECT 'p1', 'x' || n, gen_random_uuid() FROM generate_series(1, $1::int / 20) n""",
     "SET session_replication_role = origin",
 ]
+
+QUEUES = [
+    FILL[0],
+    """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
+    turn_epoch, status, context_headers, payload, next_retry_at, created_at)
+    SELECT 'w' || n, 'p2', 'w' || n % 100, 'turn', 'w' || n, 'w' || n, 0, 'queued', '{"traceparent": "00-0-0-01"}',
+    jsonb_build_object('profile_box_id', b.id, 'context_box_id', b.id, 'output_box_id', b.id), 'infinity', now()
+    FROM generate_series(1, $1::int / 25) n CROSS JOIN LATERAL (SELECT md5('w' || n)::uuid) b (id)""",
+    """INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
+    deliverable_card_id, output_box_id)
+    SELECT 'v' || n, 'p2', 'w', 'public', n, 'v' || n, 'success', 'v' || n, gen_random_uuid()
+    FROM generate_series(1, $1::int / 25) n""",
+    FILL[-1],
+]
+"""Turns that wait for other agents, and ends that are not announced."""
 
 Plan = dict[str, Any]
 
@@ -180,6 +197,8 @@ class Live:
     asked: ToolCallId
     """A call of Judy's turn, which waits for people; the time of another is over."""
     overdue: ToolCallId
+    answered: TurnRef
+    """Kate's turn, before its second step: the call of its first was answered."""
 
 
 async def live(pool: Pool) -> Live:
@@ -208,7 +227,10 @@ async def live(pool: Pool) -> Live:
     await asking(pool, overdue := uuid7(), asked := uuid7(), agent=JUDY)
     await pass_expiry(pool)
     await rows(pool, "UPDATE state.interrupts SET expires_at = 'infinity' WHERE tool_call_id = $1", asked)
-    others = (silent, reported, lost, named, ToolCallId(asked), ToolCallId(overdue))
+    answered = await sleeper(pool, call := uuid7(), agent=KATE)
+    row = await told(pool, call)
+    await pool.run(lambda conn: apply_reports(conn, answered, [row]))
+    others = (silent, reported, lost, named, ToolCallId(asked), ToolCallId(overdue), answered)
     return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, *others)
 
 
@@ -249,6 +271,8 @@ def statements(now: Live) -> dict[str, Statement]:
     """Every hot statement, in an order in which each has something to do."""
     sent, limits = command(EVE), Admission(max_queued_turns=9, max_live_turns=30)
     limited, queued = (replace(command(agent), admission=limits) for agent in (EVE, ALICE))
+    boxed = replace(command(EVE, context_box_id=now.running.context_box_id), admission=limits)
+    child = replace(command(EVE, incoming={PARENT_TURN_ID: now.running.agent_turn_id}), admission=limits)
     keys = [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL), (PROJECT, FRANK)]
     turn, targets, asleep, row = now.running, [TARGET], now.asleep, uuid7()
     return {
@@ -290,6 +314,8 @@ def statements(now: Live) -> dict[str, Statement]:
         "enqueue_turn": lambda conn: send(conn, sent),
         "enqueue_turn_with_limits": lambda conn: send(conn, limited),
         "enqueue_turn_to_a_queue": lambda conn: send(conn, queued),
+        "enqueue_turn_in_a_box": lambda conn: send(conn, boxed),
+        "enqueue_turn_of_a_turn": lambda conn: send(conn, child),
         "make_way": lambda conn: way_for(conn, now.displacing),
         "compose_box": lambda conn: made_of_parts(conn, now),
         "set_agent_status": lambda conn: set_status_on(conn, PROJECT, HEIDI, "pause", LOCAL, uuid7()),
@@ -298,6 +324,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "finish_suspended_turn": ending(asleep),
         "dispatch_next": lambda conn: dispatch_next(conn, keys),
         "begin_step": lambda conn: begin_step(conn, turn, 2, BoxCache(0)),
+        "begin_step_after_a_call": lambda conn: begin_step(conn, now.answered, 2, BoxCache(0)),
         "retry_step": lambda conn: retry_step(conn, turn, 2),
         "recall_step": lambda conn: recall_step(conn, turn, 0),
         "stop_queued_turn": lambda conn: stop_on(conn, ALICE, now.queued),
@@ -310,10 +337,10 @@ def statements(now: Live) -> dict[str, Statement]:
     }
 
 
-NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="")
+NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="", context_box_id=new_box_id())
 NOTHING = Live(
     *(NOBODY, cast("Any", None), InboxId(""), AgentTurnId(""), NOBODY, ToolCallId(""), InboxId("")),
-    *(cast("Any", None), AgentTurnId(""), ToolCallId(""), ToolCallId("")),
+    *(cast("Any", None), AgentTurnId(""), ToolCallId(""), ToolCallId(""), NOBODY),
 )
 HOT = list(statements(NOTHING))
 
@@ -329,9 +356,22 @@ class Old:
 @pytest.fixture(scope="module")
 async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
     """Each statement is planned while the database is empty; then it gets its past."""
+    async with aged(databases, migrated, FILL) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def busy(databases: Databases, migrated: str) -> AsyncIterator[Old]:
+    """Each statement is planned while the database is empty; then much is in hand there."""
+    async with aged(databases, migrated, QUEUES) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def aged(databases: Databases, migrated: str, fills: Sequence[str]) -> AsyncGenerator[Old]:
     name = await databases.create(migrated)
     pool = Pool(databases.url(name), size=3)
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN, JUDY, KATE)
     async with pool.connection() as conn:
         session = Explaining(conn)
         for statement in statements(await live(pool)).values():
@@ -340,7 +380,7 @@ async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
         await drain(pool)
         await claim(pool, ALICE, FRANK, GRACE)  # what came too late
         async with pool.connection() as filling:
-            for fill in FILL:
+            for fill in fills:
                 await filling.fetch(fill, *([PAST] if "$1" in fill else []))
         session.explains = True
         yield Old(session, await live(pool))
@@ -353,6 +393,23 @@ async def test_a_statement_does_not_read_the_past(old: Old, name: str) -> None:
     with pytest.raises(Explained):
         await statements(old.now)[name](old.session)
     assert_cheap(old.session.plan)
+
+
+KEYED = [
+    name
+    for name in HOT
+    if name.startswith(("begin_", "retry_step", "commit_", "finish_", "recall_", "mark_", "stop_", "report_", "apply_"))
+]
+"""Of the hot statements those that know the keys of all that they read."""
+
+
+@pytest.mark.parametrize(
+    "name", [*KEYED, "describe_call", "claim_inbox", "inject_timeouts", "enqueue_turn", "enqueue_turn_of_a_turn"]
+)
+async def test_a_statement_does_not_read_what_waits_elsewhere(busy: Old, name: str) -> None:
+    with pytest.raises(Explained):
+        await statements(busy.now)[name](busy.session)
+    assert_cheap(busy.session.plan)
 
 
 def assert_cheap(plan: Plan) -> None:

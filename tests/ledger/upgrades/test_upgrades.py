@@ -92,6 +92,7 @@ def both_versions(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         name: EarlierQuery(*(getattr(each, field.name) for field in fields(Query)))
         for name, each in queries.parse(text).items()
     }
+    changed |= {each.name: changed[of] for each in now().values() if (of := each.variant_of) in changed}
     monkeypatch.setattr(queries, "all_queries", lambda: {**now(), **changed} if EARLIER.get() else now())
     known = migrations()
 
