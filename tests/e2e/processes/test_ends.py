@@ -63,7 +63,7 @@ async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(st
         assert time.monotonic() - began < STOP_SECONDS
         assert "left behind, as it does not end: the handler of worker at " in log()
         assert "in deaf" in log()
-        assert "thread asyncio_" in log()
+        assert "thread uvloop_" in log()
         assert await both.bridge.stop() == 0
 
 
