@@ -15,6 +15,8 @@ from turnstile.ledger.turns.steps import StepHead
 from turnstile.schema.ids import AgentTurnId, ToolCallId
 from turnstile.schema.turns import Ring, StepSuspends, TurnRef
 
+_MISSED = 0.9
+"""The share of the longest wait that a wait in vain counts as: a slow answer, and no end of all that was learned."""
 WAIT_SECONDS = 0.5
 """The longest that a quick step, with the steps that follow in it, waits for its calls."""
 
@@ -107,7 +109,7 @@ class FastTools:
         """Learn that a step has waited for these tools in vain."""
         for call, tool in zip(result.waiting, result.tools, strict=True):
             if call in answers.missing:
-                self._fast.record(_key(turn, tool), WAIT_SECONDS)
+                self._fast.record(_key(turn, tool), WAIT_SECONDS * _MISSED)
 
 
 def _key(turn: TurnRef, tool_name: str) -> str:

@@ -28,7 +28,8 @@ async def run_conversations(environment: Environment, bars: Bars) -> Result:
     """Measure turns of conversations that are made while they are measured."""
     plan, rounds = environment.plan, list[dict[str, float]]()
     async with (
-        open_system(environment, "conversations", "chat", 1) as system,
+        # unlimited: what is measured asks more often than one project may by default
+        open_system(environment, "conversations", "chat", 1, sections={"limits": {"requests_per_second": 0}}) as system,
         bare_workers(environment) as bares,
     ):
         with bars.bar("conversations: turns and bare workflows in turns", plan.rounds * 2) as advance:
