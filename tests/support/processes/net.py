@@ -76,13 +76,19 @@ class Net:
         return watchdog
 
     async def finds(self, name: str, turn: AgentTurnId) -> RuleReport:
-        """Run the rule until it finds this turn, since visibility may lag; returns what it mended."""
+        """Run the rule until it finds this turn; returns what that run mended.
+
+        Visibility may lag, and a workflow that was just started looks silent between its first tasks only, so what one
+        look found need not be there at the next.
+        """
+        looks: list[RuleReport] = []
 
         async def found() -> bool:
-            return f"agent_turn_id={turn}" in (await self.look(name, dry_run=True)).found
+            looks.append(await self.look(name))
+            return f"agent_turn_id={turn}" in looks[-1].found
 
         await until(found, 10, f"{name} finds {turn}")
-        return await self.look(name)
+        return looks[-1]
 
 
 def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE, *targets: str) -> Net:
