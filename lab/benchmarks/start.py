@@ -22,16 +22,16 @@ from turnstile.embedded import EmbeddedServers
 
 _COMMAND = str(Path(sys.executable).with_name("turnstile"))
 _PLAIN = {"NO_COLOR": "1", "COLUMNS": "100"}
+_IMPORT = "import time; t = time.perf_counter(); import turnstile.sdk.turns; print(time.perf_counter() - t)"
 
 
-async def _runs(*words: str) -> float:
-    """Seconds until a process with these words has ended."""
+async def _runs(*words: str) -> tuple[float, str]:
+    """Seconds until a process with these words has ended, and what it printed."""
     began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.DEVNULL, env={**os.environ, **_PLAIN}
-    )
-    assert await process.wait() == 0, words
-    return time.perf_counter() - began
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env={**os.environ, **_PLAIN})
+    out, _ = await process.communicate()
+    assert process.returncode == 0, words
+    return time.perf_counter() - began, out.decode()
 
 
 async def _up(directory: Path) -> float:
@@ -85,9 +85,11 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         for _ in range(rounds):
-            note("python alone", await _runs(sys.executable, "-c", "pass"))
-            note("import turnstile.sdk.turns", await _runs(sys.executable, "-c", "import turnstile.sdk.turns"))
-            note("turnstile --help", await _runs(_COMMAND, "--help"))
+            note("python alone", (await _runs(sys.executable, "-c", "pass"))[0])
+            process, imported = await _runs(sys.executable, "-c", _IMPORT)
+            note("a process that imports turnstile.sdk.turns", process)
+            note("the import in it", float(imported))
+            note("turnstile --help", (await _runs(_COMMAND, "--help"))[0])
         for number in range(rounds):
             home = directory / f"up-{number}"
             home.mkdir()
@@ -102,4 +104,4 @@ async def main() -> None:
                 note("a worker's first turn, ended", ended)
                 note("a worker's litellm, loading", loaded)
     for name, seconds in took.items():
-        print(f"{name:40} {statistics.median(seconds):6.2f} s   {min(seconds):.2f} to {max(seconds):.2f}")  # noqa: T201
+        print(f"{name:42} {statistics.median(seconds):6.3f} s   {min(seconds):.3f} to {max(seconds):.3f}")  # noqa: T201
