@@ -207,12 +207,12 @@ class StepActivities(Endings):
             cut = await compaction.if_full(messages)
         if cut is not None:
             return cut
-        began = time.monotonic()
         try:
             answer = await self._answer(step, compaction.question(messages))
         except ModelError as error:
             return await compaction.if_refused(messages, error)
-        self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
+        if (began := step.attempts.first_began) is not None:
+            self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
         return answer
 
     async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
@@ -248,18 +248,18 @@ class StepActivities(Endings):
         head = step.begun.head
         model: JsonObject = {"model": question.config.model}
         await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
-        async with asyncio.timeout(step.patience):
-            return await ask(
-                self.model,
-                self.publisher,
-                question,
-                self.limits,
-                step.attempts,
-                (head.step_attempt, head.model_failures),
-                lambda: self.keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
-                self.telemetry,
-                step.gate,
-            )
+        return await ask(
+            self.model,
+            self.publisher,
+            question,
+            self.limits,
+            step.attempts,
+            (head.step_attempt, head.model_failures),
+            lambda: self.keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
+            self.telemetry,
+            step.gate,
+            step.patience,
+        )
 
     async def _commit(
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer

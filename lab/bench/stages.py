@@ -37,7 +37,7 @@ class Moment:
 
 
 MOMENTS = (
-    Moment("enqueued", "request reaches the ledger", Who.CLIENT),
+    Moment("enqueued", "request read, row written", Who.CLIENT),
     Moment("claimed", "row committed, then claimed", Who.POSTGRES),
     Moment("workflow_started", "workflow started", Who.TEMPORAL),
     Moment("task_started", "workflow task handed out", Who.TEMPORAL),

@@ -129,7 +129,7 @@ async def test_the_stages_of_a_turn_are_timed(environment: Environment, bars: Ba
     of_it = [figure.value for figure in result.figures if figure.name.startswith("of it: ")]
     assert len(of_it) >= 8
     assert 0 < sum(of_it) < 2 * whole
-    for name in ("request reaches the ledger", "turn read, prompt made", "end committed, event heard"):
+    for name in ("request read, row written", "turn read, prompt made", "end committed, event heard"):
         assert (result.value(f"of it: {name}") or 0) > 0, name
     for name in ("reply heard", "end marked as announced", "workflow completed"):
         assert (result.value(f"beside it: {name}") or 0) > 0, name

@@ -35,6 +35,8 @@ def draw_load(load: Result, path: Path) -> bool:
         axes.plot(offered, [getattr(point, name) for point in points], marker="o", label=name)
     axes.axvline(load.value("turns at once"), color="grey", linestyle=":", label="turns/s, all at once")
     axes.set_yscale("log")
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which("{x:g}")
     axes.set_xlim(left=0)
     axes.set_xlabel("offered load, turns/s (random arrivals)")
     axes.set_ylabel("enqueue to task event, ms")

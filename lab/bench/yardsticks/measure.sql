@@ -39,7 +39,9 @@ WHERE w.project_id = :project_id AND w.wait_status = 'waiting' ORDER BY w.create
 
 -- name: list_turn_moments :many
 -- When what happened to each of these turns, by the server's clock but for the step's begin, which is the worker's; null: not yet, or never.
-SELECT o.agent_turn_id, i.created_at AS enqueued, i.processed_at AS claimed, s.started_at AS step_started, o.started_at AS begun,
+-- A row that its own enqueue claimed has the begin of that transaction as the moment of its claim: it has no claim to wait for.
+SELECT o.agent_turn_id, i.created_at AS enqueued, CASE WHEN i.processed_at > i.created_at THEN i.processed_at END AS claimed,
+       s.started_at AS step_started, o.started_at AS begun,
        s.ended_at AS step_ended, o.ended_at AS turn_ended, o.announced_at AS announced
 FROM state.turn_outcomes o
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id

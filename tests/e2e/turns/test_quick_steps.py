@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.conditions import until
 from tests.support.faults.points import DONE
 from tests.support.quick import learned, shape
 from tests.support.tenants import Ended, Tenant
@@ -168,3 +169,29 @@ async def test_a_quick_step_that_fails_is_done_by_an_activity(
         ended = await hand.ended(turn)
         assert await shape(tenant, turn) == ["run_quick_step", "run_step"]
     assert (ended.view.status, attempts(ended)) == ("success", [None, None])
+
+
+async def test_a_ledger_that_reserves_slowly_makes_no_model_slow(tenant: Tenant) -> None:
+    """What a budget has to wait for is the ledger's time: the step stays a quick one, and the model is asked once."""
+    pool = tenant.stack.pool
+    async with hand_of(tenant) as hand:
+        await learned(hand)
+        async with pool.connection() as conn, conn.transaction():
+            await conn.execute("LOCK TABLE state.model_prices IN ACCESS EXCLUSIVE MODE")
+            turn = await hand.start(DONE, budget={"max_tokens": 100_000})
+
+            async def waits() -> bool:
+                return bool(
+                    await tenant.rows(
+                        "SELECT FROM pg_locks WHERE relation = 'state.model_prices'::regclass AND NOT granted"
+                    )
+                )
+
+            await until(waits, 10, "the reservation waits")
+            await asyncio.sleep(0.2)  # longer than a quick step waits for a model
+        ended = await hand.ended(turn)
+        assert await shape(tenant, turn) == ["run_quick_step"]
+        later = await hand.start(DONE)
+        await hand.ended(later)
+        assert await shape(tenant, later) == ["run_quick_step"]
+    assert (ended.view.status, attempts(ended)) == ("success", [None])
