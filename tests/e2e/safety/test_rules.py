@@ -67,8 +67,17 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
 
 @pytest.fixture
 async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
-    """A project of this test alone; what protocol §2 says holds when it ends."""
-    yield new_tenant(stack)
+    """A project of this test alone; what protocol §2 says holds when it ends.
+
+    Marks of announced ends are gathered for a moment, in which the rule *unannounced* finds an earlier test's turn.
+    """
+    tenant = new_tenant(stack)
+
+    async def marked() -> bool:
+        return not await tenant.rows("SELECT FROM state.turn_outcomes WHERE announced_at IS NULL")
+
+    await until(marked, 10, "all ends of earlier tests are marked")
+    yield tenant
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
 
