@@ -16,7 +16,7 @@ from turnstile.schema.ids import AgentTurnId, ToolCallId
 from turnstile.schema.turns import Ring, StepSuspends, TurnRef
 
 _MISSED = 0.9
-"""The share of the longest wait that a wait in vain counts as: a slow answer, and no end of all that was learned."""
+"""A wait in vain counts as an answer after this share of the longest wait: slow, but it does not reset the count."""
 WAIT_SECONDS = 0.5
 """The longest that a quick step, with the steps that follow in it, waits for its calls."""
 
