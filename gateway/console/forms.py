@@ -1,5 +1,6 @@
-"""Reads what a form of a page sends."""
+"""Reads what a form of a page sends, and holds an action to what its page showed."""
 
+import hashlib
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -26,3 +27,18 @@ async def read_form(request: Request, most: int) -> dict[str, JsonValue]:
     for name, value in pairs:
         found.setdefault(name, []).append(value.replace("\r\n", "\n"))  # forms have no other line breaks
     return {name: values[0] if len(values) == 1 else [*values] for name, values in found.items()}
+
+
+def seen_of(*facts: object) -> str:
+    """What a page shows of the thing that its form changes, as the value of the form's field `seen`."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def require_seen(seen: str, *facts: object) -> None:
+    """Raises `Refused` (changed_meanwhile) if these facts are no longer those that the page showed."""
+    if seen != seen_of(*facts):
+        raise Refused(
+            "changed_meanwhile",
+            "it has changed since this page was drawn, or the form was sent before. Nothing was done now: look at it"
+            " as it is below, and decide again",
+        )

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from turnstile.gateway.console.formats import part
+from turnstile.gateway.console.forms import require_seen, seen_of
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.templating import CONSOLE
@@ -44,6 +45,8 @@ class AmountsForm(Strict):
     turns: str = Field(default="", max_length=32)
     key: str = Field(default="", max_length=64)
     """A name of the form as it was shown, so that it counts once."""
+    seen: str = Field(default="", max_length=16)
+    """The project's limit that the page showed: the form replaces that one and no other."""
     action: Literal["set", "none"] = "set"
     """`none`: nothing shall limit the project any more."""
 
@@ -109,7 +112,11 @@ async def _listed(
         "figures/budgets.html",
         200 if problem is None else problem.status,
         budgets=[(each, name_of(each)) for each in shown],
-        limits={each.period: each for each in limits},
+        limits={limit.period: limit for limit in limits},
+        seen={
+            period: seen_of(next((limit.updated_at for limit in limits if limit.period == period), None))
+            for period in ("day", "month")
+        },
         whole=whole,
         wanted=wanted,
         after=shown[-1].budget_id if len(found) > _PAGE else None,
@@ -158,11 +165,19 @@ async def limit_project(visit: Visit[NoQuery, AmountsForm]) -> Response:
     try:
         if period not in ("day", "month"):
             raise BadRequest("period: `day` or `month`")
+        require_seen(form.seen, await _limit_of(visit, period))
         limits = None if form.action == "none" else _body(SpendingLimits, _amounts(form))
         await visit.console.budgets.limit(_call(visit, {"period": period}, BudgetLimitation(limits=limits)))
     except TurnstileError as error:
         return await _listed(visit, BudgetListQuery(), form, problem_of(error))
     return see_other(BUDGETS, "limited" if limits else "unlimited")
+
+
+async def _limit_of(visit: Visit[Any, Any], period: str) -> object:
+    """When the project's limit of this period was set, if it has one."""
+    project = visit.principal.project_id
+    limits = await visit.console.pool.run(lambda conn: list_project_limits(conn, project))
+    return next((limit.updated_at for limit in limits if limit.period == period), None)
 
 
 def _amounts(form: AmountsForm) -> dict[str, Any]:

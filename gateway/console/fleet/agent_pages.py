@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from turnstile.gateway.console.formats import part
+from turnstile.gateway.console.forms import require_seen, seen_of
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.templating import CONSOLE
@@ -46,6 +47,8 @@ class StatusForm(Strict):
     """What shall become of an agent."""
 
     action: Literal["pause", "resume", "retire"]
+    seen: str = Field(default="", max_length=16)
+    """The status that the page showed."""
 
 
 def pages(_: Console) -> tuple[Page, ...]:
@@ -105,7 +108,15 @@ async def show_agent(visit: Visit[NoQuery, NoForm]) -> Response:
     )
     ended = [turn for turn in turns if turn.status != "queued"]
     may_change = visit.may("operate") and channel is None
-    return render(visit, "fleet/agent.html", agent=agent, queue=queue, turns=ended, may_change=may_change)
+    return render(
+        visit,
+        "fleet/agent.html",
+        agent=agent,
+        queue=queue,
+        turns=ended,
+        may_change=may_change,
+        seen=seen_of(agent.status),
+    )
 
 
 async def set_status(visit: Visit[NoQuery, StatusForm]) -> Response:
@@ -113,6 +124,7 @@ async def set_status(visit: Visit[NoQuery, StatusForm]) -> Response:
     if visit.principal.channel_id is not None:
         raise Forbidden("the token is for one channel: agents are the project's")
     agent, action = await _seen(visit), visit.form.action
+    require_seen(visit.form.seen, agent.status)
     asking, wanted = visit.console.asking, AgentRequest(agent_id=agent.agent_id)
     channel = asking.channel(visit.principal, None)
     await asking.ask(visit.principal, channel, f"agent.{action}", wanted, AgentStatusReply, visit.headers)

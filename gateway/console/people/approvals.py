@@ -169,7 +169,7 @@ class Approvals:
         offer, form, typed = await self._offer(visit), visit.form, visit.form.typed
         made = offer.read(typed)
         if offer.was_decided_so(typed):  # a form that was sent twice
-            return see_other(await self._next(visit, offer, form.then), _TOLD[form.decision])
+            return see_other(_after(offer, form.then), _TOLD[form.decision])
         if not isinstance(made, dict):
             return await self._page(visit, offer, typed, made, then=form.then)
         payload: JsonObject = {**made, "interrupt_id": offer.view.interrupt_id}
@@ -182,7 +182,7 @@ class Approvals:
             why = NotMade(problem.code, {ALL: problem.detail}, problem.status)
             return await self._page(visit, await self._offer(visit), typed, why, then=form.then)
         told = "tool_changed" if reply.tool_changed else _TOLD[form.decision]
-        return see_other(await self._next(visit, offer, form.then), told)
+        return see_other(_after(offer, form.then), told)
 
     async def _offer(self, visit: Visit[Any, Any]) -> Offer:
         """The question as the session sees it; raises `Refused` (unknown_interrupt)."""
@@ -224,6 +224,17 @@ class Approvals:
         )
 
     async def _neighbours(self, visit: Visit[Any, Any], named: InterruptId) -> Neighbours:
+        ids = await self._open(visit, _NEIGHBOURS)
+        if named not in ids:  # decided: the next older one follows, then the newest
+            older = await self._open(visit, 1, after=named)
+            return Neighbours(None, len(ids), None, next(iter(older or ids), None))
+        place = ids.index(named)
+        before = ids[place - 1] if place else None
+        return Neighbours(place + 1, len(ids), before, ids[place + 1] if place + 1 < len(ids) else None)
+
+    async def _open(
+        self, visit: Visit[Any, Any], most: int, after: InterruptId | None = None
+    ) -> tuple[InterruptId, ...]:
         principal = visit.principal
         found = await self.console.pool.run(
             lambda conn: list_interrupts(
@@ -231,35 +242,19 @@ class Approvals:
                 principal.project_id,
                 channel=principal.channel_id,
                 status=InterruptStatus.OPEN,
-                row_limit=_NEIGHBOURS,
+                after=after,
+                row_limit=most,
             )
         )
-        ids = [each.interrupt_id for each in found]
-        if named not in ids:
-            return Neighbours(None, len(ids), None, ids[0] if ids else None)
-        place = ids.index(named)
-        before = ids[place - 1] if place else None
-        return Neighbours(place + 1, len(ids), before, ids[place + 1] if place + 1 < len(ids) else None)
+        return tuple(question.interrupt_id for question in found)
 
-    async def _next(self, visit: Visit[Any, Any], offer: Offer, then: str) -> str:
-        """Where to go after a decision: the chat that it came from, the next older open question, or the list."""
-        if then == "chat" and (address := conversation_address(offer)) is not None:
-            return f"{address}#end"
-        principal = visit.principal
-        for after in (offer.view.interrupt_id, None):
-            found = await self.console.pool.run(
-                lambda conn, after=after: list_interrupts(
-                    conn,
-                    principal.project_id,
-                    channel=principal.channel_id,
-                    status=InterruptStatus.OPEN,
-                    after=after,
-                    row_limit=1,
-                )
-            )
-            if found:
-                return f"{LIST}/{part(found[0].interrupt_id)}"
-        return LIST
+
+def _after(offer: Offer, then: str) -> str:
+    """Where a decision leads: the chat that it came from, or what was decided. Never to another open question: a key
+    that was pressed twice would decide that one unseen."""
+    if then == "chat" and (address := conversation_address(offer)) is not None:
+        return f"{address}#end"
+    return f"{LIST}/{part(offer.view.interrupt_id)}"
 
 
 def conversation_address(offer: Offer) -> str | None:

@@ -8,11 +8,22 @@
  * [data-key="a"]             pressed, followed or focused by that key; [data-go="n"] by g and that key
  * [data-row]                 j and k go from one to the next: its first link or button gets the focus
  * form[data-confirm]         asks before it is sent
+ *
+ * No key or click sends a form that it was not meant for: one that was made before the page was drawn, and the repeats of
+ * a key that is held down, press no button.
  */
 (() => {
   const WAIT = 1000, SLOWEST = 30000, MOST_TEXT = 200000;
   const page = document;
   const all = (selector, root = page) => [...root.querySelectorAll(selector)];
+
+  /* When the page was first drawn. Earlier keys and clicks were meant for the page before. */
+  let drawn = Infinity;
+  requestAnimationFrame(() => requestAnimationFrame((now) => { drawn = now; }));
+  const early = (event) => event.isTrusted && event.timeStamp < drawn;
+  addEventListener("click", (event) => {
+    if (early(event) && event.target.closest?.("form[method=post] button")) event.preventDefault();
+  }, true);
 
   /* Times */
   const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
@@ -262,6 +273,7 @@
     if (key === "g") going = setTimeout(() => { going = 0; }, 1500);
     else if (key === "?" && dialog) { if (dialog.open) dialog.close(); else dialog.showModal(); }
     else if (key === "j" || key === "k") move(key === "j" ? 1 : -1);
+    else if (target && (early(event) || event.repeat) && target.closest("form[method=post]")) { /* was meant for another page */ }
     else if (target) press(target);
     else return;
     event.preventDefault();

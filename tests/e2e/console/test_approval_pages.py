@@ -90,7 +90,7 @@ async def test_what_is_asked_is_shown_exactly_and_approved_by_one_button(hand: H
     assert "Fixed by the tool, whatever is typed: account." in shown.words
     assert "1 of 1 open" in shown.words
     done = await press(ada, shown, "digest", fields={"decision": "approve", "note": "fine"})
-    assert (done.status_code, done.headers["location"]) == (303, f"{LIST}?told=approved")
+    assert (done.status_code, done.headers["location"]) == (303, f"{page}?told=approved")
     assert "Approved: the call is sent." in (await look(ada, done.headers["location"])).words
     await hand.heard()
     await hand.report(call_of(turn), "paid")
@@ -103,18 +103,22 @@ async def test_what_is_asked_is_shown_exactly_and_approved_by_one_button(hand: H
     assert "decision" not in {name for _, fields in after.forms for name in fields}
 
 
-async def test_after_a_decision_the_next_open_question_follows(hand: Hand, ada: httpx.AsyncClient) -> None:
+async def test_after_a_decision_the_page_shows_it_and_leads_to_the_next_open_question(
+    hand: Hand, ada: httpx.AsyncClient
+) -> None:
     _, pages = await waiting(hand, ("pay", {"amount": 1}), ("pay", {"amount": 2}), ("pay", {"amount": 3}))
     order = [each for each in (await look(ada, LIST)).text.split('"') if each in pages]
     newest, middle, oldest = dict.fromkeys(order)
     first = await look(ada, middle)
     assert "2 of 3 open" in first.words
     done = await press(ada, first, "digest", fields={"decision": "reject", "note": "no"})
-    assert done.headers["location"] == f"{oldest}?told=rejected"
-    done = await press(ada, await look(ada, oldest), "digest", fields={"decision": "reject"})
-    assert done.headers["location"] == f"{newest}?told=rejected", "from the last to the first"
-    done = await press(ada, await look(ada, newest), "digest", fields={"decision": "reject"})
-    assert done.headers["location"] == f"{LIST}?told=rejected"
+    assert done.headers["location"] == f"{middle}?told=rejected", "never to a question that nobody has looked at"
+    decided = await look(ada, middle)
+    assert ("You rejected it" in decided.words, f'href="{oldest}"' in decided.text) == (True, True)
+    await press(ada, await look(ada, oldest), "digest", fields={"decision": "reject"})
+    assert f'href="{newest}"' in (await look(ada, oldest)).text, "from the last to the first"
+    await press(ada, await look(ada, newest), "digest", fields={"decision": "reject"})
+    assert "Nothing else is open" in (await look(ada, newest)).words
     assert "Nobody is asked anything now." in (await look(ada, LIST)).words
 
 
@@ -146,7 +150,7 @@ async def test_a_form_that_is_sent_twice_decides_once_and_says_so_twice(hand: Ha
     shown = await look(ada, first)
     for _ in range(2):
         done = await press(ada, shown, "digest", fields={"decision": "approve"})
-        assert (done.status_code, done.headers["location"]) == (303, f"{second}?told=approved")
+        assert (done.status_code, done.headers["location"]) == (303, f"{first}?told=approved")
     shown = await look(ada, second)
     assert (await press(ada, shown, "made_of", fields={"decision": "edit", "arg-1": "short"})).status_code == 303
     again = Shown(await press(ada, shown, "made_of", fields={"decision": "edit", "arg-1": "other"}))

@@ -24,6 +24,11 @@ _FOCUS = """
 }
 """
 _MOST_TABS = 60
+_NEVER_DRAWN = """
+const frames = [];
+window.requestAnimationFrame = (drawn) => frames.push(drawn);
+window.drawNow = () => { while (frames.length) frames.shift()(performance.now()); };
+"""
 
 
 async def tabbed_to(page: Page, *names: str) -> None:
@@ -140,3 +145,41 @@ async def test_keys_do_nothing_where_somebody_types(people: Seats, hand: Hand) -
     await page.keyboard.press("Escape")
     await page.keyboard.press("Control+a")
     assert page.url == f"{window.url}/console"
+
+
+async def test_a_key_that_is_pressed_twice_decides_one_question(people: Seats, hand: Hand) -> None:
+    """After a decision the page shows what was decided; the next question takes its own look, and its own key."""
+    await hand.start(calling(*["search"] * 4), {"text": "so be it"})
+    person = Person(hand.tenant)
+    newest = (await person.asked())[0]
+    window = await people.seat()
+    page = await window.open(f"/console/approvals/{newest.interrupt_id}")
+    await page.keyboard.press("a", delay=0)
+    for _ in range(5):
+        await page.keyboard.press("a", delay=20)
+    await window.shows("Approved: the call is sent.", "Look at the next open question")
+    assert len(await person.asked()) == 3
+    await page.keyboard.press("n")
+    await window.shows("of 3 open")
+    await page.keyboard.down("r")
+    for _ in range(5):
+        await page.keyboard.down("r")  # held down: a browser repeats the key
+    await page.keyboard.up("r")
+    await window.shows("Rejected: the model is told.")
+    assert len(await person.asked()) == 2
+
+
+async def test_what_was_pressed_before_a_page_was_drawn_sends_nothing(people: Seats, hand: Hand) -> None:
+    await hand.start(calling("search"), {"text": "so be it"})
+    person = Person(hand.tenant)
+    [asked] = await person.asked()
+    window = await people.seat()
+    await window.page.add_init_script(_NEVER_DRAWN)
+    page = await window.open(f"/console/approvals/{asked.interrupt_id}")
+    await page.keyboard.press("a")
+    await page.get_by_role("button", name="Approve a").click()
+    assert len(await person.asked()) == 1
+    assert page.url.endswith(asked.interrupt_id)
+    await page.evaluate("() => drawNow()")
+    await page.keyboard.press("a")
+    await window.shows("Approved: the call is sent.")
