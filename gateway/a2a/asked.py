@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from turnstile.ledger.access.tasks import TaskRow, TaskScope, get_task
 from turnstile.ledger.people.interrupt_views import list_call_arguments, list_interrupts
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
@@ -86,12 +87,16 @@ class Asked:
 
     async def shown(self, row: TaskRow, history_length: int | None = None) -> Task:
         """The task with what it asks."""
-        found = await self.questions(row)
-        arguments = {}
-        if found:
-            project = self.call.principal.project_id
-            arguments = await self.kernel.pool.run(lambda conn: list_call_arguments(conn, project, found))
-        return task_of(row, found, arguments, history_length=history_length)
+        return task_of(row, *await self.about(await self.questions(row)), history_length=history_length)
+
+    async def about(
+        self, questions: Sequence[Interrupt]
+    ) -> tuple[Sequence[Interrupt], Mapping[InterruptId, JsonObject]]:
+        """The newest of these questions, and the arguments of the calls that they are about."""
+        shown, project = questions[:QUESTIONS], self.call.principal.project_id
+        if not shown:
+            return (), {}
+        return shown, await self.kernel.pool.run(lambda conn: list_call_arguments(conn, project, shown))
 
     async def settled(self, row: TaskRow) -> TaskRow:
         """The task once it is over or asks a person."""

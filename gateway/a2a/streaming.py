@@ -16,19 +16,17 @@ from a2a.utils.errors import A2AError, UnsupportedOperationError
 from turnstile.gateway.a2a.asked import Asked
 from turnstile.gateway.a2a.delivery import deliver
 from turnstile.gateway.a2a.faults import error_object
-from turnstile.gateway.a2a.objects import OVER, StatusUpdate, StreamEvent, Task, TaskState
+from turnstile.gateway.a2a.objects import OVER, StatusUpdate, StreamEvent, Task, TaskState, TaskStatus
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.refusals import error_text
 from turnstile.gateway.a2a.task_stream import AnswerStream, latest
-from turnstile.gateway.a2a.tasks import artifact_of
-from turnstile.gateway.events.feed import TurnFeed
+from turnstile.gateway.a2a.tasks import artifact_of, as_seen, status_of
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.reading import reader_of
 from turnstile.gateway.events.stream import EventStream
-from turnstile.gateway.v1.resources import Turn
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.runtime.telemetry import Metric
-from turnstile.schema.errors import TurnstileError
+from turnstile.schema.errors import ServerUnavailable, TurnstileError
 
 _FAREWELL: Final = b": the gateway stops; subscribe to the task again\n\n"
 _ENDS: Final = OVER | {TaskState.INPUT_REQUIRED}
@@ -79,58 +77,42 @@ async def _frames(asked: Asked, row: TaskRow, task: Task, *, goes_on: bool) -> A
 
 
 async def _events(asked: Asked, row: TaskRow, task: Task) -> AsyncGenerator[StreamEvent | None]:
-    kernel, answer, told = asked.kernel, AnswerStream(task.id, task.context_id), _Told(asked, task)
+    """The updates of a task to its end; raises `ServerUnavailable` if it cannot be followed."""
+    kernel, answer, told = asked.kernel, AnswerStream(task.id, task.context_id), task.status
     reader = reader_of(kernel.access, asked.call.secret, kernel.heartbeat_seconds)
     async with (
         kernel.feeds.following(await asked.view(row)) as feed,
-        contextlib.aclosing(reader.changes(feed)) as changes,
+        contextlib.aclosing(reader.changes(feed, looks=True)) as changes,
     ):
         joining = True
-        async for came in changes:
-            if came is None:
+        async for change in changes:
+            if change is None:
                 yield None
-            events = latest(came) if came and joining else came or []
+                continue
+            events = latest(change.events) if joining else change.events
             joining = joining and not events
-            over = bool(events) and isinstance(events[-1].data, Turn)
             for event in events:
                 for update in answer.take(event):
                     yield StreamEvent(artifact_update=update)
-            if over:
+            if change.outcome is not None:
                 row = await asked.row(row.agent_turn_id)
                 for update in answer.end(artifact_of(row.delivered, partial=row.partial)):
                     yield StreamEvent(artifact_update=update)
-            if over or not events or told.may_have_changed(feed):
-                status = await told.look(feed)
-                if status is not None:
-                    yield StreamEvent(status_update=status)
-                    if status.status.state in _ENDS:
-                        return
+                yield StreamEvent(status_update=_update(task, status_of(row)))
+                return
+            if change.looked:
+                status = status_of(as_seen(row, change.seen), *await asked.about(change.seen.questions))
+                if (status.state, status.message) == (told.state, told.message):
+                    continue  # who subscribes to a task that asks waits for what comes next
+                told = status
+                yield StreamEvent(status_update=_update(task, status))
+                if status.state in _ENDS:
+                    return
+    raise ServerUnavailable("the task cannot be followed: subscribe to it again")
 
 
-class _Told:
-    """Where a client knows the task to stand."""
-
-    def __init__(self, asked: Asked, task: Task) -> None:
-        self._asked = asked
-        self._task = task
-        self._seen = ""
-
-    def may_have_changed(self, feed: TurnFeed) -> bool:
-        """Whether something happened since the last look that could change the task's state."""
-        return self._seen != feed.view.status
-
-    async def look(self, feed: TurnFeed) -> StatusUpdate | None:
-        """The update for where the task stands now; None if its client knows it."""
-        self._seen = feed.view.status
-        found = await self._asked.shown(await self._asked.row(self._task.id))
-        if found.status == self._task.status or self._is_same(found):
-            return None
-        self._task = found
-        return StatusUpdate(task_id=found.id, context_id=found.context_id, status=found.status)
-
-    def _is_same(self, found: Task) -> bool:
-        """Whether only the moment differs."""
-        return (found.status.state, found.status.message) == (self._task.status.state, self._task.status.message)
+def _update(task: Task, status: TaskStatus) -> StatusUpdate:
+    return StatusUpdate(task_id=task.id, context_id=task.context_id, status=status)
 
 
 def _frame(asked: Asked, event: StreamEvent) -> bytes:

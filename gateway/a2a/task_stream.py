@@ -45,18 +45,14 @@ class AnswerStream:
                 pass
 
     def end(self, delivered: Artifact | None) -> Iterator[ArtifactUpdate]:
-        """The last update."""
+        """The last update: the whole artifact, for clients that keep the last one alone."""
         if delivered is None:
             if self._told:
                 void: JsonObject = {"void": True}
                 empty = Artifact(artifact_id=ARTIFACT, name=ARTIFACT, parts=[text_part("")], metadata=void)
                 yield ArtifactUpdate(**self._ids, artifact=empty, append=False, last_chunk=True)
             return
-        [part, *_] = delivered.parts
-        if "text" in part.model_fields_set and self._has(part.text):
-            yield ArtifactUpdate(**self._ids, artifact=answer([text_part("")]), append=True, last_chunk=True)
-        else:
-            yield ArtifactUpdate(**self._ids, artifact=delivered, append=False, last_chunk=True)
+        yield ArtifactUpdate(**self._ids, artifact=delivered, append=False, last_chunk=True)
 
     def _piece(self, place: tuple[int, int], text: str) -> ArtifactUpdate:
         appends = self._told and place == self._place

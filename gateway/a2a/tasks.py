@@ -7,6 +7,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from turnstile.gateway.a2a.objects import Artifact, Message, Part, Task, TaskState, TaskStatus, data_part, text_part
+from turnstile.gateway.events.ends import Seen
 from turnstile.gateway.v1.outputs import is_fallback
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.schema.base import JsonObject
@@ -55,19 +56,29 @@ def task_of(
     return Task(
         id=row.agent_turn_id,
         context_id=context_of(row),
-        status=status_of(row, questions, arguments or {}),
+        status=status_of(row, questions, arguments),
         artifacts=[] if found is None else [found],
         history=said if history_length is None else said[max(0, len(said) - history_length) :],
         metadata={"agentId": row.agent_id},
     )
 
 
-def status_of(row: TaskRow, questions: Sequence[Interrupt], arguments: Mapping[InterruptId, JsonObject]) -> TaskStatus:
+def as_seen(row: TaskRow, seen: Seen) -> TaskRow:
+    """A turn that is not over, as it was seen."""
+    view = seen.view
+    return row.model_copy(
+        update={"status": view.status, "started_at": view.started_at, "asks": bool(seen.questions)},
+    )
+
+
+def status_of(
+    row: TaskRow, questions: Sequence[Interrupt] = (), arguments: Mapping[InterruptId, JsonObject] | None = None
+) -> TaskStatus:
     """Where a turn stands, with what it asks or why it failed."""
     parts: list[Part] = []
     if row.asks:
         for question in questions:
-            parts += [text_part(question.message), data_part(_question(question, arguments))]
+            parts += [text_part(question.message), data_part(_question(question, arguments or {}))]
     elif row.error_code is not None or row.error:
         parts.append(text_part(row.error or row.error_code or ""))
         parts.append(data_part({"code": row.error_code or row.status}))

@@ -23,25 +23,23 @@ from turnstile.gateway.agui.run_input import (
     thread_of,
 )
 from turnstile.gateway.asking import key_of
+from turnstile.gateway.events.ends import look
 from turnstile.gateway.events.positions import Part, Position
 from turnstile.gateway.http.endpoints import Call
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
 from turnstile.ledger.access.past import find_requested_turn, get_turn_request
-from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
+from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, instance_id
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
-from turnstile.schema.states import HeadStatus
+from turnstile.schema.people.interrupts import DecideReply
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.chunk_order import step_number
 
-MOST_INTERRUPTS = 1000
-"""Open questions of one turn: a step has fewer calls."""
 _OVER = frozenset({"already_decided", "expired", "withdrawn"})
 
 
@@ -133,8 +131,8 @@ class Thread:
     async def _nothing_pends(self, turn: AgentTurnId) -> None:
         """Raises `Refused` (interrupts_pending) where the thread's last turn waits for people."""
         view = await self.kernel.turns.described(self._principal, turn)
-        if asked := await open_questions(self.kernel, view):
-            named = ", ".join(each.interrupt_id for each in asked[:10])
+        if asked := (await look(self.kernel.pool, view)).questions:
+            named = ", ".join(each.interrupt_id for each in asked[::-1][:10])
             raise Refused("interrupts_pending", f"the thread waits for people: `resume` must answer {named}")
 
     async def _question(self, entry: ResumeEntry) -> InterruptView:
@@ -155,17 +153,6 @@ class Thread:
         except Refused as error:
             if entry.status != "cancelled" or error.code not in _OVER:  # who gives up need not be the first to end it
                 raise
-
-
-async def open_questions(kernel: Kernel, view: TurnView) -> list[Interrupt]:
-    """What a turn waits for people to decide, the oldest first."""
-    if view.status != HeadStatus.SUSPENDED:
-        return []
-    project, turn, asked = view.project_id, view.agent_turn_id, InterruptStatus.OPEN
-    found = await kernel.pool.run(
-        lambda conn: list_interrupts(conn, project, turn=turn, status=asked, row_limit=MOST_INTERRUPTS)
-    )
-    return list(found)[::-1]
 
 
 def _is_of(metadata: JsonObject, given: RunAgentInput, message: UserMessage) -> bool:

@@ -88,8 +88,6 @@ class RunStream:
     """What one client is told of a run."""
 
     def __init__(self, run: Run) -> None:
-        self.done_step = run.begin.step
-        """The last step that was told whole."""
         self._run = run
         self._log = ItemLog()
         self._kept: list[Message] = []
@@ -125,7 +123,6 @@ class RunStream:
             case StepDone():
                 yield from self._enter(event.position.step)
                 yield from self._left()
-                self.done_step = event.position.step
             case ResetEvent():
                 yield from self._thought_ends()
                 yield from self._void()

@@ -16,10 +16,9 @@ from ag_ui.encoder import EventEncoder
 
 from turnstile.gateway.addressed import look_up
 from turnstile.gateway.agui.answers import interrupt_of
-from turnstile.gateway.agui.begins import Thread, open_questions
+from turnstile.gateway.agui.begins import Thread
 from turnstile.gateway.agui.run_input import RunQuery, cancels, check_supported
 from turnstile.gateway.agui.run_stream import Run, RunStream
-from turnstile.gateway.events.feed import TurnFeed
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN
 from turnstile.gateway.events.reading import Reader, reader_of
@@ -27,15 +26,14 @@ from turnstile.gateway.events.stream import EventStream
 from turnstile.gateway.http.endpoints import Answer, Call, Endpoint
 from turnstile.gateway.http.problems import Forbidden, problem_of
 from turnstile.gateway.kernel import Kernel
-from turnstile.gateway.v1.resources import Turn
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.ledger.turns.usage import sum_turn_usage
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.people.interrupt_requests import InterruptView
+from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.chunk_order import step_number
 
 _ENCODER: Final = EventEncoder()
 _STOPS: Final = "the gateway stops: ask for the same run again"
@@ -121,36 +119,31 @@ class _Telling:
         yield _frames(stream.begun())
         async with (
             kernel.feeds.following(self.view) as feed,
-            contextlib.aclosing(reader.changes(feed, self.run.begin)) as changes,
+            contextlib.aclosing(reader.changes(feed, self.run.begin, looks=True)) as changes,
         ):
-            async for events in changes:
-                if events is None:
+            async for change in changes:
+                if change is None:
                     yield HEARTBEAT
-                frames: list[bytes] = []
-                for event in events or ():
-                    if isinstance(event.data, Turn):
-                        frames.append(_frames(stream.ended(event.data, await self._usage())))
-                        yield b"".join(frames)
-                        return
-                    frames.append(_frames(stream.take(event)))
-                asked = await self._asked(feed, stream)
-                if asked:
-                    frames.append(_frames(stream.asks([interrupt_of(each) for each in asked])))
+                    continue
+                frames = [_frames(stream.take(event)) for event in change.events]
+                asked: Sequence[InterruptView] = ()
+                if (turn := change.outcome) is not None:
+                    frames.append(_frames(stream.ended(turn, await self._usage())))
+                elif change.looked and change.seen.questions:
+                    asked = await self._asked(change.seen.questions)
+                    frames.append(_frames(stream.asks([interrupt_of(each) for each in asked])) if asked else b"")
                 if any(frames):
                     yield b"".join(frames)
-                if asked:
+                if turn is not None or asked:
                     return
         raise ServerUnavailable("the turn cannot be followed")
 
-    async def _asked(self, feed: TurnFeed, stream: RunStream) -> Sequence[InterruptView]:
-        """The open questions of the turn; none before the step that asks was told."""
-        found = await open_questions(self.kernel, feed.view)
-        if any(step_number(each.step_id) > stream.done_step for each in found):
-            return ()
+    async def _asked(self, questions: Sequence[Interrupt]) -> list[InterruptView]:
+        """These questions, the oldest first, with what they are about."""
         project = self.view.project_id
         views = [
             await self.kernel.pool.run(lambda conn, named=each.interrupt_id: get_interrupt(conn, project, named))
-            for each in found
+            for each in reversed(questions)
         ]
         return [view for view in views if view is not None]
 

@@ -7,22 +7,53 @@ a subject on which somebody waits.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from turnstile.ledger.people.interrupt_views import list_interrupts
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
+from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.states import HeadStatus
 from turnstile.schema.wire import subjects
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object
 
 LINGER_SECONDS: Final = 30.0
 """How long a subscription is kept that nobody waits on."""
-
-
+MOST_QUESTIONS: Final = 1000
+"""Open questions of one turn: a step has fewer calls."""
 _ANY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A turn, and the questions to people that are open in it, the newest first."""
+
+    view: TurnView
+    questions: Sequence[Interrupt] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the turn is over."""
+        return self.view.ended_at is not None
+
+
+async def look(pool: Pool, view: TurnView, most: int = MOST_QUESTIONS) -> Seen:
+    """How the turn stands now, with at most so many questions; raises `ServerUnavailable`."""
+    project, turn = view.project_id, view.agent_turn_id
+    found = await pool.run(lambda conn: describe_turn(conn, project, turn)) or view
+    if found.ended_at is not None or found.status != HeadStatus.SUSPENDED:
+        return Seen(found)
+    asked = await pool.run(
+        lambda conn: list_interrupts(conn, project, turn=turn, status=InterruptStatus.OPEN, row_limit=most)
+    )
+    return Seen(found, asked)
 
 
 @dataclass(slots=True)

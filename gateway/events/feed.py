@@ -15,6 +15,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from turnstile.gateway.events.ends import Seen, look
 from turnstile.gateway.events.frames import StateChange, StepDone, frame
 from turnstile.gateway.events.positions import END, Part, Position, are_places
 from turnstile.gateway.events.step_log import Event
@@ -23,7 +24,6 @@ from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.cards import Card, CardType, CardUnreadable, TextContent, content_of
 from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, CardId, step_id
@@ -65,7 +65,12 @@ class TurnFeed:
         self.over = False
         self.failed = False
         """Whether it ended before the turn did: its clients come back for another."""
-        self.view = view
+        self.seen = Seen(view)
+        """The turn at the last look. Its events are known up to there: it is over only once its outcome is one."""
+        self._looks = self._awaited = 0
+        """Looks that were begun; the last one that a reader waits for."""
+        self.looked = 0
+        """The number of the last look that came to its end."""
         self._sources = sources
         self._log = TurnLog(view.agent_turn_id, sources.stream_bytes)
         self._known: set[CardId] = set()
@@ -73,9 +78,18 @@ class TurnFeed:
         self._listeners: set[Callable[[], None]] = set()
         self._hint = asyncio.Event()
         self._gap = False
-        self._asks = False
-        """Whether a question to a person was opened since the last look."""
         self._reconnects = -1
+
+    @property
+    def view(self) -> TurnView:
+        """The turn at the last look."""
+        return self.seen.view
+
+    def look_again(self) -> int:
+        """Look soon; returns the number of the look that begins after this."""
+        self._awaited = self._looks + 1
+        self._hint.set()
+        return self._awaited
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` at each change; returns a function that ends that."""
@@ -157,27 +171,31 @@ class TurnFeed:
             return
         if given.get("agent_turn_id") != self.turn:
             return
-        self._asks = self._asks or subject.endswith(".interrupt")
-        if self._asks or subject.endswith((".state", ".task")) or given.get("phase") in ("completed", "failed"):
+        if subject.endswith((".state", ".task", ".interrupt")) or given.get("phase") in ("completed", "failed"):
             self._hint.set()
 
     async def _look(self) -> None:
         """Read what the stream of text and the ledger have that is not known here."""
         conn = self._sources.conn
+        self._looks += 1
+        number = self._looks
         if self.view.ended_at is None and (self._gap or self._reconnects != conn.reconnects):
             await self._catch_up()
-        seen = list(self._log.steps.values())
-        asks, self._asks = self._asks, False
-        view = await self._describe()
-        rows = await self._cards()
-        self._settled(await self._committing(rows))
-        changed = asks or view.status != self.view.status or any(not step.looked for step in seen)
-        for step in seen:
+        steps = list(self._log.steps.values())
+        seen = await look(self._sources.pool, self.view)
+        rows = await self._cards()  # after the turn itself, so none of what led there is missed
+        rows = await self._committing(rows)
+        outcome = await self._outcome(seen.view) if seen.is_over else None
+        # From here on nothing waits: who reads finds the events, the outcome and the turn's state at once.
+        self._settled(rows)
+        changed = bool(rows) or _stand(seen) != _stand(self.seen) or any(not step.looked for step in steps)
+        for step in steps:
             step.looked = True
-        self.view = view
-        if view.ended_at is not None:  # the cards were read after that, so none is missed
-            await self._end(view)
-        if changed or rows or self.over:
+        self.seen, self.looked = seen, number
+        if outcome is not None:
+            self._log.end(outcome)
+            self.over = True
+        if changed or self.over or number <= self._awaited:
             self._notify()
 
     async def _catch_up(self) -> None:
@@ -194,11 +212,6 @@ class TurnFeed:
         taken = [self._take(data) for data in found if own in data]
         if any(taken):
             self._notify()
-
-    async def _describe(self) -> TurnView:
-        project = self.view.project_id
-        found = await self._sources.pool.run(lambda conn: describe_turn(conn, project, self.turn))
-        return self.view if found is None else found
 
     async def _cards(self) -> list[TurnCard]:
         project, done = self.view.project_id, [n for n, step in self._log.steps.items() if step.committed]
@@ -246,18 +259,22 @@ class TurnFeed:
         answer = CardAnswer.of(card)
         return Event(position, frame("card", answer, position.id(self.turn)), answer)
 
-    async def _end(self, view: TurnView) -> None:
+    async def _outcome(self, view: TurnView) -> Event:
         card_id = view.deliverable_card_id
         output = None if card_id is None else await output_of(self._sources.pool, view, card_id)
         turn = Turn.model_validate({**view.model_dump(), "output": output})
-        self._log.end(Event(END, frame("outcome", turn, END.id(self.turn)), turn))
-        self.over = True
+        return Event(END, frame("outcome", turn, END.id(self.turn)), turn)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         for listener in tuple(self._listeners):
             listener()
+
+
+def _stand(seen: Seen) -> tuple[object, ...]:
+    """Where a turn stands: its status, and which questions are open."""
+    return (seen.view.status, *(each.interrupt_id for each in seen.questions))
 
 
 def _text_of(card: Card) -> str | None:

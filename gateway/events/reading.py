@@ -7,16 +7,35 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from turnstile.gateway.events.ends import Seen
 from turnstile.gateway.events.feed import TurnFeed
 from turnstile.gateway.events.frames import COME_BACK, HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.timers import IdleTimer
 from turnstile.gateway.http.bearers import Access
+from turnstile.gateway.v1.resources import Turn
 from turnstile.schema.access import Secret
 
 _PIECE = 32 * 1024
+
+
+class Change(NamedTuple):
+    """What is new of a turn: first its events, in order, then how it stands with them."""
+
+    events: list[Event]
+    seen: Seen
+    """Never ahead of the events: the turn is over if the last event is its outcome, and else it is not."""
+    looked: bool
+    """Whether `seen` is of a moment after the client came."""
+
+    @property
+    def outcome(self) -> Turn | None:
+        """The turn, if it is over: then there is no other change."""
+        last = self.events[-1].data if self.events else None
+        return last if isinstance(last, Turn) else None
 
 
 @dataclass(slots=True)
@@ -31,26 +50,33 @@ class Reader:
         """The events of a turn after a place, until its outcome, as `/v1` tells them."""
         told = ""
         async with contextlib.aclosing(self.changes(feed, cursor)) as changes:
-            async for events in changes:
-                if feed.view.status != told:
-                    told = feed.view.status
+            async for change in changes:
+                if change is None:
+                    yield HEARTBEAT
+                    continue
+                if change.seen.view.status != told:
+                    told = change.seen.view.status
                     yield feed.state()
-                for piece in [HEARTBEAT] if events is None else pieces(events):
+                for piece in pieces(change.events):
                     yield piece
         if feed.failed:
             yield COME_BACK
 
-    async def changes(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[list[Event] | None]:
+    async def changes(
+        self, feed: TurnFeed, cursor: Position = BEGIN, *, looks: bool = False
+    ) -> AsyncGenerator[Change | None]:
         """The events of a turn after a place, as they come; None after `heartbeat_seconds` without any.
 
-        Ends after the outcome, or without it if the feed has failed.
+        Ends after the outcome, which is the last event, or without it if the feed has failed. `looks`: the ledger is
+        read once more for this client, which wants to know of questions that may have been answered before it came.
         """
         loop, wakes = asyncio.get_running_loop(), _Wakes(self.heartbeat_seconds)
         forget, checked = feed.listen(wakes.wake), loop.time()
+        number = feed.look_again() if looks else 1
         try:
             while True:
                 events = feed.after(cursor)
-                yield events
+                yield Change(events, feed.seen, feed.looked >= number)
                 if events:
                     cursor = events[-1].position
                 if cursor == END:

@@ -43,8 +43,9 @@ class TurnLog:
 
     def commit(self, number: int, cards: list[Event], texts: list[str]) -> None:
         """A step is committed, with these events and these texts on its cards; a second time changes nothing."""
-        step = self.steps.setdefault(number, StepLog(number, looked=True))
+        step = self.steps.setdefault(number, StepLog(number))
         if not step.committed:
+            step.looked = True  # its cards were read with the results of the steps before
             step.cards = cards
             step.finish(texts)
 

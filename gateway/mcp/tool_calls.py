@@ -23,6 +23,7 @@ from mcp_types import (
 )
 
 from turnstile.gateway.addressed import GONE, Target, look_up
+from turnstile.gateway.events.ends import Seen, look
 from turnstile.gateway.http.endpoints import Call, parsed
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker
@@ -40,7 +41,7 @@ from turnstile.gateway.mcp.elicited import (
 )
 from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named_by, tool_name
 from turnstile.gateway.mcp.tool_results import ended, going_on, refused
-from turnstile.gateway.mcp.turn_watch import Seen, look, next_change
+from turnstile.gateway.mcp.turn_watch import news, next_change
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import TurnStop
 from turnstile.ledger.people.interrupt_views import get_interrupt
@@ -136,6 +137,8 @@ class ToolCalls:
         turn = await self._enqueued(asker, target, wanted, key) if state is None else AgentTurnId(state.turn)
         try:
             view = await turns.described(principal, turn)
+            if state is None:  # whatever it did meanwhile was not told yet
+                view = view.model_copy(update={"steps": 0})
             answer = await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=False)
         except ServerUnavailable:  # the turn is there, whatever can be seen of it now
             return going_on(turn)
@@ -193,8 +196,13 @@ class ToolCalls:
         """
         loop, closing = asyncio.get_running_loop(), self.kernel.streaming.closing
         until, told, is_asked = loop.time() + seconds, 0, False
-        seen = await look(self.kernel.pool, view)
-        while not seen.is_over:
+        before, seen = Seen(view), await look(self.kernel.pool, view)
+        while True:
+            for message in news(before, seen):
+                told += 1
+                await asker.progress(told, message=message)
+            if seen.is_over:
+                break
             new = [each for each in seen.questions if each.interrupt_id not in known]
             known |= {each.interrupt_id for each in new}
             if forms := await self._forms(asker, new):
@@ -209,9 +217,6 @@ class ToolCalls:
             if waits_in_vain or left <= 0 or any(each.is_set() for each in (*asker.leaving, closing)):
                 return going_on(view.agent_turn_id, [each.interrupt_id for each in seen.questions])
             before, seen = seen, await self._next(asker, seen, known, left)
-            if (news := _progress(before, seen)) is not None:
-                told += 1
-                await asker.progress(told, message=news)
         card = seen.view.deliverable_card_id
         return ended(seen.view, None if card is None else await output_of(self.kernel.pool, seen.view, card))
 
@@ -249,15 +254,6 @@ def _input_required(view: TurnView, forms: Sequence[tuple[InterruptView, ElicitR
     questions = [question for question, _ in forms]
     requests: dict[str, InputRequest] = {each.interrupt_id: ElicitRequest(params=form) for each, form in forms}
     return InputRequiredResult(input_requests=requests, request_state=state_of(view.agent_turn_id, questions).text())
-
-
-def _progress(before: Seen, seen: Seen) -> str | None:
-    """What is new, for people; None for nothing."""
-    if seen.is_over:
-        return f"the turn ended: {seen.view.status}"
-    if len(seen.questions) > len(before.questions):
-        return "the turn waits for a person"
-    return f"step {seen.view.steps} is done" if seen.view.steps > before.view.steps else None
 
 
 def _unknown(tool: str) -> MCPError:

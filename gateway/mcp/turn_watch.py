@@ -6,48 +6,15 @@ beyond one wait. Costs one or two short reads at each event of the turn.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterator
 
-from turnstile.gateway.events.ends import Ends
-from turnstile.ledger.people.interrupt_views import list_interrupts
+from turnstile.gateway.events.ends import Ends, Seen, look
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import InterruptId
-from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
-from turnstile.schema.states import HeadStatus
 from turnstile.schema.wire import subjects
-from turnstile.schema.wire.descriptions import TurnView
 
 _LOOK_SECONDS = 2.0
-MOST_QUESTIONS: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A turn, and the questions to people that are open in it."""
-
-    view: TurnView
-    questions: Sequence[Interrupt] = ()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the turn is over."""
-        return self.view.ended_at is not None
-
-
-async def look(pool: Pool, view: TurnView) -> Seen:
-    """How the turn stands now; raises `ServerUnavailable`."""
-    project, turn = view.project_id, view.agent_turn_id
-    found = await pool.run(lambda conn: describe_turn(conn, project, turn)) or view
-    if found.ended_at is not None or found.status != HeadStatus.SUSPENDED:
-        return Seen(found)
-    asked = await pool.run(
-        lambda conn: list_interrupts(conn, project, turn=turn, status=InterruptStatus.OPEN, row_limit=MOST_QUESTIONS)
-    )
-    return Seen(found, asked)
 
 
 async def next_change(pool: Pool, ends: Ends, before: Seen, known: Collection[InterruptId]) -> Seen:
@@ -64,3 +31,13 @@ async def next_change(pool: Pool, ends: Ends, before: Seen, known: Collection[In
                     return seen
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(hint.wait(), _LOOK_SECONDS)
+
+
+def news(before: Seen, seen: Seen) -> Iterator[str]:
+    """What happened between two looks, in order, for people: each step, then that the turn waits or its end."""
+    for step in range(before.view.steps + 1, seen.view.steps + 1):
+        yield f"step {step} is done"
+    if seen.is_over:
+        yield f"the turn ended: {seen.view.status}"
+    elif len(seen.questions) > len(before.questions):
+        yield "the turn waits for a person"

@@ -16,8 +16,7 @@ from starlette.types import Receive
 
 from turnstile.gateway.addressed import Target
 from turnstile.gateway.events.frames import HEARTBEAT
-from turnstile.gateway.events.reading import Reader, reader_of
-from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.reading import Change, Reader, reader_of
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Problem, problem_of
@@ -158,8 +157,8 @@ class _Asked:
 
     async def _completion(self) -> ChatCompletion:
         async with contextlib.aclosing(self._events()) as batches:
-            async for events in batches:
-                if (turn := _outcome(events)) is not None:
+            async for change in batches:
+                if (turn := _outcome(change)) is not None:
                     choice = Choice(message=AssistantMessage(content=text_of(turn)), finish_reason=reason_of(turn))
                     return ChatCompletion(
                         id=self._id,
@@ -175,13 +174,13 @@ class _Asked:
         yield frames.begun()
         try:
             async with contextlib.aclosing(self._events()) as batches:
-                async for events in batches:
-                    if events is None:
+                async for change in batches:
+                    if change is None:
                         yield HEARTBEAT
                         continue
-                    if text := told.take(events):
+                    if text := told.take(change.events):
                         yield frames.text(text)
-                    if (turn := _outcome(events)) is not None:
+                    if (turn := _outcome(change)) is not None:
                         if text := told.deliver(text_of(turn)):
                             yield frames.text(text)
                         yield frames.ended(reason_of(turn), await self._usage())
@@ -190,13 +189,13 @@ class _Asked:
         except TurnstileError as error:
             yield error_frame(await self._problem(error))
 
-    async def _events(self) -> AsyncGenerator[list[Event] | None]:
+    async def _events(self) -> AsyncGenerator[Change | None]:
         async with (
             self.kernel.feeds.following(self.view) as feed,
             contextlib.aclosing(self.reader.changes(feed)) as changes,
         ):
-            async for events in changes:
-                yield events
+            async for change in changes:
+                yield change
 
     async def _usage(self) -> TurnUsage:
         view = self.view
@@ -210,11 +209,9 @@ class _Asked:
         return problem_of(error)
 
 
-def _outcome(events: list[Event] | None) -> Turn | None:
+def _outcome(change: Change | None) -> Turn | None:
     """The turn if it is over; raises `TurnFailed`."""
-    turn = events[-1].data if events else None
-    if not isinstance(turn, Turn):
-        return None
-    if turn.status not in _DELIVERED:
+    turn = None if change is None else change.outcome
+    if turn is not None and turn.status not in _DELIVERED:
         raise TurnFailed(turn)
     return turn

@@ -15,7 +15,6 @@ from typing import Any, Final
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN
 from turnstile.gateway.events.reading import Reader, reader_of
-from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, problem_of
@@ -24,7 +23,6 @@ from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.messages import composed
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
-from turnstile.gateway.openai.responses.objects import StreamEvent
 from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve
 from turnstile.gateway.openai.responses.response_reading import (
     asked_with,
@@ -35,7 +33,7 @@ from turnstile.gateway.openai.responses.response_reading import (
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
 from turnstile.gateway.openai.targets import find_target, known_model
-from turnstile.gateway.v1.resources import Turn, TurnStop
+from turnstile.gateway.v1.resources import TurnStop
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.past import list_turn_past
 from turnstile.runtime.telemetry import Metric
@@ -218,20 +216,18 @@ class Responses:
             contextlib.aclosing(reader.changes(feed, stream.cursor)) as changes,
         ):
             resumes = mark is not None
-            async for events in changes:
-                if events is None:
+            async for change in changes:
+                if change is None:
                     yield HEARTBEAT
                     continue
+                events, now = change.events, change.seen.view
                 if events and resumes:
                     stream.known(feed.after(BEGIN))
                     resumes = False
-                frames = [told.frame() for told in stream.status("running" if events else feed.view.status)]
+                told = list(stream.status("running" if events else now.status))
                 for event in events:
-                    frames += [told.frame() for told in await self._told(stream, event, feed.view)]
-                if frames:
-                    yield b"".join(frames)
-
-    async def _told(self, stream: ResponseStream, event: Event, view: TurnView) -> list[StreamEvent]:
-        if not isinstance(event.data, Turn):
-            return list(stream.take(event))
-        return list(stream.end(event.data, await read_response(self.kernel.pool, view)))
+                    told += stream.take(event)
+                if (turn := change.outcome) is not None:
+                    told += stream.end(turn, await read_response(kernel.pool, now))
+                if told:
+                    yield b"".join(each.frame() for each in told)

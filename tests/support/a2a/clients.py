@@ -66,6 +66,8 @@ class Heard:
     ended: bool = False
     replaced: int = 0
     updates: int = 0
+    last_update: Artifact | None = None
+    """What the last update alone said."""
 
     def take(self, event: StreamResponse) -> None:
         """One event."""
@@ -89,7 +91,7 @@ class Heard:
     def _artifact(self, event: StreamResponse) -> None:
         update = event.artifact_update
         self.updates += 1
-        self.ended = update.last_chunk
+        self.ended, self.last_update = update.last_chunk, update.artifact
         if update.append:
             assert self.artifact is not None
             self.artifact.parts.extend(update.artifact.parts)
