@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from turnstile.processes.services import ServiceTurn, run_service
-    from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
+    from turnstile.schema.errors import (
+        BadRequest,
+        ConfigError,
+        Limited,
+        Refused,
+        ServerUnavailable,
+        StaleTurn,
+        TurnstileError,
+    )
     from turnstile.schema.pump.listeners import listener
     from turnstile.schema.pump.payloads import Payload
-    from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
+    from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage
     from turnstile.sdk.blocking import SyncClient, SyncConversation, SyncInterrupt, SyncTurn
     from turnstile.sdk.interrupts import Interrupt
     from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
@@ -26,12 +34,14 @@ __all__ = [
     "Conversation",
     "HandlerMetadata",
     "HandlerResponse",
+    "Huh",
     "Interrupt",
     "Limited",
     "Payload",
     "Refused",
     "ServerUnavailable",
     "ServiceTurn",
+    "StaleTurn",
     "SyncClient",
     "SyncConversation",
     "SyncInterrupt",
@@ -52,11 +62,12 @@ __all__ = [
 _MODULES = {
     "turnstile.processes.services": ("ServiceTurn", "run_service"),
     "turnstile.schema.errors": (
-        *("BadRequest", "ConfigError", "Limited", "Refused", "ServerUnavailable", "TurnstileError"),
+        *("BadRequest", "ConfigError", "Limited", "Refused", "ServerUnavailable"),
+        *("StaleTurn", "TurnstileError"),
     ),
     "turnstile.schema.pump.listeners": ("listener",),
     "turnstile.schema.pump.payloads": ("Payload",),
-    "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "SystemErrorMessage"),
+    "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "Huh", "SystemErrorMessage"),
     "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
     "turnstile.sdk.interrupts": ("Interrupt",),
     "turnstile.sdk.blocking": ("SyncClient", "SyncConversation", "SyncInterrupt", "SyncTurn"),

@@ -115,14 +115,8 @@ def effect_of_response(registry: Registry, listener: Listener, response: object,
         return _refused(SystemErrorMessage.validation())
     if response.kind is ResponseKind.RESPOND:
         return _written(listener, message, payload, Respond)
-    target = registry.route(listener, response.to, payload.root_tag())
-    if target is None:
-        return _unroutable(registry, listener, response.to, payload.root_tag(), message)
-    if target is listener:
-        return _written(listener, message, payload, Iterate)
-    if type(payload) is not target.payload:
-        return _written(listener, message, payload, lambda text: _refused(Huh.of(text.encode())))
-    return _written(listener, message, payload, lambda text: Forward(target.name, text))
+    # Written before it is routed: what cannot go out is told alike, whether or not the target is there.
+    return _written(listener, message, payload, lambda text: _forwarded(registry, listener, response, text, message))
 
 
 def effect_of_turn(registry: Registry, listener: Listener, begun: BegunMessage) -> Effect | None:
@@ -206,6 +200,26 @@ def _from_choice(registry: Registry, listener: Listener, begun: BegunMessage, da
         return Iterate(sent) if target is listener else Forward(target.name, sent, begun.agent_turn_id)
     except BadPayload:
         return _refused(Huh.of(json.dumps(arguments).encode()))
+
+
+def _forwarded(registry: Registry, listener: Listener, response: HandlerResponse, text: str, message: str) -> Effect:
+    """The effect of a payload that may go out: to the listener itself, to its target, or an answer of the pump.
+
+    A plain handler may name any listener. So it hears the same of a target that is not there as of one that does not
+    take the payload. An agent knows its peers, and hears `huh` of a payload that a peer does not take.
+    """
+    payload, tag = response.payload, response.payload.root_tag()
+    target = registry.route(listener, response.to, tag)
+    if target is None:
+        return _unroutable(registry, listener, response.to, tag, message)
+    if target is listener:
+        return Iterate(text)
+    if type(payload) is target.payload:
+        return Forward(target.name, text)
+    log.warning(
+        "message %s: %s sent %r to %s, which does not take it", message, listener.name, tag[:_SHOWN], target.name
+    )
+    return _refused(Huh.of(text.encode()) if listener.agent else SystemErrorMessage.routing())
 
 
 def _unroutable(registry: Registry, listener: Listener, to: str | None, tag: str, message: str) -> Effect:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from turnstile.bridge.safety.rules import WatchdogTimes
+from turnstile.ledger.operations.sweep import DueAgent
 from turnstile.ledger.turns.lease import AgentKey
 
 LINES = 5
@@ -28,7 +29,7 @@ SENTENCES: Mapping[str, str] = {
     "marked_queued": "turn {turn} of {agent} waited in a queue although its tree was stopped; ended",
     "marked": "turn {turn} of {agent} did not end with its tree in {times.stop_grace:g} s; ended without its worker",
     "stranded": "agent {agent}: it was idle with a turn in its queue; the turn was leased",
-    "doorbell": "agent {agent}: a request waited for {times.pending_wakeup:g} s and no doorbell was heard; taken up",
+    "doorbell": "agent {agent}: {due}; taken up",
     "unannounced": "turn {turn} of {agent}: NATS did not acknowledge its end for {times.unannounced:g} s; "
     "published again",
     "era": "turn {turn} of {agent} was in hand as the ledger's era began; started again from the ledger",
@@ -67,7 +68,7 @@ def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes
 
 def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
     """The values for the placeholders of `SENTENCES`."""
-    agent = _agent(found)
+    agent = agent_of(found)
     call, turn, thread = (_text_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
     message, batch, interrupt = (_text_of(found, name) for name in ("request_id", "batch_id", "interrupt_id"))
     command = getattr(found, "command", None)
@@ -80,16 +81,28 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
         "interrupt": interrupt,
         "call": call,
         "tool": call if command is None else command.tool_name,
+        "due": _due(found),
         "silent": times.command_retry * getattr(found, "repeat", 1),
         "times": times,
         "id": next(filter(None, (call, turn, thread, message, batch, interrupt, agent)), ""),
     }
 
 
-def _agent(found: Any) -> str:
+def _due(found: Any) -> str:
+    """How long a row waited, and for what: a deferred one for its time, a pending one for a doorbell."""
+    if not isinstance(found, DueAgent):
+        return "its inbox had a row that was due"
+    if found.is_deferred:
+        return f"a deferred row was due for {found.due_seconds:.1f} s"
+    return f"a request was due for {found.due_seconds:.1f} s and no doorbell was heard"
+
+
+def agent_of(found: Any) -> str:
+    """The agent of a found thing, as project/agent; empty if it has none."""
     if isinstance(found, tuple):
         return "/".join(cast("AgentKey", found))
-    return f"{_text_of(found, 'project_id')}/{_text_of(found, 'agent_id')}"
+    agent = _text_of(found, "agent_id")
+    return f"{_text_of(found, 'project_id')}/{agent}" if agent else ""
 
 
 def _text_of(found: Any, name: str) -> str:

@@ -21,7 +21,7 @@ from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run, follow_clock
-from turnstile.ledger.operations.sweep import MarkedTurn, SilentCall, Unannounced, Undecided
+from turnstile.ledger.operations.sweep import DueAgent, MarkedTurn, SilentCall, Unannounced, Undecided
 from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
 from turnstile.ledger.people.unknown_calls import UnsureCall, list_unsure
 from turnstile.ledger.pool import Pool
@@ -109,7 +109,7 @@ class LedgerRules:
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
             *([self._rows("outcome", list_unsure, times.command_retry, self._settle)] if self.outcomes else []),
             Rule("stranded", self._stranded, self._dispatch),
-            self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
+            self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._take_up),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
             Rule("clock", lambda run: run(follow_clock), self._claim, times.engine_interval),
         ]
@@ -134,6 +134,9 @@ class LedgerRules:
             return self.queue.offer(agents, "watchdog")
         await self.starter.claim(agents, "watchdog")
         return len(agents)
+
+    async def _take_up(self, found: Sequence[DueAgent]) -> int:
+        return await self._claim([(each.project_id, each.agent_id) for each in found])
 
     async def _time_out(self, late: Sequence[TurnRef]) -> int:
         """Time out calls whose turn's own timer did not: run the timer's statement, then claim what became due."""

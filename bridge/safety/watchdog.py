@@ -12,13 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from turnstile.bridge.safety.repairs import sentences
+from turnstile.bridge.safety.repairs import agent_of, sentences
 from turnstile.bridge.safety.rules import LedgerRules, Rule
 from turnstile.ledger.operations.recovery import record_repairs, take_duty
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.lease import AgentKey
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.errors import TurnstileError
 
@@ -130,8 +129,4 @@ class Watchdog:
 def _ids(found: Any) -> str:
     """The id of a found thing: of the call, else of the turn, the batch or the agent."""
     names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id")
-    return next((f"{name}={getattr(found, name)}" for name in names if hasattr(found, name)), _agent(found))
-
-
-def _agent(found: Any) -> str:
-    return "/".join(cast("AgentKey", found)) if isinstance(found, tuple) else ""
+    return next((f"{name}={getattr(found, name)}" for name in names if hasattr(found, name)), agent_of(found))

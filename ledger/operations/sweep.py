@@ -81,8 +81,6 @@ def _agents(rows: Sequence[Row]) -> list[AgentKey]:
 
 release_stale_claims = _rule_agents("release_stale_claims")
 """Rule 'claims': makes stale claimed rows pending again; returns their agents."""
-list_due_agents = _rule_agents("list_due_agents")
-"""Rule 'doorbell': the agents with rows that have been due for too long."""
 retry_dispatched = _rule_agents("retry_dispatched")
 """Rule 'dispatched, retry': makes rows of leased turns that were not begun pending again; returns their agents."""
 retry_resumes = _rule_agents("retry_resumes")
@@ -94,6 +92,20 @@ async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_
     """Rule 'stranded': idle agents with a turn that could be leased."""
     targets = list(worker_targets)
     return _agents(await query("list_stranded").many(conn, worker_targets=targets, row_limit=row_limit))
+
+
+class DueAgent(Tolerant):
+    """An agent with a row that is due, and for how long it has been."""
+
+    project_id: ProjectId
+    agent_id: AgentId
+    is_deferred: bool
+    """Whether the row waited for its time; else it waited for a doorbell."""
+    due_seconds: float
+
+
+list_due_agents = rule_rows("list_due_agents", DueAgent)
+"""Rule 'doorbell': the agents with pending rows that have been due for too long, or deferred rows that are due."""
 
 
 list_unannounced = rule_rows("list_unannounced", Unannounced)

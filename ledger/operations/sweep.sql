@@ -14,8 +14,8 @@ FROM stale WHERE i.inbox_id = stale.inbox_id
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_due_agents :many
--- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred rows that are due. Projects alternate: the
--- oldest row of each, then the next of each. Skips from project to project in the index.
+-- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred rows that are due, and how long each row has
+-- been due. Projects alternate: the oldest row of each, then the next of each. Skips from project to project in the index.
 WITH RECURSIVE live AS (
     (SELECT i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL AND i.inbox_id >= '' ORDER BY i.project_id COLLATE "C" LIMIT 1)
     UNION ALL
@@ -25,9 +25,10 @@ WITH RECURSIVE live AS (
         ORDER BY i.project_id COLLATE "C" LIMIT 1) n
 ),
 share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- twice an equal share, since some projects have fewer rows
-SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
-    SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
-        SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
+SELECT due.project_id, due.agent_id, due.status = 'deferred' AS is_deferred, extract(epoch FROM now() - due.next_retry_at)::float8 AS due_seconds
+FROM share CROSS JOIN live CROSS JOIN LATERAL (
+    SELECT i.project_id, i.agent_id, i.status, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
+        SELECT i.project_id, i.agent_id, i.status, i.next_retry_at FROM state.agent_inbox i
         JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
         WHERE i.project_id COLLATE "C" = live.project_id AND i.archived_at IS NULL AND i.inbox_id >= '' AND i.status IN ('pending', 'deferred')
           AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)

@@ -383,8 +383,8 @@ def test_an_agent_reaches_its_peers_and_itself() -> None:
     )
 
 
-def test_a_payload_that_its_target_does_not_take_comes_back() -> None:
-    found = effect_of_response(REGISTRY, CLERK, HandlerResponse(Report(words="x"), to="adder"))
+def test_a_payload_that_its_peer_does_not_take_comes_back_to_an_agent() -> None:
+    found = effect_of_response(REGISTRY, BOSS, HandlerResponse(Report(words="x"), to="adder"))
     assert isinstance(found, Iterate)
     assert is_huh(found, "<report><words>x</words></report>")
 
@@ -394,8 +394,18 @@ class Sums(Sum, tag="sums"):
 
 
 def test_a_subclass_of_what_its_target_takes_is_another_payload() -> None:
-    found = effect_of_response(REGISTRY, CLERK, HandlerResponse(Sums(left=1, right=2), to="adder"))
+    found = effect_of_response(REGISTRY, BOSS, HandlerResponse(Sums(left=1, right=2), to="adder"))
     assert is_huh(found, "<sums><left>1</left><right>2</right></sums>")
+
+
+@pytest.mark.parametrize("payload", [Report(words="x"), Sums(left=1, right=2), Stray(), Order(item="x" * LIMITS.size)])
+def test_a_plain_handler_cannot_tell_which_listeners_are_there(payload: Payload) -> None:
+    """Whatever it sends that no target takes: to one that is there, and to one that is not."""
+    heard = {
+        str(effect_of_response(REGISTRY, CLERK, HandlerResponse(payload, to=name)))
+        for name in ("adder", "boss", "counter", "nobody", "no-such")
+    }
+    assert len(heard) == 1
 
 
 @pytest.mark.parametrize("payload", [Huh.of(b"x"), SystemErrorMessage.timeout()])

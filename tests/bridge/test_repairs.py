@@ -5,6 +5,7 @@ import pytest
 from tests.support.paths import ROOT
 from turnstile.bridge.safety.repairs import LINES, SENTENCES, sentences
 from turnstile.bridge.safety.rules import WatchdogTimes
+from turnstile.ledger.operations.sweep import DueAgent
 from turnstile.ledger.turns.lease import AgentKey
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.turns import TurnRef
@@ -15,9 +16,14 @@ AGENTS: list[AgentKey] = [(ProjectId("demo"), AgentId(f"agent-{number}")) for nu
 
 
 def test_few_lines_whatever_was_found() -> None:
-    told = list(sentences("doorbell", AGENTS, len(AGENTS), TIMES))
+    rows = [
+        DueAgent(project_id=project, agent_id=agent, is_deferred=agent.endswith("1"), due_seconds=2 + number)
+        for number, (project, agent) in enumerate(AGENTS)
+    ]
+    told = list(sentences("doorbell", rows, len(rows), TIMES))
     assert len(told) == LINES + 1
-    assert told[0] == "agent demo/agent-0: a request waited for 5 s and no doorbell was heard; taken up"
+    assert told[0] == "agent demo/agent-0: a request was due for 2.0 s and no doorbell was heard; taken up"
+    assert told[1] == "agent demo/agent-1: a deferred row was due for 3.0 s; taken up"
     assert told[-1] == "rule doorbell mended 35 more in this way"
 
 

@@ -6,16 +6,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Coroutine
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import turnstile
 from tests.docs.blocks import Block, blocks_of, every_block
+from tests.docs.test_names import quoted
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = [
     Block("python", path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "examples").rglob("*.py"))
@@ -32,6 +36,23 @@ def test_every_name_is_there_and_another_is_not() -> None:
     assert all(getattr(turnstile, name) is not None for name in turnstile.__all__)
     with pytest.raises(AttributeError, match="no attribute 'client'"):
         _ = turnstile.client  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_class_that_a_guide_names_is_public(page: Path) -> None:
+    """Named as `turnstile.X`, or bare as a class of a module that public names come from."""
+    said = quoted(page)
+    named = {name for each in said for name in re.findall(r"\bturnstile\.([A-Z]\w*)", each)}
+    named |= {each for each in said if re.fullmatch(r"[A-Z]\w*", each) and each in classes_beside_public_names()}
+    assert named - set(turnstile.__all__) == set()
+
+
+@cache
+def classes_beside_public_names() -> frozenset[str]:
+    """The classes that are defined where a public name is."""
+    modules = {getattr(turnstile, name).__module__ for name in turnstile.__all__}
+    found = ((module, name, each) for module in modules for name, each in vars(import_module(module)).items())
+    return frozenset(name for module, name, each in found if isinstance(each, type) and each.__module__ == module)
 
 
 @pytest.mark.parametrize("block", [*EXAMPLES, *SHOWN], ids=lambda block: block.place)

@@ -180,7 +180,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_agents": roster_requests.AgentLine,
     "list_canceled_turns": thread_views.ThreadTurn,
     "ledger_time": {"now"},
-    "list_due_agents": AGENT_KEY,
+    "list_due_agents": AGENT_KEY | {"is_deferred", "due_seconds"},
     "follow_clock": AGENT_KEY,
     "list_ended_messages": thread_views.EndedMessage,
     "list_ended_turns": audit.AuditedTurn,

@@ -203,7 +203,7 @@ async def test_thread_ids_along_a_chain_are_opaque_and_unequal(caller: Caller) -
         ("worker", Order(do="system"), f"system SystemError validation True {REJECTED}"),
         ("worker", Order(do="system_response"), f"system SystemError validation True {REJECTED}"),
         ("worker", Order(do="huh"), f"system SystemError validation True {REJECTED}"),
-        ("worker", Order(do="misfit"), f"system huh {INVALID_STRUCTURE} <done><said>no shout</said></done>"),
+        ("worker", Order(do="misfit"), f"system SystemError routing True {UNDELIVERABLE}"),
         ("worker", Order(do="stray_self"), f"system huh {INVALID_STRUCTURE} <stray><text></text></stray>"),
         ("worker", Order(do="ask", what="clerk/crash/"), "clerk SystemError timeout False " + TIMED_OUT),
         ("worker", Order(do="ask", what="clerk/garbage/"), "clerk SystemError timeout False " + TIMED_OUT),

@@ -275,7 +275,9 @@ async def settled(tenant: Tenant, inbox_id: str) -> dict[str, Any]:
     ],
     ids=["neither turn nor epoch", "no epoch", "no turn", "epoch below one", "unknown type"],
 )
-async def test_an_illegal_row_becomes_an_error(client: Tenant, columns: dict[str, object]) -> None:
+async def test_an_illegal_row_becomes_an_error(
+    client: Tenant, columns: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     inbox_id = await insert(client, **columns)
     before = await counts(client)
     row = await settled(client, inbox_id)
@@ -284,6 +286,7 @@ async def test_an_illegal_row_becomes_an_error(client: Tenant, columns: dict[str
     assert (progress["status"], progress["reason"]) == ("error", "protocol_violation")
     told_of = "SELECT error_code, error FROM state.rejections WHERE ids ->> 'inbox_id' = $1"
     [refused] = await client.rows(told_of, inbox_id)
+    assert f"inbox row {inbox_id} by " in caplog.text, "operators are warned"
     assert (refused["error_code"], refused["error"].startswith("it")) == ("protocol_violation", True)
     assert (await counts(client)) | {"state.rejections": 0} == before | {"state.rejections": 0}
     assert (await client.turn(ALICE)).deliverable() == "It is done."

@@ -162,7 +162,8 @@ async def test_agents_whose_rows_nobody_took_are_listed(agents: Pool) -> None:
     await age(agents)
     assert await agents.run(lambda c: sweep.list_due_agents(c, ["x"], older_seconds=5, row_limit=9)) == []
     due = await agents.run(lambda c: sweep.list_due_agents(c, [TARGET], older_seconds=5, row_limit=9))
-    assert due == [(PROJECT, ALICE)]
+    [row] = due
+    assert (row.project_id, row.agent_id, row.is_deferred, round(row.due_seconds)) == (PROJECT, ALICE, False, 3600)
     await start(agents)
     assert await agents.run(lambda c: sweep.list_due_agents(c, [TARGET], older_seconds=5, row_limit=9)) == []
 

@@ -157,7 +157,8 @@ async def test_the_poll_takes_projects_in_turn(agents: Pool) -> None:
         await ask(agents, project=project)
 
     async def due(limit: int) -> list[tuple[ProjectId, AgentId]]:
-        return await agents.run(lambda conn: sweep.list_due_agents(conn, [TARGET], older_seconds=0, row_limit=limit))
+        rows = await agents.run(lambda conn: sweep.list_due_agents(conn, [TARGET], older_seconds=0, row_limit=limit))
+        return [(row.project_id, row.agent_id) for row in rows]
 
     found = await due(8)
     assert set(found[:3]) == {(PROJECT, flood[0]), *((project, ALICE) for project in late)}
