@@ -3,10 +3,6 @@
 A server that pushes cancellations reports a terminated workflow in the same way as a stop. But only an open workflow
 stops its turn, and then it waits for the activity. So `is_stopped` asks the engine whether the workflow is open, with
 one call; without an answer, the turn is not ended here.
-
-A local activity is never stopped: the workflows here cancel none. The SDK cancels one, with `cancel_requested`, when it
-drops a workflow from its cache because the workflow task timed out or the cache is full. The workflow is open then, and
-its next task runs the activity again. A stop reaches the workflow as a signal, which ends the turn after that.
 """
 
 from datetime import timedelta
@@ -24,7 +20,7 @@ async def is_stopped() -> bool:
     if details is None or not details.cancel_requested:
         return False
     info = activity.info()
-    if info.is_local or info.workflow_id is None:
+    if info.workflow_id is None:
         return False
     run = activity.client().get_workflow_handle(info.workflow_id, run_id=info.workflow_run_id)
     try:

@@ -3,13 +3,12 @@
 Fields may be added with defaults; none may be renamed or removed while histories that hold them can still be replayed.
 """
 
-import operator
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
 from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
 
@@ -49,8 +48,6 @@ class TurnInput(TurnRef):
 
     heartbeat_timeout_seconds: float = 10.0
     """How long `run_step` may go without a heartbeat before the engine retries it."""
-    quick_steps: bool = False
-    """Whether steps may run as local activities (`run_quick_step`)."""
     rings: tuple[Ring, ...] = ()
     """Doorbells that the previous run of the workflow had not settled (continue-as-new)."""
 
@@ -66,8 +63,6 @@ class RunStepInput(Tolerant):
     step: int
     reports: tuple[InboxId, ...] = ()
     """Inbox rows to apply before the model is asked."""
-    attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
-    """Records of the attempts that a quick step made before it gave up: numbers and codes."""
 
 
 class ApplyInput(Tolerant):
@@ -101,8 +96,6 @@ class StepContinues(Tolerant):
 
     next: Literal["continue"] = "continue"
     step: int
-    quick: bool = Field(default=False, exclude_if=operator.not_)
-    """Whether the model answers so fast that the next step may run as a quick step."""
 
 
 class StepSuspends(Tolerant):
@@ -115,12 +108,6 @@ class StepSuspends(Tolerant):
     """The names of the tools that the turn waits for; for display only."""
     deadline: datetime | None
     """Null after the timeouts were injected, which are due at once."""
-    quick: bool = Field(default=False, exclude_if=operator.not_)
-    """As in `StepContinues`."""
-    rings: tuple[Ring, ...] = Field(default=(), exclude_if=operator.not_)
-    """Reports that came while the step still waited for them, and were not applied."""
-    attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
-    """Records of the attempts that the next step made, which this one had begun with, before it gave up."""
 
 
 class StepEnds(Tolerant):
@@ -139,14 +126,6 @@ class StepStale(Tolerant):
     head_status: HeadStatus | None = None
 
 
-class StepOutlasts(Tolerant):
-    """The quick step has no answer: the model is not known to be fast, or was too slow. `run_step` does this step."""
-
-    next: Literal["outlasts"] = "outlasts"
-    attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
-    """Records of the attempts made."""
-
-
 class TurnStopped(Tolerant):
     """Result of `stop_turn`: the outcome, or None if the turn was over before."""
 
@@ -155,9 +134,6 @@ class TurnStopped(Tolerant):
 
 
 StepResult = Annotated[StepContinues | StepSuspends | StepEnds | StepStale, Field(discriminator="next")]
-QuickStepResult = Annotated[
-    StepContinues | StepSuspends | StepEnds | StepStale | StepOutlasts, Field(discriminator="next")
-]
 
 
 class TurnResult(Tolerant):

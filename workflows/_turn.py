@@ -61,7 +61,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class StepReturned:
-    """`run_step` or `run_quick_step` returned."""
+    """`run_step` returned."""
 
     result: StepResult
 
@@ -186,9 +186,7 @@ def _returned(state: TurnState, result: StepResult) -> tuple[TurnState, Action]:
         case StepContinues():
             return _step(state, result.step + 1)
         case StepSuspends(waiting=waiting, tools=tools, deadline=deadline):
-            rings = _merged(state.rings, result.rings)
-            waits = replace(state, phase=Phase.WAITING, waiting=waiting, tools=tools, deadline=deadline, rings=rings)
-            return _next(waits)
+            return _next(replace(state, phase=Phase.WAITING, waiting=waiting, tools=tools, deadline=deadline))
         case StepEnds(outcome=outcome):
             return replace(state, phase=Phase.ENDED, outcome=outcome), Return(outcome)
         case StepStale():

@@ -14,20 +14,15 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from turnstile.schema.base import JsonObject
 from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import (
     ApplyInput,
     Outcome,
-    QuickStepResult,
     ReportsApplied,
     Ring,
     RunStepInput,
-    StepContinues,
-    StepOutlasts,
     StepResult,
-    StepSuspends,
     TurnInput,
     TurnRef,
     TurnResult,
@@ -50,9 +45,6 @@ class AgentTurn:
         self._stop = False
         self._early_looks = 0
         """How often in a row a deadline was looked at that the ledger's clock had not reached."""
-        self._quick = turn.quick_steps
-        self._attempts: tuple[JsonObject, ...] = ()
-        """What a quick step had begun of the next step, before it gave up."""
         self._status = _turn.Phase.BUSY.value
 
     @workflow.signal
@@ -121,14 +113,7 @@ class AgentTurn:
 
     async def _run_step(self, action: _turn.RunStep) -> _turn.Event:
         self._set_status(_turn.Phase.BUSY.value)
-        given = RunStepInput(turn=self._turn, step=action.step, reports=action.reports, attempts=self._attempts)
-        if self._quick:
-            tried = await self._try_step(given)
-            if not isinstance(tried, StepOutlasts):
-                return self._returned(tried)
-            if self._stop:
-                return _turn.StepGaveUp()
-            given = given.model_copy(update={"attempts": tried.attempts})
+        given = RunStepInput(turn=self._turn, step=action.step, reports=action.reports)
         handle = workflow.start_activity(
             "run_step",
             given,
@@ -146,7 +131,7 @@ class AgentTurn:
         if self._stop and not handle.done():
             handle.cancel()
         try:
-            return self._returned(await self._shielded(handle))
+            return _turn.StepReturned(await self._shielded(handle))
         except asyncio.CancelledError:
             return _turn.StepGaveUp()
         except ActivityError as error:
@@ -154,28 +139,6 @@ class AgentTurn:
             if self._stop or isinstance(error.cause, ActivityCancelledError):
                 return _turn.StepGaveUp()
             raise
-
-    async def _try_step(self, given: RunStepInput) -> QuickStepResult:
-        """Run the step as a local activity, if the worker knows its model to be fast; costs half of an activity."""
-        handle = workflow.start_local_activity(
-            "run_quick_step",
-            given,
-            result_type=QuickStepResult,  # pyright: ignore[reportArgumentType] -- the converter reads unions
-            start_to_close_timeout=options.QUICK_START_TO_CLOSE,
-            retry_policy=options.QUICK_RETRY,
-            summary=f"step {given.step or 'next'}",
-        )
-        try:
-            return await self._shielded(handle)
-        except ActivityError:
-            return StepOutlasts()
-
-    def _returned(self, result: StepResult) -> _turn.StepReturned:
-        """The event of a finished step. Its result says whether the next step may run as a local activity."""
-        next_is_quick = isinstance(result, StepContinues | StepSuspends) and result.quick
-        self._quick = self._input.quick_steps and next_is_quick
-        self._attempts = result.attempts if isinstance(result, StepSuspends) else ()
-        return _turn.StepReturned(result)
 
     async def _run_locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
         handle = workflow.start_local_activity(

@@ -36,10 +36,6 @@ STEP_RETRY = RetryPolicy(
 STEP_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 """A stopped step ends its turn itself; the workflow must not close before that."""
 
-QUICK_START_TO_CLOSE = timedelta(seconds=10)
-QUICK_RETRY = RetryPolicy(maximum_attempts=1)
-"""A quick step is tried once; if it fails, `run_step` does the step."""
-
 SETTLE_START_TO_CLOSE = timedelta(seconds=30)
 SETTLE_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),

@@ -116,8 +116,6 @@ class Attempts:
     """
 
     records: list[JsonObject] = field(default_factory=list[JsonObject])
-    first_began: float | None = None
-    """When the first attempt of this process began, by `time.monotonic`; None before it."""
     _current: _Attempt | None = None
 
     @classmethod
@@ -136,8 +134,6 @@ class Attempts:
     def begin(self, number: int, config: LlmConfig, *, heard: bool = True) -> AnswerDraft:
         """Begin an attempt; returns its empty draft."""
         self._current = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
-        if self.first_began is None:
-            self.first_began = self._current.started
         return self._current.draft
 
     def end(self, error_code: str | None) -> None:
@@ -184,36 +180,31 @@ async def ask(
     count_failure: Callable[[], Awaitable[tuple[int, int]]],
     telemetry: Telemetry = SILENT,
     gate: BudgetGate | None = None,
-    patience: float | None = None,
 ) -> ModelAnswer:
     """Ask the model until it answers; raises the last `ModelError` if no further attempt is allowed or can help.
 
     With a `gate` each attempt first reserves what it may use; raises what `BudgetGate.admit` does. `first` is the
     number of the first attempt and of the failures before it; `count_failure` counts one more in the ledger and returns
-    the next pair, or raises `StaleTurn`. Raises `TimeoutError` if there is no answer `patience` seconds after the first
-    attempt was let through. After a cancellation `attempts.draft` has the partial answer.
+    the next pair, or raises `StaleTurn`. After a cancellation
+    `attempts.draft` has the partial answer.
     """
     number, failures = first
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
-    async with asyncio.timeout(patience):
-        tokens = 0 if gate is None else await gate.tokens(request)
-    async with asyncio.timeout(None) as left:
-        while True:
-            admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
-            if patience is not None and left.when() is None:  # the ledger's time is not the model's
-                left.reschedule(asyncio.get_running_loop().time() + patience)
-            try:
-                return await _attempt(model, publisher, question, limits, attempts, admitted, telemetry)
-            except ModelError as error:
-                if gate is not None and error.retryable:
-                    gate.check_time()
-                if not error.retryable or failures + 1 >= limits.model_attempts:
-                    raise
-                number, failures = await count_failure()
-                pause = limits.pause(failures, error.retry_after)
-                await asyncio.sleep(pause if gate is None else gate.within(pause))
-            request = replace(request, attempt=number)
+    tokens = 0 if gate is None else await gate.tokens(request)
+    while True:
+        admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
+        try:
+            return await _attempt(model, publisher, question, limits, attempts, admitted, telemetry)
+        except ModelError as error:
+            if gate is not None and error.retryable:
+                gate.check_time()
+            if not error.retryable or failures + 1 >= limits.model_attempts:
+                raise
+            number, failures = await count_failure()
+            pause = limits.pause(failures, error.retry_after)
+            await asyncio.sleep(pause if gate is None else gate.within(pause))
+        request = replace(request, attempt=number)
 
 
 async def _admitted(

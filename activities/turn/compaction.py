@@ -1,7 +1,7 @@
 """A step that cuts the memory of its turn where the request would be too large (protocol §7.3).
 
 The turn's model is not asked for an answer: the earliest turns leave the memory, summed up before if the profile says
-so, and another step follows. Where the summary fails they leave without one. It is never a quick step. It costs a count
+so, and another step follows. Where the summary fails they leave without one. It costs a count
 of tokens, which is made only where the size of a request may be over the limit, and a few more to choose the place.
 """
 
@@ -36,10 +36,6 @@ _LEAST_SUMMARY = 256
 """The least `max_tokens` of a summary: what is too long is shortened."""
 _MESSAGE_BYTES = 64
 """More than a message's frame takes."""
-
-
-class NotQuick(Exception):
-    """A quick step that would have to cut the memory: `run_step` does this step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ class CompactedStep:
     async def if_full(self, messages: tuple[ModelMessage, ...]) -> Compacted | None:
         """A cut, if the request is over `max_context_tokens`; else None.
 
-        Raises `ModelError` (`memory_too_small`) if the turn alone is over it, `NotQuick`, `CardUnreadable`.
+        Raises `ModelError` (`memory_too_small`) if the turn alone is over it, or `CardUnreadable`.
         """
         limit = self._policy.max_context_tokens
         if limit is None or self._bytes(messages) <= limit:
@@ -98,8 +94,6 @@ class CompactedStep:
         before = await self._count(messages)
         if before.tokens <= limit:
             return None
-        if self.step.patience is not None:
-            raise NotQuick
         places = self.step.memory.places()
         alone = await self._count(self.step.messages(self.pinned, places[-1])) if places else before
         if alone.tokens > limit:
@@ -108,14 +102,12 @@ class CompactedStep:
         return await self._cut("full", places, before, limit * 3 // 4, limit)
 
     async def if_refused(self, messages: tuple[ModelMessage, ...], error: ModelError) -> Compacted:
-        """A cut, if the model said that the request is too long, once a turn; else raises the error, or `NotQuick`."""
+        """A cut, if the model said that the request is too long, once a turn; else raises the error."""
         memory = self.step.memory
         places = memory.places()
         again = any(cut.reason == "refused" for cut in memory.compactions)
         if error.code != TOO_LONG or self.pinned.config.memory is None or again or not places:
             raise error
-        if self.step.patience is not None:
-            raise NotQuick
         before = await self._count(messages)
         limit = self._policy.max_context_tokens or before.tokens
         return await self._cut("refused", places, before, min(before.tokens // 2, limit * 3 // 4), limit)

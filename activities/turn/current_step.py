@@ -37,11 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CurrentStep:
-    """A step that has begun, at `started` and, by `time.monotonic`, at `clock`. `attempts` grows with each model call.
-
-    `patience` is how many seconds a quick step waits for the model, and `until` the moment, by `time.monotonic`, up to
-    which it waits for its calls; None for any other step.
-    """
+    """A step that began at `started`, by `time.monotonic` at `clock`. `attempts` grows with each model call."""
 
     turn: TurnRef
     number: int
@@ -50,8 +46,6 @@ class CurrentStep:
     started: datetime
     clock: float
     attempts: Attempts
-    patience: float | None = None
-    until: float | None = None
     gate: BudgetGate | None = None
     """Of a turn that has a budget."""
 

@@ -82,12 +82,8 @@ class Endings:
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Commit the answer, however long the ledger is away: without the commit the model would be asked again.
-
-        A quick step waits only as long as `Pool.run`.
-        """
-        write = self.pool.insist if step.patience is None else self.pool.run
-        return await write(transition)
+        """Commit the answer, however long the ledger is away: without the commit the model would be asked again."""
+        return await self.pool.insist(transition)
 
     def record(self, step: CurrentStep, record: StepRecord) -> None:
         """Record metrics and span of a step that this attempt has committed, so that each step is recorded once."""

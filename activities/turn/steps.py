@@ -1,4 +1,4 @@
-"""`run_step` does one step of a turn; `run_quick_step` does one as a local activity, for fast models (protocol §7).
+"""`run_step` does one step of a turn (protocol §7).
 
 A step opens the gate, reads the boxes, asks the model, commits the result and publishes it: two round trips to the
 ledger, three for the last step, and one more for each attempt if the turn has a budget. It may run any number of
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -27,11 +27,9 @@ from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
 from turnstile.activities.prompt.question import Question
 from turnstile.activities.turn.call_spans import agent_name
-from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
+from turnstile.activities.turn.compaction import Compacted, CompactedStep
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
-from turnstile.activities.turn.fast_answers import FastAnswers
-from turnstile.activities.turn.prompt_reports import WAIT_SECONDS, FastTools, PromptReports
 from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.settle import end_stopped, publish_applied
 from turnstile.activities.turn.spending import with_gate, within_budget
@@ -54,11 +52,9 @@ from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
-    QuickStepResult,
     RunStepInput,
     StepContinues,
     StepEnds,
-    StepOutlasts,
     StepResult,
     StepSuspends,
     TurnRef,
@@ -76,51 +72,16 @@ class StepActivities(Endings):
     model: Model
     limits: StepLimits
     cache: BoxCache
-    fast_models: FastAnswers
-    fast_tools: FastTools = field(default_factory=FastTools)
 
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
         """Do the step, or return its recorded result; see the module's docstring."""
-        attempts = Attempts.resumed(activity.info().heartbeat_details or [given.attempts])
+        attempts = Attempts.resumed(activity.info().heartbeat_details)
         with about(given.turn, step=given.step or None):
             async with beating(attempts.heartbeat_details):
                 return await self._run_step(given, attempts)
 
-    @activity.defn
-    async def run_quick_step(self, given: RunStepInput) -> QuickStepResult:
-        """Do the step as a local activity, which has no heartbeat and cannot be stopped.
-
-        So it runs only if the model is known to be fast, and only as long as a stop may wait. If it fails or takes
-        longer, it returns `StepOutlasts`, and the workflow runs `run_step`. If it suspends the turn for tools that are
-        known to be fast, it waits for them, and goes on with the next step (`prompt_reports`).
-        """
-        return await self._run_quickly(given, time.monotonic() + WAIT_SECONDS)
-
-    async def _run_quickly(self, given: RunStepInput, until: float) -> QuickStepResult:
-        """Do the step as `run_quick_step`, and those that follow as long as they need not wait after `until`."""
-        attempts = Attempts()
-        if not self.fast_models.is_quick(given.turn.profile_box_id):
-            return StepOutlasts()
-        with about(given.turn, step=given.step or None):
-            try:
-                return await self._run_step(given, attempts, self.fast_models.patience, until)
-            except NotQuick:
-                return StepOutlasts()
-            except TimeoutError:
-                self.fast_models.record(given.turn.profile_box_id, self.fast_models.patience)
-            except asyncio.CancelledError:
-                # Its workflow task timed out; another quick step would time out, too.
-                self.fast_models.record(given.turn.profile_box_id, self.fast_models.patience)
-                raise
-            except Exception as error:  # noqa: BLE001 -- `run_step` raises it again if it lasts
-                log.warning("turn %s: a quick step failed: %s", given.turn.agent_turn_id, type(error).__name__)
-        return StepOutlasts(attempts=tuple(attempts.heartbeat_details()))
-
-    async def _run_step(
-        self, given: RunStepInput, attempts: Attempts, patience: float | None = None, until: float | None = None
-    ) -> StepResult:
-        """Do the step; raises `TimeoutError` if the model has not answered after `patience` seconds."""
+    async def _run_step(self, given: RunStepInput, attempts: Attempts) -> StepResult:
         clock, started = time.monotonic(), datetime.now(UTC)
         try:
             begun = await self._begin(given)
@@ -131,8 +92,7 @@ class StepActivities(Endings):
         context = begun.head.context_headers
         turn_events = TurnEvents(self.publisher, given.turn, context, self.telemetry, agent_name=name)
         number = begun.head.step_count + 1
-        self.fast_tools.learn(given.turn, begun.head)
-        step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts, patience, until)
+        step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts)
         step = with_gate(step, self.model, self.limits, lambda reserve: self.keep(step, reserve))
         try:
             return await self._run(step)
@@ -203,17 +163,13 @@ class StepActivities(Endings):
     ) -> ModelAnswer | Compacted:
         """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
         compaction = CompactedStep(step, pinned, asked, self.model, partial(self._answer, step))
-        async with asyncio.timeout(step.patience):
-            cut = await compaction.if_full(messages)
+        cut = await compaction.if_full(messages)
         if cut is not None:
             return cut
         try:
-            answer = await self._answer(step, compaction.question(messages))
+            return await self._answer(step, compaction.question(messages))
         except ModelError as error:
             return await compaction.if_refused(messages, error)
-        if (began := step.attempts.first_began) is not None:
-            self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
-        return answer
 
     async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
         """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""
@@ -258,7 +214,6 @@ class StepActivities(Endings):
             lambda: self.keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
             self.telemetry,
             step.gate,
-            step.patience,
         )
 
     async def _commit(
@@ -316,7 +271,7 @@ class StepActivities(Endings):
         completed = step.turn_events.completed(step.number, done.step_metadata)
         await step.turn_events.publish(completed, *step.applied(record))
         hit(Fault.STEP_PUBLISHED)
-        return StepContinues(step=step.number, quick=self.fast_models.is_quick(step.turn.profile_box_id))
+        return StepContinues(step=step.number)
 
     async def _suspend(
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
@@ -338,41 +293,14 @@ class StepActivities(Endings):
         asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
         messages = step.turn_events.suspended(step.number, done.step_metadata, None, asleep)
         messages += step.applied(record)
-        result = StepSuspends(
+        await step.turn_events.publish(*messages)
+        hit(Fault.CALLS_PUBLISHED)
+        return StepSuspends(
             step=step.number,
             waiting=tuple(command.tool_call_id for command in decision.commands),
             tools=tuple(command.tool_name for command in decision.commands),
             deadline=done.resume_deadline,
-            quick=self.fast_models.is_quick(step.turn.profile_box_id),
         )
-        reports = self.fast_tools.may_answer(step.turn, result) if asleep is not None and not held else None
-        if reports is not None and step.until is not None:
-            return await self._go_on(step, result, messages, reports, step.until)
-        await step.turn_events.publish(*messages)
-        hit(Fault.CALLS_PUBLISHED)
-        return result
-
-    async def _go_on(
-        self,
-        step: CurrentStep,
-        result: StepSuspends,
-        messages: Sequence[Message],
-        reports: PromptReports,
-        until: float,
-    ) -> StepResult:
-        """Publish the calls; run the next step if all are answered in time, else leave the rest to the workflow."""
-        with reports.expected(step.turn, result.waiting) as answers:
-            await step.turn_events.publish(*messages)
-            hit(Fault.CALLS_PUBLISHED)
-            rings = await answers.within(until - time.monotonic())
-        if answers.missing:
-            self.fast_tools.missed(step.turn, result, answers)
-            return result.model_copy(update={"rings": rings})
-        rows = tuple(ring.inbox_id for ring in rings)
-        done = await self._run_quickly(RunStepInput(turn=step.turn, step=step.number + 1, reports=rows), until)
-        if isinstance(done, StepOutlasts):
-            return result.model_copy(update={"rings": rings, "quick": False, "attempts": done.attempts})
-        return done
 
     async def _stop(self, step: CurrentStep) -> StepResult:
         """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""

@@ -18,7 +18,6 @@ from temporalio.common import (
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from turnstile.activities.turn.prompt_reports import PromptReports
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
@@ -54,15 +53,11 @@ class Starter(Claims):
         served: ServedTargets,
         *,
         heartbeat_timeout_seconds: float = 10.0,
-        quick_steps: bool = False,
         telemetry: Telemetry = SILENT,
-        reports: PromptReports | None = None,
     ) -> None:
-        """With `reports`, steps of this process that wait for reports get them instead of their workflows."""
         super().__init__(pool, publisher, served, telemetry)
         self._client = client
-        self._reports = reports
-        self._limits = {"heartbeat_timeout_seconds": heartbeat_timeout_seconds, "quick_steps": quick_steps}
+        self._limits = {"heartbeat_timeout_seconds": heartbeat_timeout_seconds}
         self._ledger = ""
 
     async def ledger(self) -> str:
@@ -74,9 +69,8 @@ class Starter(Claims):
     async def ring(self, claims: list[Claim]) -> None:
         """Signal the workflow of these rows' turn once; it applies them together (§7.5, greedy batch).
 
-        A step that waits for its reports in this process gets them instead. A signal never starts a workflow: if there
-        is none, the rows are released. A turn that shall stop and has not begun is ended here: of a tree that is
-        stopped, most turns may still wait for their workflow.
+        A signal never starts a workflow: if there is none, the rows are released. A turn that shall stop and has not
+        begun is ended here: of a tree that is stopped, most turns may still wait for their workflow.
         """
         turn = claims[0].turn()
         if any(claim.purpose is Purpose.STOP and claim.head_status is HeadStatus.DISPATCHED for claim in claims):
@@ -86,13 +80,6 @@ class Starter(Claims):
                 return
         handle = self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn.agent_turn_id))
         rings = [claim.ring() for claim in claims]
-        if self._reports is not None:
-            if any(claim.purpose is Purpose.STOP for claim in claims):
-                self._reports.release(turn.agent_turn_id, turn.turn_epoch)
-            elif self._reports.give(turn.agent_turn_id, turn.turn_epoch, rings):
-                hit(Fault.WORKFLOW_SIGNALLED)
-                self.counts.signalled += len(claims)
-                return
         with about(turn):
             try:
                 await handle.signal(AgentTurn.doorbell, rings, rpc_timeout=_RPC_TIMEOUT)

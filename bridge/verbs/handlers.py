@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
-from turnstile.activities.turn.prompt_reports import PromptReports
 from turnstile.bridge.inbox.prompt_claims import PromptClaims
 from turnstile.bridge.people.multitask import MultitaskEnqueues
 from turnstile.bridge.people.rerun_verb import run_again
@@ -24,7 +23,6 @@ from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue_turn, planned
-from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import describe_call, report
 from turnstile.runtime.faults import Fault, hit
@@ -34,8 +32,7 @@ from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
 from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
-from turnstile.schema.states import MessageType, MultitaskStrategy, ReplyStatus
-from turnstile.schema.turns import Ring
+from turnstile.schema.states import MultitaskStrategy, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
@@ -70,8 +67,6 @@ class Verbs:
     telemetry: Telemetry = SILENT
     claims: PromptClaims | None = None
     """Starts turns that their enqueue has claimed; without it all are left to a claim."""
-    reports: PromptReports | None = None
-    """Steps of this process that wait for reports."""
 
     def __post_init__(self) -> None:
         self._counts = AdmissionCache(self.admission.max_live_turns)
@@ -174,18 +169,10 @@ class Verbs:
             await self._reject(request, error, ids)
             raise
         hit(Fault.REPORT_COMMITTED)
-        if (lease := done.ring) is not None and not self._is_given(wanted, lease):
+        if (lease := done.ring) is not None:
             await publish_best_effort(self.publisher, lease.doorbell(SENDER, "report"))
         hit(Fault.REPORT_PUBLISHED)
         return done.reply
-
-    def _is_given(self, report: ReportRequest, lease: Lease) -> bool:
-        """Whether the step that made the call waits for the report in this process, and has it now."""
-        if self.reports is None:
-            return False
-        kind = MessageType.TOOL_RESULT
-        ring = Ring(inbox_id=lease.inbox_id, message_type=kind, correlation_id=report.tool_call_id)
-        return self.reports.give(lease.agent_turn_id, lease.turn_epoch, [ring])
 
     async def stop(self, request: VerbRequest) -> StopReply:
         """End a turn, whatever its status is (protocol §6, stop)."""

@@ -2,15 +2,14 @@
 
 import pytest
 
-from tests.support.ledger.agents import PROJECT, rows, start, value
+from tests.support.ledger.agents import PROJECT, rows, value
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.talks import Cast, CountedCache, Said, Talk, is_summed_up, told
-from turnstile.activities.turn.fast_answers import LEARNED_AFTER, FastAnswers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.profiles import Memory
-from turnstile.schema.turns import StepContinues, StepEnds, StepOutlasts, TurnRef
+from turnstile.schema.turns import StepContinues, TurnRef
 
 LIMIT = 160
 DROPS = Memory(max_context_tokens=LIMIT, keep_last_turns=3)
@@ -207,27 +206,6 @@ async def test_a_cache_that_knows_more_reads_the_same(pool: Pool) -> None:
     assert said.rows < again.rows
     await warm.say(number + 2)
     assert told(warm.cast.asked[-1])[:-1] == told(cold.cast.asked[-1])
-
-
-async def test_a_quick_step_leaves_a_cut_to_the_other(pool: Pool) -> None:
-    talk = await Talk(pool, paces=FastAnswers(5.0)).begun(DROPS)
-    number = 0
-    while True:
-        number += 1
-        await talk.enqueue(number, words=10)
-        turn = await start(pool)
-        for _ in range(LEARNED_AFTER):
-            talk.paces.record(turn.profile_box_id, 0.001)
-        quick = await talk.quick_step(turn)
-        while isinstance(quick, StepContinues):
-            quick = await talk.quick_step(turn, quick.step + 1)
-        if isinstance(quick, StepOutlasts):
-            break
-        assert isinstance(quick, StepEnds)
-    assert await count_cuts(pool) == 0
-    assert talk.paces.is_quick(turn.profile_box_id)
-    assert isinstance(await talk.step(turn), StepContinues)
-    assert await count_cuts(pool) == 1
 
 
 async def test_a_cut_that_is_repeated_is_made_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

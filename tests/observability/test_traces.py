@@ -18,7 +18,6 @@ from tests.support.ledger.agents import ALICE, add_agents, lease
 from tests.workflows.recordings import replay
 from turnstile.activities.models import ScriptedModel, load_scripts
 from turnstile.activities.prompt.model_attempts import StepLimits
-from turnstile.activities.turn.fast_answers import FastAnswers
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
@@ -216,9 +215,7 @@ async def test_a_step_that_is_run_again_is_one_span(pool: Pool) -> None:
     trace = headers.new_traceparent()
     turn = await lease(pool, ALICE, incoming={headers.TRACEPARENT: trace})
     heard, model = Heard(), DiesOnce(load_scripts([]))
-    steps = StepActivities(
-        *(pool, NoReply(), model, StepLimits(), BoxCache(1_000_000), FastAnswers(0)), telemetry=Telemetry(tracer=heard)
-    )
+    steps = StepActivities(pool, NoReply(), model, StepLimits(), BoxCache(1_000_000), telemetry=Telemetry(tracer=heard))
 
     async def run() -> object:
         return await ActivityEnvironment().run(steps.run_step, RunStepInput(turn=turn, step=0))

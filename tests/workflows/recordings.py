@@ -19,12 +19,10 @@ from temporalio.worker import Interceptor, Replayer, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from tests.support.conditions import until
-from tests.support.faults.points import DONE
 from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
 from tests.support.processes.clocks import of_postgres, right_clock
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import QUICK, Config, open_stack
-from tests.support.quick import learned, shape
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
 from tests.workflows.cast import Count, Hold, Question
@@ -45,12 +43,9 @@ from turnstile.workflows.options import turn_workflow_id
 DIRECTORY = Path(__file__).parent / "histories"
 HASTY: Config = {
     **QUICK,
-    "worker": {**QUICK["worker"], "quick_step_ms": 0},
     "tools": {"suspend_timeout_seconds": 1.5},
     "pump": {"listeners": ["tests.workflows.cast"], "worker_target": "cast"},
 }
-TRYING: Config = {**HASTY, "worker": QUICK["worker"]}
-"""Steps are tried as quick ones."""
 EARLY_SHAPE = "looked-early"
 BEHIND = timedelta(seconds=3)
 _IDENTITY = re.compile(r"\bturnstile(-\w+)?@[\w.-]+?-[0-9a-f]{8}\b")
@@ -222,55 +217,6 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-async def _tried(tenant: Tenant, _: Processes) -> AgentTurnId:
-    """A turn whose model nobody knows, as most are: its first step is tried, and no other."""
-    async with hand_of(tenant) as hand:
-        turn = await hand.suspended(calling("search"))
-        await hand.report(call_of(turn))
-        assert (await hand.ended(turn)).view.status == "success"
-        assert await shape(tenant, turn) == ["run_quick_step", "run_step", "run_step"]
-    return turn
-
-
-async def _quick(tenant: Tenant, _: Processes) -> AgentTurnId:
-    async with hand_of(tenant) as hand:
-        await learned(hand)
-        turn = await hand.suspended(calling("search"), DONE)
-        await hand.report(call_of(turn))
-        assert (await hand.ended(turn)).view.status == "success"
-        assert await shape(tenant, turn) == ["run_quick_step", "run_quick_step"]
-    return turn
-
-
-async def _quick_outlasted(tenant: Tenant, _: Processes) -> AgentTurnId:
-    """A model that was fast is slow, and is asked again by an activity."""
-    async with hand_of(tenant) as hand:
-        await learned(hand)
-        turn = await hand.start({"text": "At last.", "delay_seconds": 0.5})
-        assert (await hand.ended(turn)).view.status == "success"
-        assert await shape(tenant, turn) == ["run_quick_step", "run_step"]
-    return turn
-
-
-async def _quick_stopped(tenant: Tenant, _: Processes) -> AgentTurnId:
-    """The stop is heard once the quick step has given up."""
-    async with hand_of(tenant) as hand:
-        await learned(hand)
-        turn = await hand.start({"text": "never said", "delay_seconds": 60})
-        await hand.until_head(status="running")
-        await tenant.client.request("stop", {"agent_turn_id": turn})
-        assert (await hand.ended(turn)).view.error_code == "stopped"
-    return turn
-
-
-QUICK_SHAPES: dict[str, Shape] = {
-    "tried": _tried,
-    "quick": _quick,
-    "quick-outlasted": _quick_outlasted,
-    "quick-stopped": _quick_stopped,
-}
-
-
 async def _send(tenant: Tenant, to: str, payload: Payload, thread: ThreadId | None = None) -> ThreadId:
     asked: JsonObject = {"to": to, "payload": payload.to_xml().decode(), "thread_id": thread}
     reply = SendReply.model_validate(await tenant.client.request("send", asked))
@@ -376,12 +322,12 @@ LONG = 40
 
 
 @asynccontextmanager
-async def _running(config: Config = HASTY) -> AsyncGenerator[tuple[Tenant, Processes]]:
+async def _running() -> AsyncGenerator[tuple[Tenant, Processes]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         async with (
             EmbeddedServers(directory / ".turnstile") as servers,
-            open_stack(servers.endpoints, directory, config) as stack,
+            open_stack(servers.endpoints, directory, HASTY) as stack,
             processes_of(stack.config) as processes,
         ):
             await processes.ensure()
@@ -417,10 +363,6 @@ async def record(*names: str) -> None:
                 own = new_tenant(tenant.stack)
                 [history] = await _runs(own, await talk(own, processes))
                 _keep(name, history)
-    async with _running(TRYING) as (tenant, processes):
-        for name, shape_of in QUICK_SHAPES.items():
-            if not names or name in names:
-                _keep(name, await tenant.stack.history(await shape_of(new_tenant(tenant.stack), processes)))
 
 
 async def record_early() -> None:

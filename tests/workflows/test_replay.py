@@ -23,7 +23,6 @@ from temporalio.workflow import ActivityHandle
 from tests.workflows.recordings import (
     EARLY_SHAPE,
     LONG_SHAPES,
-    QUICK_SHAPES,
     SHAPES,
     THREAD_SHAPES,
     recorded,
@@ -42,7 +41,6 @@ def test_every_shape_is_recorded() -> None:
     runs = {f"{name}-{number}" for name in LONG_SHAPES for number in (1, 2)}
     assert {history.workflow_id for history in HISTORIES} == {
         *SHAPES,
-        *QUICK_SHAPES,
         *THREAD_SHAPES,
         *runs,
         EARLY_SHAPE,
@@ -123,7 +121,7 @@ async def test_activities_are_given_what_was_recorded(history: WorkflowHistory) 
     inputs = Inputs()
     assert await replay([history], inputs) == {}
     assert inputs.seen == recorded_inputs
-    assert recorded_inputs or history.workflow_id == "quick"
+    assert recorded_inputs
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.workflow_id)

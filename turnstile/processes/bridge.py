@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from turnstile.activities.turn.prompt_reports import PromptReports
 from turnstile.bridge.budgets.budget_changes import BudgetChanges
 from turnstile.bridge.budgets.budget_reads import BudgetReads
 from turnstile.bridge.delegation.commands import DelegatingCommands
@@ -71,15 +70,13 @@ class Bridge:
     exclusive: ExclusiveTarget
     served: ServedTargets
     claims: ClaimQueue
-    reports: PromptReports
-    """Steps of a worker in the same process that wait for reports."""
 
     async def start(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Run in tasks of the group until `stop`; returns when the verbs are subscribed, or NATS is away."""
         settings, pool, conn, client, telemetry = self.servers
         # A rule that cannot publish now does so at a later tick, so no rule waits for NATS.
         hasty = NatsPublisher(conn, give_up_seconds=0)
-        rules = safety_rules(self.servers, self.served, hasty, self.claims, self.reports)
+        rules = safety_rules(self.servers, self.served, hasty, self.claims)
         publisher = LocalDoorbells(NatsPublisher(conn), self.claims, self.served)
         depth, limits = settings.protocol.max_recursion_depth, settings.limits
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
@@ -91,7 +88,6 @@ class Bridge:
                 admission=limits.admission,
                 telemetry=telemetry,
                 claims=PromptClaims(self.claims, rules.starter, self.served),
-                reports=self.reports,
             ).handlers(),
             **RosterVerbs(pool, publisher).handlers(),
             **InterruptReads(pool).handlers(),
@@ -188,16 +184,13 @@ def safety_rules(
     served: ServedTargets,
     publisher: Publisher,
     queue: ClaimQueue | None = None,
-    reports: PromptReports | None = None,
 ) -> Rules:
     """The safety net's rules with their settings. With a queue they leave claims to it, else wait for each."""
     settings, pool, conn, client, telemetry = servers
     starter = Starter(
         *(pool, client, publisher, served),
         heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
-        quick_steps=settings.worker.quick_step_ms > 0,
         telemetry=telemetry,
-        reports=reports,
     )
     times = watchdog_times(settings.bridge)
     reconciler = Reconciler(

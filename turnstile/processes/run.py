@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from turnstile.activities.turn.prompt_reports import PromptReports
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.served_targets import ServedTargets
@@ -107,16 +106,16 @@ class _Process:
 
     async def _run_once(self, registry: Registry | None, stop: asyncio.Event) -> None:
         shared, _ = split_targets(self.settings.worker.worker_targets)
-        served, claims, reports = ServedTargets(shared), ClaimQueue(), PromptReports()
+        served, claims = ServedTargets(shared), ClaimQueue()
         async with AsyncExitStack() as stack:
-            servers = await unless_stopped(stop, self._open(stack, registry, served, claims, reports))
+            servers = await unless_stopped(stop, self._open(stack, registry, served, claims))
             if servers is None:
                 return
             exclusive = ExclusiveTarget(self.endpoints.database_url, servers.client.identity, self.standby)
             async with asyncio.TaskGroup() as group:
                 # First, since creating workers may block the loop for seconds, and NATS would seem silent.
                 if self.bridge:
-                    await Bridge(servers, exclusive, served, claims, reports).start(group, stop)
+                    await Bridge(servers, exclusive, served, claims).start(group, stop)
                 if self.worker:
                     await stack.enter_async_context(watching_loop())
                     Worker(servers, exclusive, registry).start(group, stop)
@@ -128,12 +127,7 @@ class _Process:
                     self.ready()
 
     async def _open(
-        self,
-        stack: AsyncExitStack,
-        registry: Registry | None,
-        served: ServedTargets,
-        claims: ClaimQueue,
-        reports: PromptReports,
+        self, stack: AsyncExitStack, registry: Registry | None, served: ServedTargets, claims: ClaimQueue
     ) -> Servers:
         """Wait for the three servers and open them; `stack` closes them."""
         settings, worker, bridge = self.settings, self.worker, self.bridge
@@ -150,8 +144,7 @@ class _Process:
         if worker:
             # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
             publisher = LocalDoorbells(NatsPublisher(conn, give_up_seconds=2), claims, served)
-            given = reports if bridge else None  # only a bridge in this process gives reports to its steps
-            activities = open_activities(settings, pool, publisher, registry, telemetry, self.local, given)
+            activities = open_activities(settings, pool, publisher, registry, telemetry, self.local)
             plugin = await stack.enter_async_context(activities)
         client = await open_client(
             *(settings, self.endpoints, plugin),

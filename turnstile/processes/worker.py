@@ -16,8 +16,6 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker as TemporalWorker
 
 from turnstile.activities.prompt.model_attempts import StepLimits
-from turnstile.activities.turn.fast_answers import FastAnswers
-from turnstile.activities.turn.prompt_reports import FastTools, PromptReports
 from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import ensure_engine
@@ -55,7 +53,6 @@ async def open_activities(
     registry: Registry | None,
     telemetry: Telemetry,
     local: LocalAddress,
-    reports: PromptReports | None = None,
 ) -> AsyncGenerator[SimplePlugin]:
     """The Temporal plugin with a worker's activities; closes their models at the end."""
     models = Models(settings, local)
@@ -76,10 +73,7 @@ async def open_activities(
     except TurnstileError as error:
         log.warning("prices of models are left as they are: %s", error)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    fast_models = FastAnswers(settings.worker.quick_step_ms / 1000)
-    steps = StepActivities(
-        *(pool, publisher, models.router, limits, cache, fast_models, FastTools(reports)), telemetry=telemetry
-    )
+    steps = StepActivities(pool, publisher, models.router, limits, cache, telemetry=telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     try:

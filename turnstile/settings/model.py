@@ -167,7 +167,6 @@ class WorkerSettings(Strict):
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
     max_step_attempts: int = Field(default=25, ge=1, le=1000)
     activity_heartbeat_timeout_seconds: Annotated[float, Field(ge=1, le=300, allow_inf_nan=False)] = 10.0
-    quick_step_ms: int = Field(default=100, ge=0, le=1000)
     stream_gather_ms: int = Field(default=50, ge=0, le=1000)
     database_pool_size: int = Field(default=10, ge=1, le=1000)
     box_cache_mb: int = Field(default=64, ge=0, le=65_536)

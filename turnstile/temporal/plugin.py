@@ -75,7 +75,7 @@ def _activities(
 ) -> list[Callable[..., Any]] | None:
     activities: list[Callable[..., Any]] = []
     if steps is not None:
-        activities += [steps.run_step, steps.run_quick_step]
+        activities += [steps.run_step]
     if settle is not None:
         activities += [settle.apply_reports, settle.inject_timeouts, settle.stop_turn]
     if pump is not None:

@@ -10,7 +10,6 @@ from tests.e2e.people.asking import Person, asked
 from tests.support.conditions import until
 from tests.support.faults.points import DONE, GUESS
 from tests.support.ledger.budgets import budget, figures
-from tests.support.quick import learned, shape
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import ANYTHING, call_of, calling, definition, hand_of, shown
 from turnstile.schema.base import JsonObject
@@ -204,15 +203,6 @@ async def test_the_time_of_a_turn_bounds_its_calls_and_questions(tenant: Tenant)
             [(status, _, _)] = ended.results()
             assert status in {"failed", "timeout"}
             assert len(ended.steps) == 2
-
-
-async def test_quick_steps_reserve_too(tenant: Tenant) -> None:
-    async with hand_of(tenant) as hand:
-        await learned(hand)
-        turn = await hand.start(GUESS, DONE, budget={"max_tokens": 100_000})
-        await hand.ended(turn)
-        assert await shape(tenant, turn) == ["run_quick_step"] * 2
-    assert [each[:3] for each in await reservations(tenant, turn)] == [(1, 1, "settled"), (2, 1, "settled")]
 
 
 async def test_a_stopped_model_is_booked_whole(tenant: Tenant) -> None:

@@ -12,9 +12,7 @@ from tests.support.faults.points import DONE, GUESS, HASTY
 from tests.support.ledger.budgets import budget, commit_uses, uses
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
-from tests.support.quick import learned
 from tests.support.tenants import ALICE, Tenant, turn_of
-from tests.support.tools import hand_of
 from turnstile.ledger.budgets.attempts import reserve_attempt
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.steps import begin_step
@@ -64,19 +62,6 @@ async def test_a_step_that_breaks_off_is_booked_whole_once(
         await spent_once(tenant, turn)
     else:  # its worker lives, and had told what it used
         assert [each[2:] for each in await reservations(tenant, turn)] == [("settled", 400)] * 2
-
-
-async def test_a_quick_step_that_breaks_off_is_booked_whole_once(
-    tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with hand_of(tenant, llm=LLM) as hand:
-        await learned(hand)
-        monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
-        monkeypatch.setenv("TURNSTILE_FAULTS", f"{Fault.ATTEMPT_RESERVED}=throw")
-        turn = await spender(tenant)
-        await hand.ended(turn)
-    assert tmp_path.joinpath(Fault.ATTEMPT_RESERVED).exists()
-    await spent_once(tenant, turn)
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["it-is-late", "it-is-first"])

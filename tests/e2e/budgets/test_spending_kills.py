@@ -14,9 +14,8 @@ from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess, processes_of
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
-from tests.support.quick import learned
 from tests.support.tenants import Tenant, new_tenant
-from tests.support.tools import Hand, hand_of
+from tests.support.tools import hand_of
 from turnstile.runtime.faults import Fault
 
 
@@ -28,26 +27,21 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("quick", [False, True], ids=["step", "quick-step"])
-async def test_a_worker_may_die_in_one(stack: Stack, hatching: Hatchery, tmp_path: Path, quick: bool) -> None:
+async def test_a_worker_may_die_in_one(stack: Stack, hatching: Hatchery, tmp_path: Path) -> None:
     async with processes_of(stack.config, hatching) as both:
         await both.bridge.start()
         for point in POINTS:
             tenant = new_tenant(stack)
-            async with hand_of(tenant, llm=LLM) as hand:
-                await _dies(point, tenant, hand, both.worker, tmp_path, quick=quick)
+            async with hand_of(tenant, llm=LLM):
+                await _dies(point, tenant, both.worker, tmp_path)
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
 
 
-async def _dies(
-    point: Fault, tenant: Tenant, hand: Hand, worker: TurnstileProcess, struck: Path, *, quick: bool
-) -> None:
+async def _dies(point: Fault, tenant: Tenant, worker: TurnstileProcess, struck: Path) -> None:
     (pause := struck / point).touch()
     worker.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(struck)}
     await worker.start()
-    if quick:
-        await learned(hand)
     pause.unlink()
     turn = await spender(tenant)
     assert await worker.died() == -signal.SIGKILL

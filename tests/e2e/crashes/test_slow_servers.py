@@ -1,8 +1,4 @@
-"""PostgreSQL and Temporal that answer late: turns take longer, and none is stopped that nobody stopped.
-
-Temporal's answers come so late that the workflow tasks of quick steps time out. The SDK then cancels the step in the
-words of a request, though the workflow is open and waits for it.
-"""
+"""PostgreSQL and Temporal that answer late: turns take longer, and none is stopped that nobody stopped."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -13,25 +9,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from lab.chaos.proxy import HOST, Proxy
-from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.faults.points import DONE
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.net import unheard, workflow
-from tests.support.processes.stack import PATIENT, Stack, open_stack, running_here
-from tests.support.quick import learned, shape
+from tests.support.processes.net import unheard
+from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import hand_of
-from tests.support.waiting import in_flight, until_waiting
-from turnstile.activities.turn.fast_answers import LEARNED_AFTER
 from turnstile.embedded import Endpoints
-from turnstile.ledger.queries import Connection
-from turnstile.schema.base import JsonObject
 
 NO_LAG = (0.0, 0.0)
 TEMPORAL_LAG = (0.8, 0.8)
 POSTGRES_LAG = (1.0, 1.2)
-LINE: JsonObject = {"text": "Done after a while.", "delay_seconds": 0.4}
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ async def slow(
     async with (
         proxied(url.port) as postgres,
         proxied(address.port) as temporal,
-        open_stack(endpoints, tmp_path_factory.mktemp("stack"), PATIENT) as stack,
+        open_stack(endpoints, tmp_path_factory.mktemp("stack")) as stack,
     ):
         through = url._replace(netloc=f"{url.netloc.rpartition('@')[0]}@{HOST}:{postgres.port}").geturl()
         seen = {"database_url": through, "temporal_address": f"{HOST}:{temporal.port}"}
@@ -84,56 +73,13 @@ async def tenant(slow: Slow) -> AsyncIterator[Tenant]:
         await assert_invariants(conn)
 
 
-@pytest.mark.long
-async def test_a_quick_step_whose_workflow_task_times_out_stops_no_turn(slow: Slow, tenant: Tenant) -> None:
-    async with hand_of(tenant) as hand:
-        await learned(hand)
-        slow.temporal.lag = TEMPORAL_LAG
-        turn = await hand.start(LINE)
-        await hand.until_head(status="running")
-
-        async def hold(conn: Connection) -> None:
-            await conn.fetch("SELECT FROM state.agent_state_head WHERE project_id = $1 FOR UPDATE", tenant.project)
-
-        async with in_flight(tenant.pool, hold):
-            await until_waiting(tenant.pool)  # its end, which the ledger keeps waiting
-            first = await waiting_since(tenant)
-
-            async def timed_out() -> bool:
-                found = await workflow(slow.stack, turn).describe()
-                return found.raw_description.pending_workflow_task.attempt > 1
-
-            async def canceled() -> bool:
-                return await waiting_since(tenant) not in {None, first}
-
-            await until(timed_out, 10, "the workflow task timed out")
-            slow.temporal.lag = NO_LAG
-            await until(canceled, 10, "the step was cancelled, and what follows waits in its place")
-        ended = await hand.ended(turn)
-        assert (ended.view.status, ended.view.error_code) == ("success", None)
-        assert ended.deliverable() == LINE["text"]
-        later = await hand.start(DONE)
-        assert (await hand.ended(later)).view.status == "success"
-        assert await shape(tenant, later) == ["run_quick_step", "run_step"], "steps are not quick here any more"
-
-
-async def waiting_since(tenant: Tenant) -> object:
-    """Since when the statement that waits for a lock has run; None if there is none."""
-    found = await tenant.rows(
-        "SELECT query_start FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    return found[0]["query_start"] if found else None
-
-
 async def test_no_turn_is_stopped_where_ledger_and_engine_are_slow(
     slow: Slow, tenant: Tenant, request: pytest.FixtureRequest
 ) -> None:
-    """One quick step in thirty or so met the bad moment that the test above makes."""
     turns = int(str(request.config.getoption("--slow-turns")))
     if not turns:
         pytest.skip("a longer run: --slow-turns 120")
-    async with hand_of(tenant) as hand:
-        await learned(hand)
+    async with hand_of(tenant):
         agents = await tenant.agents("player", turns)
         slow.postgres.lag, slow.temporal.lag = POSTGRES_LAG, TEMPORAL_LAG
         steps = json.dumps({"steps": [DONE]})
@@ -143,4 +89,4 @@ async def test_no_turn_is_stopped_where_ledger_and_engine_are_slow(
         "SELECT status, error_code, count(*) AS n FROM state.turn_outcomes WHERE project_id = $1 GROUP BY 1, 2",
         tenant.project,
     )
-    assert [tuple(row.values()) for row in found] == [("success", None, turns + LEARNED_AFTER)]
+    assert [tuple(row.values()) for row in found] == [("success", None, turns)]

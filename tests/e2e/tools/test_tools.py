@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.support.conditions import until
 from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
-from tests.support.quick import shape
 from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
 from turnstile.schema.ids import AgentTurnId, ToolCallId
@@ -135,10 +134,9 @@ async def test_all_that_is_due_at_one_wake_up_is_one_batch(tenant: Tenant) -> No
             await written_report(tenant.pool, ref, call, card, next_retry_at=later)
         await tenant.rows("UPDATE state.agent_inbox SET next_retry_at = now() WHERE next_retry_at = $1", later)
         ended = await hand.ended(turn)
-        activities = await shape(tenant, turn)
+        activities = await tenant.stack.activities(turn)
     assert [card.tool_call_id for card in ended.cards if card.type == "tool.result"] == calls[::-1]
-    # The step that called, tried in vain as a quick one, and the step that heard: nothing was applied by halves.
-    assert activities == ["run_quick_step", "run_step", "run_step"]
+    assert activities == ["run_step", "run_step"], "nothing was applied by halves"
 
 
 async def test_a_report_points_to_a_card(tenant: Tenant) -> None:

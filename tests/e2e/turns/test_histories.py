@@ -3,7 +3,7 @@
 import logging
 import re
 from base64 import b64decode
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -14,29 +14,15 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
 
 from tests.e2e.scripts.python import BUG
-from tests.support.databases import Databases
-from tests.support.processes.stack import PATIENT, Stack, open_stack, script_names
+from tests.support.processes.stack import script_names
 from tests.support.tenants import Ended, Tenant, new_tenant
 from tests.workflows.recordings import replay
-from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId
 
 log = logging.getLogger(__name__)
 MARKER = "xyzzy-marker"
 NUMBER = re.compile(r'(?<=[:\[,])\s*"?-?\d[\d.]*"?(?=\s*[,}\]])')
 """In JSON: a count, a time or an age. It may have a digit more; nothing else may differ."""
-
-
-@pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
-    """One whose quick steps may take long: half a megabyte takes a busy machine more than their usual patience."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), PATIENT) as opened:
-        yield opened
-    await databases.drop(name)
 
 
 def shown(event: HistoryEvent) -> str:
@@ -48,22 +34,19 @@ def shown(event: HistoryEvent) -> str:
 
 
 def sizes(history: WorkflowHistory, of: Callable[[HistoryEvent], int]) -> list[int]:
-    """The whole, then each step from its beginning to the next one's; a try begins like a step."""
-    kinds = (EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED, EventType.EVENT_TYPE_MARKER_RECORDED)
-    starts = [index for index, event in enumerate(history.events) if event.event_type in kinds]
+    """The whole, then each step from its beginning to the next one's."""
+    kind = EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+    starts = [index for index, event in enumerate(history.events) if event.event_type == kind]
     parts = [history.events, *(history.events[first:last] for first, last in pairwise(starts))]
     return [sum(of(event) for event in part) for part in parts]
 
 
-@pytest.mark.parametrize("quick", [False, True])
-async def test_history_bytes_do_not_depend_on_the_context(tenant: Tenant, quick: bool) -> None:
+async def test_history_bytes_do_not_depend_on_the_context(tenant: Tenant) -> None:
     found: dict[int, list[int]] = {}
     for size in (1_000, 500_000):
         agent = await tenant.agent(
             "three_steps", AgentId(f"agent-{size:06}"), system_prompt_template="You are {agent_id}."
         )
-        for _ in range(2 * quick):  # then its model is known
-            await tenant.turn(agent)
         ended = await tenant.turn(agent, "x" * size)
         assert len(ended.steps) == 3
         assert sum(len(str(card.content)) for card in ended.cards) > 3 * size
@@ -71,7 +54,7 @@ async def test_history_bytes_do_not_depend_on_the_context(tenant: Tenant, quick:
         found[size] = sizes(history, lambda event: len(shown(event)))
         whole, *steps = sizes(history, lambda event: event.ByteSize())
         log.info("%d bytes of context: %d bytes of history, steps %s", size, whole, steps)
-        assert len(steps) == (2 if quick else 3)
+        assert len(steps) == 2
         assert max(steps) < 1_500
     assert found[1_000] == found[500_000]
 

@@ -21,7 +21,6 @@ from tests.support.processes.stack import Config, Stack
 from tests.support.pump.organism import Shout
 from tests.support.pump.pump import ORGANISM, Caller, calling_in, pump_config
 from tests.support.pump.troupe import TROUPE, Brief, hire, play, verdict
-from tests.support.quick import learned
 from tests.support.tenants import ALICE, Ended, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 from turnstile.schema.access import Caller as Principal
@@ -131,16 +130,16 @@ class Scene:
         await self.insist("decide", {**asked, "decision": decision, **fields}, ME)
 
 
-async def quick(scene: Scene) -> None:
-    """A turn whose only step is a quick one, at first."""
-    hand = await learned(await scene.hand())
+async def plain(scene: Scene) -> None:
+    """A turn of one step."""
+    hand = await scene.hand()
     await scene.armed()
     await scene.ended(await scene.enqueue(hand.agent, DONE))
 
 
-async def quick_tool(scene: Scene) -> None:
-    """A turn whose both steps are quick ones, at first, and that sleeps in between."""
-    hand = await learned(await scene.hand())
+async def tool(scene: Scene) -> None:
+    """A turn that sleeps between its two steps."""
+    hand = await scene.hand()
     await scene.armed()
     turn = await scene.enqueue(hand.agent, calling("search"), DONE)
     await scene.report(hand, turn)
@@ -412,7 +411,7 @@ async def pushed(scene: Scene) -> None:
 PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
     each.__name__: each
     for each in (
-        *(quick, quick_tool, reported_by_sql, stopped_running, stopped_queued, action),
+        *(plain, tool, reported_by_sql, stopped_running, stopped_queued, action),
         *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun, tool_asks),
         *(budgeted, cut, interrupting, rolling_back, steering, thread, agent_thread, roster, boxes, spending),
         pushed,

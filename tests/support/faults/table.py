@@ -16,12 +16,12 @@ _THREAD = (
     Fault.REPLY_ANNOUNCED,
 )
 PASSED: dict[str, tuple[Fault, ...]] = {
-    "quick": (
+    "plain": (
         *BEGINS,
         *STEPS,
         *ENDS,
     ),
-    "quick_tool": (
+    "tool": (
         *BEGINS,
         *STEPS,
         *_OUT,

@@ -12,7 +12,6 @@ from tests.support.ledger.agents import ALICE, PROJECT, ask, rows, start
 from turnstile.activities.models import ScriptedModel, ScriptLine
 from turnstile.activities.models.script import Script, ScriptCall
 from turnstile.activities.prompt.model_attempts import StepLimits
-from turnstile.activities.turn.fast_answers import FastAnswers
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Row
@@ -22,7 +21,7 @@ from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, BoxId
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
-from turnstile.schema.turns import QuickStepResult, RunStepInput, StepContinues, StepEnds, StepResult, TurnRef
+from turnstile.schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, TurnRef
 from turnstile.schema.wire.events import Message
 
 _MARKER = re.compile(r"m-(\d+)")
@@ -144,13 +143,12 @@ class Talk:
     cast: Cast = field(default_factory=Cast)
     cache: CountedCache = field(default_factory=CountedCache)
     events: Events = field(default_factory=Events)
-    paces: FastAnswers = field(default_factory=lambda: FastAnswers(0))
 
     @property
     def steps(self) -> StepActivities:
         """The activities, which hold nothing."""
         model = ScriptedModel(self.cast.scripts())
-        return StepActivities(self.pool, self.events, model, StepLimits(), self.cache, self.paces)
+        return StepActivities(self.pool, self.events, model, StepLimits(), self.cache)
 
     async def begun(self, memory: Memory | None, **profile: Any) -> "Talk":
         """Add the agent; returns the talk."""
@@ -179,10 +177,6 @@ class Talk:
     async def step(self, turn: TurnRef, number: int = 0) -> StepResult:
         """One step."""
         return await ActivityEnvironment().run(self.steps.run_step, RunStepInput(turn=turn, step=number))
-
-    async def quick_step(self, turn: TurnRef, number: int = 0) -> QuickStepResult:
-        """One step, if it is quick."""
-        return await ActivityEnvironment().run(self.steps.run_quick_step, RunStepInput(turn=turn, step=number))
 
     async def play(self) -> Said:
         """Run the agent's leased turn to its end."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
 
 from tests.support.paths import TESTS
@@ -42,8 +43,6 @@ QUICK: Config = {
     "model": {"retry_initial_seconds": 0.01, "retry_max_seconds": 0.05},
 }
 """The same rules as ever, with less patience."""
-PATIENT: Config = {**QUICK, "worker": {**QUICK["worker"], "quick_step_ms": 1000}}
-"""The longest quick steps that there are, so that a busy machine makes none of them an activity."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,17 @@ class Stack:
         handle = self.temporal.get_workflow_handle(turn_workflow_id(turn))
         await handle.result()
         return await handle.fetch_history()
+
+    async def activities(self, turn: AgentTurnId) -> list[str]:
+        """The names of a turn's activities in order, local ones by their markers, after its workflow has closed."""
+        found: list[str] = []
+        for event in (await self.history(turn)).events:
+            if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+                found.append(event.activity_task_scheduled_event_attributes.activity_type.name)
+            elif event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
+                data = event.marker_recorded_event_attributes.details["data"].payloads[0].data
+                found.append(json.loads(data)["activity_type"])
+        return found
 
 
 def write_config(
