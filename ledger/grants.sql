@@ -57,7 +57,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     -- triggers and functions of the owner charge and settle; a bridge raises budgets and sets what projects may spend, which no worker may
     ('state.budgets',
      'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, reserved_tokens, reserved_cost, reserved_turns, warned_at, lowered_at,
-          updated_at, updated_by, raised_with)', null),
+          updated_at, updated_by)', null),
+    ('state.budget_raises', 'SELECT, INSERT', null),
     ('state.project_budgets',  -- an enqueue looks there
      'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, updated_at, updated_by)', 'SELECT'),
     ('state.model_prices', null, 'SELECT, INSERT, UPDATE (input_per_million, output_per_million, cached_input_per_million, max_output_tokens, source,
@@ -94,7 +95,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.migrations'),
     ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
-    ('public.boxes'), ('state.agent_state_pointers'), ('state.budget_reservations'), ('state.identity_edges'), ('state.memory_cuts')
+    ('public.boxes'), ('state.agent_state_pointers'), ('state.budget_reservations'), ('state.budget_raises'), ('state.identity_edges'), ('state.memory_cuts')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

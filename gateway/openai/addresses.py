@@ -53,6 +53,7 @@ def _chat(chat: Chat) -> list[Endpoint]:
             handler=chat.create,
             body=ChatCreate,
             answer=ChatCompletion,
+            request_headers={"Idempotency-Key": "The caller's own name for the request."},
         )
     ]
 
@@ -68,6 +69,7 @@ def _responses(responses: Responses) -> list[Endpoint]:
             handler=responses.create,
             body=ResponseCreate,
             answer=Response,
+            request_headers={"Idempotency-Key": "The caller's own name for the request."},
         ),
         Endpoint(
             name="openai_get_response",

@@ -11,7 +11,7 @@ from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.resources import BudgetLimitation, BudgetPage, BudgetRaise, BudgetsQuery
-from turnstile.gateway.v1.turn_handlers import seen_channel
+from turnstile.gateway.v1.turn_handlers import key_in, seen_channel
 from turnstile.ledger.budgets.budget_views import get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
@@ -19,7 +19,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import BudgetReply, budget_named
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
-from turnstile.schema.errors import Refused
+from turnstile.schema.errors import BadRequest, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,10 @@ class Budgets:
             **call.body.model_dump(mode="json", exclude_unset=True),
             "budget_id": view.budget_id,
         }
+        if (key := key_in(call.headers)) is not None:
+            if call.body.correlation_id not in (None, key):
+                raise BadRequest("correlation_id and the Idempotency-Key are two: send one of them")
+            payload["correlation_id"] = key
         channel = self.asking.channel(call.principal, view.channel_id)
         reply = await self.asking.ask(call.principal, channel, "raise_budget", payload, BudgetReply, call.headers)
         return Answer(_shown(reply))

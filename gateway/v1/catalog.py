@@ -225,10 +225,11 @@ def _budgets(budgets: Budgets) -> list[Endpoint]:
             method="POST",
             path="/v1/budgets/{budget_id}/raise",
             right=Right.OPERATE,
-            summary="Give a budget more, or with a minus take back what is free.",
+            summary="Give a budget more, or with a minus take back what is free; once for each Idempotency-Key.",
             handler=budgets.raise_budget,
             body=r.BudgetRaise,
             answer=BudgetView,
+            request_headers={"Idempotency-Key": "The caller's own name for the request: 1 to 256 ASCII characters."},
         ),
         Endpoint(
             name="limit_project",

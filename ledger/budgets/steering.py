@@ -37,19 +37,21 @@ class More:
 
 
 async def raise_budget(
-    conn: Connection, project: ProjectId, budget: BudgetId, more: More, caller: str, request: str | None = None
+    conn: Connection, project: ProjectId, budget: BudgetId, more: More, caller: str, key: str
 ) -> None:
-    """Give a budget more, or take back what is free; recorded as the caller's. A repeated `request` changes nothing.
+    """Give a budget more, or take back what is free; recorded as the caller's.
 
-    Raises `Refused`: unknown_budget, budget_closed, budget_unlimited (it has no limit of that dimension), budget_in_use
-    (less than is spent and reserved), budget_exceeded (what it was taken from has not so much left).
+    The raise is a row of its own, by its key: the same again, whenever, changes nothing. Raises `Refused`:
+    unknown_budget, correlation_conflict (the key was another raise's), budget_closed, budget_unlimited (it has no limit
+    of that dimension), budget_in_use (less than is spent and reserved), budget_exceeded (what it was taken from has not
+    so much left).
     """
     named = {"max_tokens": more.tokens, "max_cost": more.cost, "max_turns": more.turns}
     asked = {name: value for name, value in named.items() if value}
     if not asked or any(abs(value) > _CAP for value in asked.values()):
         raise BadRequest("say by how much tokens, cost or turns change")
     row = await query("raise_budget").one(
-        conn, project_id=project, budget_id=budget, more=json.dumps(asked | {"request": request}), caller=caller
+        conn, project_id=project, budget_id=budget, more=json.dumps(asked | {"request": key}), caller=caller
     )
     if row["verdict"] != "raised":
         raise Refused(row["verdict"], _why_not_raised(row["verdict"], budget, json.loads(row["detail"] or "{}")))
@@ -60,6 +62,8 @@ def _why_not_raised(verdict: str, budget: BudgetId, detail: Mapping[str, Any]) -
     match verdict:
         case "unknown_budget":
             return f"the project has no budget {budget}"
+        case "correlation_conflict":
+            return "this correlation_id was another raise's: name each raise anew"
         case "budget_closed":
             return f"budget {budget} is closed: what was left of it went back when its turn was over"
         case "budget_unlimited":

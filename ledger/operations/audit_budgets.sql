@@ -88,6 +88,22 @@ WHERE d.spent + d.reserved > d.had + d.beyond AND b.lowered_at IS NULL
   AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
+-- name: grants_are_what_was_given :many
+-- Protocol §15: a turn's budget has what its enqueue granted, and what operators raised it by. Raises from before migration 0070 are not known.
+SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,
+       format('it has %s %s, was granted %s, and its raises make %s', d.had, d.dimension, d.granted, d.raised) AS detail
+FROM state.budgets b
+CROSS JOIN LATERAL (SELECT i.payload #> '{budget,grant}' AS given FROM state.agent_inbox i
+                    WHERE i.agent_turn_id = b.agent_turn_id AND i.message_type IN {turn_types} OFFSET 0) g
+CROSS JOIN LATERAL (SELECT coalesce(sum(r.max_tokens), 0) AS tokens, coalesce(sum(r.max_cost), 0) AS cost, coalesce(sum(r.max_turns), 0) AS turns
+                    FROM state.budget_raises r WHERE r.budget_id = b.budget_id) s
+CROSS JOIN LATERAL (VALUES
+    ('tokens', b.max_tokens, (g.given ->> 'max_tokens')::bigint, s.tokens), ('cost', b.max_cost, (g.given ->> 'max_cost')::bigint, s.cost),
+    ('turns', b.max_turns, (g.given ->> 'max_turns')::bigint, s.turns)) d (dimension, had, granted, raised)
+WHERE b.kind = 'turn' AND b.raised_with IS NULL AND g.given IS NOT NULL AND d.had IS DISTINCT FROM d.granted + d.raised
+  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
 -- name: closed_budgets_gave_back_the_rest :many
 -- Protocol §15: a grant is closed when its turn is over and nothing of it is reserved, and not before.
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,

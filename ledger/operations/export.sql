@@ -169,6 +169,12 @@ SELECT to_jsonb(x)::text AS row FROM state.budget_reservations x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
     SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
 
+-- name: export_budget_raises :many
+-- What operators gave budgets, or took from them; of agents, those of their turns.
+SELECT to_jsonb(x)::text AS row FROM state.budget_raises x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.budget_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+
 -- name: export_project_budgets :many
 -- What the project may spend; of no agent.
 SELECT to_jsonb(x)::text AS row FROM state.project_budgets x

@@ -93,7 +93,7 @@ class BudgetChange(Strict):
     max_turns: int | None = Field(default=None, ge=-MAX_TURNS, le=MAX_TURNS, strict=True)
     """Turns more."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=ID_LIMIT)
-    """The request's own name: repeated with it, it changes nothing more. Null: each counts."""
+    """The request's own name in the project: repeated with it, whenever, it changes nothing more. Null: each counts."""
 
     @model_validator(mode="after")
     def _changes(self) -> Self:

@@ -69,7 +69,8 @@ def operators(cast: Cast, view: View) -> list[Move]:
 
 def _raises(script: Script, more: int) -> Move:
     async def do(pool: Pool) -> str:
-        await pool.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(script.turn), More(tokens=more), _OPERATOR))
+        grant, key = BudgetId(script.turn), f"{script.turn}{more:+}"
+        await pool.run(lambda conn: raise_budget(conn, PROJECT, grant, More(tokens=more), _OPERATOR, key))
         return "raised"
 
     return Move(f"{'raise' if more > 0 else 'lower'} {script.letter}", gated(do), repeats=False)

@@ -102,6 +102,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "until": _DEADLINE,
     },
     "budget_reservations": {"created_at": _SET, "settled_at": _SET},
+    "budget_raises": {"created_at": _SET},
     "project_budgets": {"updated_at": _SET},
     "listeners": {"declared_at": _SET},
     "threads": {"created_at": _SET, "updated_at": _SET, "ended_at": _SET, "version": _ZERO},

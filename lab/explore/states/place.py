@@ -37,6 +37,7 @@ TABLES = (
     "state.steers",
     "state.budgets",
     "state.budget_reservations",
+    "state.budget_raises",
     "state.project_budgets",
     "public.cards",
     "public.boxes",

@@ -73,7 +73,10 @@ class Spending(Storms):
         if self.chance(0.2):
             plenty = BudgetLimits(max_tokens=PLENTY, max_turns=PLENTY // 10)
             await self.pool.run(lambda c: limit_project(c, PROJECT, BudgetPeriod.DAY, plenty, "user.test"))
-        await self.tried(lambda: self.pool.run(lambda c: raise_budget(c, PROJECT, BudgetId(turn), more, "user.test")))
+        key = f"{turn}-{self.dice.randrange(4)}-{more.tokens}"  # the same again, after others
+        await self.tried(
+            lambda: self.pool.run(lambda c: raise_budget(c, PROJECT, BudgetId(turn), more, "user.test", key))
+        )
         self.count["steered"] += 1
 
 

@@ -143,7 +143,7 @@ async def test_a_raise_and_a_reservation_wait_for_each_other(spending: Pool) -> 
     more = More(tokens=100)
     name = BudgetId(turn.agent_turn_id)
     done = await overtaken(
-        spending, lambda conn: raise_budget(conn, PROJECT, name, more, "user.test"), reserve(spending, turn)
+        spending, lambda conn: raise_budget(conn, PROJECT, name, more, "user.test", "a"), reserve(spending, turn)
     )
     assert done.verdict == "reserved"
     less = More(tokens=-100)
@@ -151,7 +151,7 @@ async def test_a_raise_and_a_reservation_wait_for_each_other(spending: Pool) -> 
         await overtaken(
             spending,
             lambda conn: reserving(conn, turn, attempt=2, tokens=(1, 1)),
-            spending.run(lambda conn: raise_budget(conn, PROJECT, name, less, "user.test")),
+            spending.run(lambda conn: raise_budget(conn, PROJECT, name, less, "user.test", "b")),
         )
 
 

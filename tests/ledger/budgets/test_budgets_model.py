@@ -28,7 +28,7 @@ from turnstile.ledger.budgets.steering import More, raise_budget
 from turnstile.ledger.pool import Pool
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId
+from turnstile.schema.ids import AgentId, uuid7
 from turnstile.schema.turns import TurnRef
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ class Spending(RuleBasedStateMachine):
         self.live: dict[AgentId, tuple[TurnRef, Turn]] = {}
         self.over: list[tuple[TurnRef, Turn]] = []
         self.names: dict[Row, str] = {}
+        self.raises: dict[str, tuple[Row, Dimension, int]] = {}
         self.top: dict[Dimension, list[Row]] = {what: [] for what in DIMENSIONS}
         self.run(self.emptied())
         limits: dict[Dimension, int] = {}
@@ -146,10 +147,20 @@ class Spending(RuleBasedStateMachine):
         self.over.append(self.live.pop(agent))
 
     @precondition(lambda self: self.books.rows)
-    @rule(pick=PICK, what=st.sampled_from(DIMENSIONS), amount=st.sampled_from([50, 500, -50, -500]))
-    def raise_it(self, pick: int, what: Dimension, amount: int) -> None:
-        """An operator gives more, or takes what is free."""
+    @rule(
+        pick=PICK,
+        what=st.sampled_from(DIMENSIONS),
+        amount=st.sampled_from([50, 500, -50, -500]),
+        key=st.sampled_from([None, "a", "b"]),
+    )
+    def raise_it(self, pick: int, what: Dimension, amount: int, key: str | None) -> None:
+        """An operator gives more, or takes what is free; maybe again, after others."""
         row = self.books.rows[pick % len(self.books.rows)]
+        key = key or uuid7()
+        if (earlier := self.raises.get(key)) is not None:
+            row, what, amount = earlier
+            self.run(self.raised(row, what, amount, key))
+            return
         rest = self.books.rest(row, what)
         above = row.came_from.get(what, [])
         may = (
@@ -158,14 +169,18 @@ class Spending(RuleBasedStateMachine):
             and rest + min(amount, 0) >= 0
             and (amount < 0 or self.books.fits(above, what, amount))
         )
-        more = More(**{what: amount})
         try:
-            self.run(self.pool.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(row.id), more, "user.test")))
+            self.run(self.raised(row, what, amount, key))
         except Refused:
             assert not may
         else:
             assert may
             row.max[what] += amount
+            self.raises[key] = (row, what, amount)
+
+    async def raised(self, row: Row, what: Dimension, amount: int, key: str) -> None:
+        more = More(**{what: amount})
+        await self.pool.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(row.id), more, "user.test", key))
 
     @invariant()
     def ledger_and_model_agree(self) -> None:

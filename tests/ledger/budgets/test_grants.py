@@ -18,16 +18,22 @@ from tests.support.ledger.budgets import (
     spender,
     uses,
 )
+from tests.support.waiting import overtaken
 from turnstile.ledger.budgets.steering import More, raise_budget
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.errors import Refused
+from turnstile.schema.ids import uuid7
 
 
 async def raised(pool: Pool, name: str, **more: int) -> None:
-    await pool.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(name), More(**more), "user.test"))
+    await raised_with(pool, uuid7(), name, **more)
+
+
+async def raised_with(pool: Pool, key: str, name: str, **more: int) -> None:
+    await pool.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(name), More(**more), "user.test", key))
 
 
 async def test_nobody_s_budget_writes_no_row(spending: Pool) -> None:
@@ -199,6 +205,37 @@ async def test_a_budget_is_raised_from_where_it_came_and_lowered_to_what_is_used
         await raised(spending, name, tokens=1)
     with pytest.raises(Refused, match="has no budget"):
         await raised(spending, "nobody", tokens=1)
+
+
+async def test_a_raise_is_made_once_however_many_came_between(spending: Pool) -> None:
+    turn, other = await spender(spending, {"max_tokens": 400}), await spender(spending, {"max_tokens": 400}, BOB)
+    name = turn.agent_turn_id
+    steps = [("a", 100), ("b", 50), ("c", -30)]
+    for key, tokens in [*steps, *steps, *reversed(steps)]:
+        await raised_with(spending, key, name, tokens=tokens)
+        await raised_with(spending, key, name, tokens=tokens)
+    assert await figures(spending, name) == (520, 0, 0)
+    for budget_id, tokens in ((name, 101), (other.agent_turn_id, 100)):
+        with pytest.raises(Refused) as refused:
+            await raised_with(spending, "a", budget_id, tokens=tokens)
+        assert refused.value.code == "correlation_conflict"
+    await end(spending, turn)
+    await raised_with(spending, "a", name, tokens=100)  # what was done stays done
+    assert (await budget(spending, name))["max_tokens"] == 520
+    assert await value(spending, "SELECT sum(max_tokens) FROM state.budget_raises") == 120
+
+
+async def test_two_budgets_are_not_raised_with_one_key_at_once(spending: Pool) -> None:
+    turns = [await spender(spending, {"max_tokens": 400}, agent) for agent in (ALICE, BOB)]
+    names = [BudgetId(turn.agent_turn_id) for turn in turns]
+    more = More(tokens=10)
+    with pytest.raises(Refused, match="another raise's"):
+        await overtaken(
+            spending,
+            lambda conn: raise_budget(conn, PROJECT, names[0], more, "user.test", "one"),
+            spending.run(lambda conn: raise_budget(conn, PROJECT, names[1], more, "user.test", "one")),
+        )
+    assert [(await figures(spending, name))[0] for name in names] == [410, 400]
 
 
 async def test_a_project_s_limit_holds_at_once(spending: Pool) -> None:

@@ -81,7 +81,7 @@ async def test_pages_have_the_newest_first_and_those_that_are_wanted(spending: P
     assert await page(after="nobody's") == []
     assert await spending.run(lambda conn: list_budgets(conn, OTHER, row_limit=10)) == []
     assert await spending.run(lambda conn: get_budget(conn, OTHER, BudgetId(newest[0]))) is None
-    await spending.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(newest[0]), More(tokens=5), "bob"))
+    await spending.run(lambda conn: raise_budget(conn, PROJECT, BudgetId(newest[0]), More(tokens=5), "bob", "a"))
     assert (await seen(spending, newest[0])).updated_by == "bob"
 
 

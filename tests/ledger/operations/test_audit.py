@@ -886,6 +886,14 @@ DAMAGES = [
         Damage("budgets_are_not_exceeded", BUDGET.format(f"{what} = 1", "day"), {"budget_id": "$day"})
         for what in ("max_tokens", "max_turns")
     ),
+    *(
+        Damage("grants_are_what_was_given", damage, {"budget_id": "$holder"})
+        for damage in (
+            BUDGET.format("max_cost = max_cost + 1", "holder"),
+            "DELETE FROM state.budget_raises WHERE budget_id = '$holder'",
+            "UPDATE state.budget_raises SET max_tokens = max_tokens + 1 WHERE budget_id = '$holder'",
+        )
+    ),
     Damage(
         "closed_budgets_gave_back_the_rest",
         BUDGET.format("closed_at = NULL", "spent"),

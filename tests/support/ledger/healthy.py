@@ -50,6 +50,7 @@ from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, child, forks, in_hand, parent, succeed
 from tests.support.ledger.unknown_calls import doubtful
 from turnstile.activities.prompt.memory import cut_card
+from turnstile.ledger.budgets.steering import More, raise_budget
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import claim_pushes, record_push, set_receiver
@@ -57,6 +58,7 @@ from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import Ending, finish_turn
 from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
+from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.cards import CardType, MemoryCut
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ReceiverId, made_box_id, new_box_id
 from turnstile.schema.people.approvals import Decision
@@ -173,6 +175,8 @@ async def _spending(pool: Pool) -> dict[str, TurnRef]:
     await price(pool)
     await limit(pool, max_tokens=10_000, max_turns=10)
     turns = {"holder": await sleeper(pool, "shared", agent=OSCAR, budget={"max_tokens": 2000, "max_cost_usd": 0.05})}
+    holder = BudgetId(turns["holder"].agent_turn_id)
+    await pool.run(lambda conn: raise_budget(conn, PROJECT, holder, More(tokens=100), "user.test", "raise"))
     call = await parent(pool, "shared")
     tasks = [child(call, 0, budget={"max_tokens": 500, "max_turns": 2}), child(call, 1, budget={"max_tokens": 500})]
     spent, spending = (await forks(pool, "shared", tasks=tasks)).tasks
