@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -20,7 +19,13 @@ from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery
 from turnstile.gateway.v1.turn_handlers import Turns
-from turnstile.ledger.access.pages import TurnAt, list_turns_in_box, list_turns_in_box_from
+from turnstile.ledger.access.pages import (
+    CONVERSATION_BEGIN,
+    TurnAt,
+    find_turn_place,
+    list_last_turns,
+    list_turns_after,
+)
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal, Right
@@ -33,8 +38,6 @@ from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 _LOOK_ALONE_SECONDS = 5.0
 """How often the ledger is read while NATS is away; else an event says when, and each heartbeat is a safety net."""
 _TURNS = 200
-_LATE_COMMITS = timedelta(seconds=10)
-"""An enqueue may commit this much after a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,8 @@ class Events:
         line = await self.conversations.find(principal, call.path["conversation_id"], call.query)
         last = last_event_id(call.headers)
         begun: tuple[AgentTurnId, Position] | None = None if last is None else read_id(last)
-        turns = await (
-            self._last(principal, line, call.query.turns) if begun is None else self._from(principal, line, begun[0])
-        )
+        count = call.query.turns
+        turns = [await self._named(principal, line, begun[0])] if begun else await self._last(principal, line, count)
         self._count(last)
         reader = reader_of(self.access, call.secret, self.heartbeat_seconds)
         events = self._conversation(principal, line, turns, begun, reader)
@@ -102,12 +104,15 @@ class Events:
         begun: tuple[AgentTurnId, Position] | None,
         reader: Reader,
     ) -> AsyncGenerator[bytes]:
-        hint, done, since = asyncio.Event(), set[AgentTurnId](), line.updated_at
+        """These turns, the first from where it begins, and then those after them."""
+        hint = asyncio.Event()
+        after = turns[-1] if turns else CONVERSATION_BEGIN
+        if begun is not None and begun[1] == END:
+            turns = []
         hint.set()  # what was enqueued before anybody listened
         async with self._hinted(principal, line, hint):
             while True:
                 for turn in turns:
-                    done.add(turn.agent_turn_id)
                     cursor = begun[1] if begun is not None and begun[0] == turn.agent_turn_id else BEGIN
                     view = await self.turns.described(principal, turn.agent_turn_id)
                     async with self.feeds.following(view) as feed:
@@ -116,7 +121,6 @@ class Events:
                                 yield piece
                         if feed.failed:
                             return
-                since = turns[-1].created_at if turns else since
                 turns = []
                 while not turns:
                     seconds = reader.heartbeat_seconds
@@ -124,39 +128,28 @@ class Events:
                         seconds = min(seconds, _LOOK_ALONE_SECONDS)
                     await reader.pause(hint, seconds)
                     await reader.allowed()
-                    turns = await self._new(principal, line, since, done)
+                    turns = await self._after(principal, line, after)
                     if not turns:
                         yield HEARTBEAT
+                after = turns[-1]
 
     async def _last(self, principal: Principal, line: ConversationLine, count: int) -> list[TurnAt]:
-        """The last turns, oldest first."""
+        """The last turns, in the conversation's order."""
         return await self.turns.pool.run(
-            lambda conn: list_turns_in_box(conn, principal.project_id, line.output_box_id, row_limit=count)
+            lambda conn: list_last_turns(conn, principal.project_id, line, row_limit=count)
         )
 
-    async def _from(self, principal: Principal, line: ConversationLine, turn: AgentTurnId) -> list[TurnAt]:
-        """This turn and those after it; raises `Refused` (wrong_event_id) if it is none of the conversation."""
-        found = await self._since(principal, line, turn)
-        place = next((n for n, each in enumerate(found) if each.agent_turn_id == turn), None)
-        if place is None:
+    async def _named(self, principal: Principal, line: ConversationLine, turn: AgentTurnId) -> TurnAt:
+        """The place of this turn; raises `Refused` (wrong_event_id) if it is none of the conversation."""
+        found = await self.turns.pool.run(lambda conn: find_turn_place(conn, principal.project_id, line, turn))
+        if found is None:
             raise Refused("wrong_event_id", "Last-Event-ID: it is of no turn of this conversation; ask without it")
-        return found[place:]
+        return found
 
-    async def _new(
-        self, principal: Principal, line: ConversationLine, since: datetime, done: Collection[AgentTurnId]
-    ) -> list[TurnAt]:
-        """The turns enqueued since a moment, without those that are done."""
-        since -= _LATE_COMMITS
-        while True:
-            found = await self._since(principal, line, since)
-            turns = [turn for turn in found if turn.agent_turn_id not in done]
-            if turns or len(found) < _TURNS or found[-1].created_at == since:
-                return turns
-            since = found[-1].created_at
-
-    async def _since(self, principal: Principal, line: ConversationLine, since: datetime | AgentTurnId) -> list[TurnAt]:
+    async def _after(self, principal: Principal, line: ConversationLine, place: TurnAt) -> list[TurnAt]:
+        """The next turns: whoever knows a place in a conversation has missed nothing before it."""
         return await self.turns.pool.run(
-            lambda conn: list_turns_in_box_from(conn, principal.project_id, line.output_box_id, since, row_limit=_TURNS)
+            lambda conn: list_turns_after(conn, principal.project_id, line, place, row_limit=_TURNS)
         )
 
     @contextlib.asynccontextmanager

@@ -5,10 +5,10 @@ Reads only. A place in a page is a moment and an id, so pages neither skip nor r
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import card_of
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.schema.base import Tolerant
@@ -62,10 +62,15 @@ class TurnCard:
 
 
 class TurnAt(NamedTuple):
-    """A turn and when it was enqueued."""
+    """A turn of a conversation, and its place there."""
 
     agent_turn_id: AgentTurnId
+    conversation_seq: int
     created_at: datetime
+
+
+CONVERSATION_BEGIN = TurnAt(AgentTurnId(""), 0, datetime.min.replace(tzinfo=UTC))
+"""The place before all turns of a conversation."""
 
 
 async def page_turns(
@@ -114,21 +119,47 @@ async def page_conversations(
     )
 
 
-async def list_turns_in_box(conn: Connection, project: ProjectId, box: BoxId, *, row_limit: int) -> list[TurnAt]:
-    """The last turns of a conversation, oldest first."""
-    rows = await query("list_turns_in_box").many(conn, project_id=project, output_box_id=box, row_limit=row_limit)
-    return [TurnAt(AgentTurnId(row["agent_turn_id"]), row["created_at"]) for row in rows]
-
-
-async def list_turns_in_box_from(
-    conn: Connection, project: ProjectId, box: BoxId, since: datetime | AgentTurnId, *, row_limit: int
+async def list_last_turns(
+    conn: Connection, project: ProjectId, line: ConversationLine, *, row_limit: int
 ) -> list[TurnAt]:
-    """The first turns of a conversation that were enqueued at or after a moment, or another turn, oldest first."""
-    moment, turn = (since, None) if isinstance(since, datetime) else (None, since)
-    rows = await query("list_turns_in_box_from").many(
-        conn, project_id=project, output_box_id=box, since_at=moment, from_turn_id=turn, row_limit=row_limit
+    """The last turns of a conversation, in its order."""
+    rows = await query("list_last_turns").many(conn, project_id=project, **_named(line), row_limit=row_limit)
+    return [_place(row) for row in rows]
+
+
+async def list_turns_after(
+    conn: Connection, project: ProjectId, line: ConversationLine, place: TurnAt, *, row_limit: int
+) -> list[TurnAt]:
+    """The first turns of a conversation after this place, in its order.
+
+    Whoever has seen a turn has missed none before it: turns commit in this order.
+    """
+    rows = await query("list_turns_after").many(
+        conn,
+        project_id=project,
+        **_named(line),
+        after_seq=place.conversation_seq,
+        after_at=place.created_at,
+        after_id=place.agent_turn_id,
+        row_limit=row_limit,
     )
-    return [TurnAt(AgentTurnId(row["agent_turn_id"]), row["created_at"]) for row in rows]
+    return [_place(row) for row in rows]
+
+
+async def find_turn_place(
+    conn: Connection, project: ProjectId, line: ConversationLine, turn: AgentTurnId
+) -> TurnAt | None:
+    """The place of a turn in the order of a conversation; None if it is not one of it."""
+    row = await query("find_turn_place").opt(conn, project_id=project, **_named(line), agent_turn_id=turn)
+    return None if row is None else _place(row)
+
+
+def _place(row: Row) -> TurnAt:
+    return TurnAt(AgentTurnId(row["agent_turn_id"]), row["conversation_seq"], row["created_at"])
+
+
+def _named(line: ConversationLine) -> dict[str, str]:
+    return {"agent_id": line.agent_id, "channel_id": line.channel_id, "conversation_id": line.conversation_id}
 
 
 async def is_box_of_channel(conn: Connection, project: ProjectId, channel: ChannelId, box: BoxId) -> bool:

@@ -29,23 +29,28 @@ WHERE c.project_id COLLATE "C" = :project_id AND (:channel_id::text IS NULL OR c
        OR (c.created_at = :before_at AND c.output_box_id < :before_id::text::uuid))
 ORDER BY c.created_at DESC, c.output_box_id DESC LIMIT :row_limit::int;
 
--- name: list_turns_in_box :many
--- The last turns that write into a box, a conversation's, oldest first.
-SELECT t.agent_turn_id, t.created_at FROM (
-    SELECT i.agent_turn_id, i.created_at FROM state.agent_inbox i
-    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
-      AND i.project_id = :project_id
-    ORDER BY i.created_at DESC LIMIT :row_limit::int) t
-ORDER BY t.created_at, t.agent_turn_id;
+-- name: list_last_turns :many
+-- The last turns of a conversation, in its order.
+SELECT t.* FROM (
+    SELECT i.agent_turn_id, i.conversation_seq, i.created_at FROM state.agent_inbox i
+    WHERE i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id AND i.channel_id = :channel_id
+      AND i.project_id = :project_id AND i.message_type IN {turn_types}
+    ORDER BY i.conversation_seq DESC, i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) t
+ORDER BY t.conversation_seq, t.created_at, t.agent_turn_id;
 
--- name: list_turns_in_box_from :many
--- The turns that write into a box and were enqueued at or after a moment, or a turn, oldest first.
-SELECT i.agent_turn_id, i.created_at FROM state.agent_inbox i
-WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
-  AND i.project_id = :project_id AND i.created_at >= coalesce(:since_at::timestamptz, (
-      SELECT b.created_at FROM state.agent_inbox b
-      WHERE b.agent_turn_id = :from_turn_id AND b.project_id = :project_id AND b.message_type IN {turn_types} LIMIT 1))
-ORDER BY i.created_at, i.agent_turn_id LIMIT :row_limit::int;
+-- name: list_turns_after :many
+-- The turns of a conversation after a place in its order. Who has seen this place has missed none before it: they commit in this order.
+SELECT i.agent_turn_id, i.conversation_seq, i.created_at FROM state.agent_inbox i
+WHERE i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id AND i.channel_id = :channel_id
+  AND i.project_id = :project_id AND i.message_type IN {turn_types} AND i.conversation_seq >= :after_seq::bigint
+  AND (i.conversation_seq, i.created_at, i.agent_turn_id) > (:after_seq::bigint, :after_at::timestamptz, :after_id)
+ORDER BY i.conversation_seq, i.created_at, i.agent_turn_id LIMIT :row_limit::int;
+
+-- name: find_turn_place :opt
+-- The place of a turn in the order of a conversation; none, if it is not one of it.
+SELECT i.agent_turn_id, i.conversation_seq, i.created_at FROM state.agent_inbox i
+WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id
+  AND i.channel_id = :channel_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
 
 -- name: is_box_of_channel :one
 -- Whether a turn of this channel reads or writes a box.

@@ -57,6 +57,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "agent_state_pointers": {"updated_at": _SET},
     "agent_inbox": {
         "created_at": _RANK,
+        "conversation_seq": _ORDER,
         "next_retry_at": _DUE,
         "processed_at": _LIVE,
         "archived_at": _SET,

@@ -1,6 +1,7 @@
 """Streams that resume: nothing is lost, nothing comes twice, whatever breaks off."""
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import AsyncIterator
@@ -8,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.support.gateway import Folded, client, events_of, serving, token_of
+from tests.support.gateway import Folded, Sent, client, events_of, serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant
 from turnstile.schema.access import GatewayRole
@@ -155,6 +156,48 @@ async def test_a_conversation_is_streamed_turn_by_turn(web: httpx.AsyncClient, t
     assert folded.outcome["agent_turn_id"] == second
     assert folded.order.count("outcome") == 2
     assert (folded.lost, folded.doubled) == (0, 0)
+
+
+async def test_from_each_place_of_a_conversation_the_rest_comes_once(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    """Turns within a few seconds; a client that comes back at any of their events, and one that wants the last."""
+    await tenant.agent("player")
+    text = json.dumps({"steps": [{"text": "hello there", "chunks": 3}]})
+    path = "/v1/conversations/talk/events"
+    turns = [await begun(web, text, conversation_id="talk") for _ in range(3)]
+    for turn in turns:
+        await tenant.ended(turn)
+    whole = await events_until(web, path, turns[-1])
+    assert [sent.id for sent in whole if sent.event == "outcome"] == [f"{turn}:end" for turn in turns]
+    last = await begun(web, text, conversation_id="talk")
+    await tenant.ended(last)
+    whole += await events_until(web, path, last, whole[-1].id)
+    ids = [sent.id for sent in whole if sent.id is not None]
+    assert len(ids) == len(set(ids))
+    kept = [name for name in ids if ":1.0." not in name]  # not text that is told by its step's cards
+    for place, name in enumerate(kept[:-1]):
+        rest = await events_until(web, path, last, name)
+        assert [sent.id for sent in rest if sent.id is not None] == kept[place + 1 :]
+    for count in (1, 2):
+        shown = await events_until(web, f"{path}?turns={count}", last)
+        assert [sent.id for sent in shown if sent.event == "outcome"] == [
+            f"{turn}:end" for turn in [*turns, last][-count:]
+        ]
+
+
+async def events_until(web: httpx.AsyncClient, path: str, turn: str, after: str | None = None) -> list[Sent]:
+    """The events of a stream to the outcome of this turn, and those of the moment after it."""
+    found: list[Sent] = []
+    async with web.stream("GET", path, headers={} if after is None else {"last-event-id": after}) as response:
+        assert response.status_code == 200, await response.aread()
+        events = events_of(response)
+        async for sent in events:
+            found.append(sent)
+            if sent.event == "outcome" and sent.data["agent_turn_id"] == turn:
+                break
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                found.append(await anext(events))
+    return found
 
 
 async def test_a_client_that_goes_away_stops_a_turn_only_if_it_said_so(web: httpx.AsyncClient, tenant: Tenant) -> None:

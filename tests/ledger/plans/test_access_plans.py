@@ -20,7 +20,7 @@ from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.views import describe_turn, find_conversations
+from turnstile.ledger.turns.views import ConversationLine, describe_turn, find_conversations
 from turnstile.schema.access import GatewayRole, Secret, new_secret
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, StepId
 
@@ -54,6 +54,16 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
     """Every statement of a request that reads."""
     place, box_place = pages.Place(THEN, "t5"), pages.Place(THEN, TALK)
     nothing = {"channel": None, "agent": None}
+    line = ConversationLine(
+        conversation_id=ConversationId("talk-7"),
+        agent_id=ALICE,
+        channel_id=CHANNEL,
+        output_box_id=TALK,
+        turn_count=20,
+        last_turn_id=None,
+        created_at=THEN,
+        updated_at=THEN,
+    )
 
     def turns(
         before: pages.Place | None, channel: ChannelId | None = None, agent: AgentId | None = None
@@ -85,13 +95,11 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "find_conversations": lambda conn: find_conversations(
             conn, PROJECT, ConversationId("talk-7"), None, None, row_limit=2
         ),
-        "list_turns_in_box": lambda conn: pages.list_turns_in_box(conn, PROJECT, TALK, row_limit=PAGE),
-        "list_turns_in_box_from a moment": lambda conn: pages.list_turns_in_box_from(
-            conn, PROJECT, TALK, THEN, row_limit=PAGE
+        "list_last_turns": lambda conn: pages.list_last_turns(conn, PROJECT, line, row_limit=PAGE),
+        "list_turns_after": lambda conn: pages.list_turns_after(
+            conn, PROJECT, line, pages.TurnAt(AgentTurnId("t145"), 145, THEN), row_limit=PAGE
         ),
-        "list_turns_in_box_from a turn": lambda conn: pages.list_turns_in_box_from(
-            conn, PROJECT, TALK, AgentTurnId("t145"), row_limit=PAGE
-        ),
+        "find_turn_place": lambda conn: pages.find_turn_place(conn, PROJECT, line, AgentTurnId("t145")),
         "look_at_live_turns": lambda conn: now.look_at_live_turns(conn, PROJECT, channel=None, row_limit=PAGE),
         "look_at_live_turns of one": lambda conn: now.look_at_live_turns(
             conn, PROJECT, channel=CHANNEL, turn=turn, row_limit=1

@@ -1,6 +1,7 @@
 """Conversations and instances of profiles: made by their first enqueue, in its own statement (protocol §6)."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -24,12 +25,14 @@ from tests.support.ledger.agents import (
     start,
     value,
 )
-from tests.support.waiting import overtaken
+from tests.support.waiting import in_flight, overtaken
+from turnstile.ledger.access.pages import CONVERSATION_BEGIN, TurnAt, list_last_turns, list_turns_after
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import Enqueued, enqueue
 from turnstile.ledger.turns.roster import LOCAL, add_agent, put_profile, set_agent_status
+from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.errors import BadRequest, Limited, Refused
-from turnstile.schema.ids import AgentId, BoxId, ChannelId, new_box_id
+from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, new_box_id
 from turnstile.schema.profiles import Memory
 from turnstile.schema.states import InboxStatus
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -288,3 +291,64 @@ async def test_many_that_make_instances_at_once_make_one_for_each_conversation(a
     done = await asyncio.gather(*(talk(agents, f"c{n % 4}", **CREW) for n in range(24)))
     assert len({each.reply.agent_id for each in done}) == 4
     assert len(await rows(agents, "SELECT FROM resource.project_agents WHERE metadata ? 'instance_of'")) == 4
+
+
+async def line_of(pool: Pool, conversation: str = "c1") -> ConversationLine:
+    """The conversation, as people list it."""
+    name = ConversationId(conversation)
+    [found] = await pool.run(lambda conn: find_conversations(conn, PROJECT, name, None, None, row_limit=2))
+    return found
+
+
+async def turns_after(pool: Pool, line: ConversationLine, place: TurnAt = CONVERSATION_BEGIN) -> list[TurnAt]:
+    return await pool.run(lambda conn: list_turns_after(conn, PROJECT, line, place, row_limit=100))
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_an_enqueue_that_commits_late_lets_no_later_one_go_before_it(agents: Pool, earlier: int) -> None:
+    """Of a conversation that is there, and of one that the late enqueue begins."""
+    for _ in range(earlier):
+        await talk(agents)
+    late = command(ALICE, conversation_id="c1")
+    after = await overtaken(agents, lambda conn: send(conn, late), talk(agents))
+    told = await turns_after(agents, await line_of(agents))
+    assert [each.agent_turn_id for each in told][earlier:] == [late.agent_turn_id, after.reply.agent_turn_id]
+    assert sorted({each.conversation_seq for each in told}) == [each.conversation_seq for each in told]
+
+
+async def test_who_follows_a_conversation_hears_of_each_turn_once(agents: Pool, database_url: str) -> None:
+    """Enqueues that stay open for a while, and a reader that looks all the time and knows its place alone."""
+    await talk(agents)
+    line, pool = await line_of(agents), Pool(database_url, size=10)
+    dice = random.Random(7)  # noqa: S311 -- a test's, and the same each time
+    heard = await turns_after(agents, line)
+
+    async def speak() -> None:
+        for _ in range(6):
+            spoken = command(ALICE, conversation_id="c1")
+            async with in_flight(pool, lambda conn, spoken=spoken: send(conn, spoken)):
+                await asyncio.sleep(dice.uniform(0, 0.02))
+
+    speaking = asyncio.gather(*(speak() for _ in range(6)))
+    over = False
+    while not over:
+        over = speaking.done()
+        heard += await turns_after(agents, line, heard[-1])
+    await speaking
+    # what clocks say, and who is put before others in the queue, moves no place
+    await rows(agents, "UPDATE state.agent_inbox SET created_at = created_at - random() * interval '1 hour'")
+    assert [each[:2] for each in await turns_after(agents, line)] == [each[:2] for each in heard]
+    assert len(heard) == len({each.agent_turn_id for each in heard}) == 37
+    await pool.close()
+
+
+async def test_turns_from_before_they_were_numbered_come_first_in_their_order(agents: Pool) -> None:
+    made = [(await talk(agents)).reply.agent_turn_id for _ in range(5)]
+    await rows(agents, "UPDATE state.agent_inbox SET conversation_seq = 0 WHERE agent_turn_id = ANY ($1)", made[:3])
+    line = await line_of(agents)
+    told = await turns_after(agents, line)
+    assert [each.agent_turn_id for each in told] == made
+    for number, place in enumerate(told):
+        assert await turns_after(agents, line, place) == told[number + 1 :]
+    last = await agents.run(lambda conn: list_last_turns(conn, PROJECT, line, row_limit=3))
+    assert last == told[2:]
