@@ -13,6 +13,14 @@ profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box
 waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
 output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL, is_carried = false
 
+-- fragment: given_back(reason, delay_seconds)
+-- What a claim that is given back sets on its row `i`: why, and how often running for that reason. It is due after the delay, which
+-- doubles with each try, to four times its length.
+status = 'deferred', defer_reason = {reason},
+retry_count = CASE i.defer_reason WHEN {reason} THEN i.retry_count ELSE 0 END + 1,
+next_retry_at = now() + make_interval(secs => {delay_seconds} * power(2, least(
+    CASE i.defer_reason WHEN {reason} THEN i.retry_count ELSE 0 END, 2)))
+
 -- fragment: error_result(status, after_execution, code, message)
 -- The content of the result that the kernel writes for a call that no tool answered.
 jsonb_build_object('__type__', 'ToolResultContent', 'status', {status}, 'after_execution', {after_execution}, 'result', NULL,

@@ -40,7 +40,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (memory_context_box_id, last_output_box_id, replaced_output_box_id, updated_at)',
      'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)'),
     ('state.agent_inbox',
-     'SELECT, INSERT, UPDATE (turn_epoch, status, next_retry_at, last_error, defer_reason, processed_at, archived_at)',
+     'SELECT, INSERT, UPDATE (turn_epoch, status, retry_count, next_retry_at, last_error, defer_reason, processed_at, archived_at)',
      'SELECT, INSERT, UPDATE (turn_epoch, status, retry_count, next_retry_at, last_error, defer_reason, archived_at)'),
     ('state.queued_turns', 'SELECT, UPDATE (profile_box_id)', 'SELECT, UPDATE (profile_box_id)'),
     ('state.turns_in_hand', 'SELECT', null),

@@ -17,11 +17,30 @@ class InboxStatus(StrEnum):
 
     QUEUED = "queued"  # -> pending | skipped
     PENDING = "pending"  # -> processing
-    PROCESSING = "processing"  # -> consumed | pending | deferred | skipped | error
+    PROCESSING = "processing"  # -> consumed | deferred | skipped | error
     DEFERRED = "deferred"  # -> processing
     CONSUMED = "consumed"  # final
     SKIPPED = "skipped"  # final
     ERROR = "error"  # final
+
+
+class DeferReason(StrEnum):
+    """`state.agent_inbox.defer_reason`: why a row is tried again (protocol §4). The first two are of reports only."""
+
+    TURN_RUNNING = "turn_running"
+    """The turn runs while its call still waits."""
+    CARD_NOT_VISIBLE = "card_not_visible"
+    """The report's card is not there yet."""
+    ENGINE_UNREACHABLE = "engine_unreachable"
+    """Temporal did not take the start or the signal."""
+    WORKFLOW_ENDED = "workflow_ended"
+    """The turn's workflow is closed, and the turn is live: the rule *engine* starts it again."""
+    CLAIM_LOST = "claim_lost"
+    """Whoever claimed the row did nothing for long (rule *claims*)."""
+    NOT_BEGUN = "not_begun"
+    """The turn was claimed, and no worker has begun it (rule *dispatched, retry*)."""
+    NOT_RESUMED = "not_resumed"
+    """The report was claimed, and its turn still sleeps (rule *resume*)."""
 
 
 class MessageType(StrEnum):

@@ -24,7 +24,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.message_types import Purpose
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import DeferReason, TurnStatus
 from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
 
@@ -119,12 +119,12 @@ class Claims(ABC):
             lambda conn: reject(conn, claim.project_id, f"sql:{sender}", "protocol_violation", why, ids)
         )
 
-    async def release(self, claims: Sequence[Claim], delay: float) -> None:
-        """Release the rows, to be claimed again after `delay` seconds."""
+    async def release(self, claims: Sequence[Claim], reason: DeferReason, delay: float) -> None:
+        """Give the rows back for this reason, to be claimed again after `delay` seconds."""
         self.counts.released += len(claims)
         self._telemetry.meter.count(Metric.CLAIMS_RELEASED, len(claims))
         rows = [claim.inbox_id for claim in claims]
-        await self._pool.run(lambda conn: release_claims(conn, rows, delay_seconds=delay))
+        await self._pool.run(lambda conn: release_claims(conn, rows, reason, delay_seconds=delay))
 
     async def _fence(self, claim: Claim) -> None:
         """End the live turn that an illegal row names as failed, if it is a turn of the row's agent."""
@@ -154,7 +154,7 @@ def _flaw(claim: Claim) -> str:
         case Purpose.REPORT:
             return "its correlation is no call of this agent"
         case Purpose.MODEL_TURN | Purpose.TOOL_TURN | Purpose.STOP:
-            return "its turn is another agent's"
+            return "its turn is another agent's, or one that nobody enqueued"
         case None:
             return "its message_type is unknown"
 

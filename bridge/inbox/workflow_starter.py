@@ -1,6 +1,7 @@
 """Starts and signals a Temporal workflow for each claimed turn (protocol §6, claim).
 
-If the workflow cannot be started, the row is released with a delay, so an outage of Temporal only delays turns.
+If the workflow cannot be started, the row is given back with a delay and the reason, so an outage of Temporal only
+delays turns, and an operator sees it.
 Temporal gets ids only; the project is also each workflow's fairness key, so workers serve projects in turn.
 """
 
@@ -32,7 +33,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.ids import AgentTurnId, InboxId, InterruptId
 from turnstile.schema.message_types import Purpose
-from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
+from turnstile.schema.states import DeferReason, HeadStatus, MessageType, TurnStatus
 from turnstile.schema.turns import Ring, TurnInput, TurnRef
 from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
@@ -90,7 +91,9 @@ class Starter(Claims):
                     "turn %s: its workflow could not be signalled (%s); its rows are released",
                     *(turn.agent_turn_id, type(error).__name__),
                 )
-                await self.release(claims, RELEASE_DELAY_SECONDS)
+                gone = isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND
+                reason = DeferReason.WORKFLOW_ENDED if gone else DeferReason.ENGINE_UNREACHABLE
+                await self.release(claims, reason, RELEASE_DELAY_SECONDS)
 
     async def start_claimed(self, claim: Claim) -> None:
         """Start the workflow of this row's turn, or release the row."""
@@ -105,11 +108,11 @@ class Starter(Claims):
                 "turn %s: its workflow could not be started (%s); its row is released",
                 *(turn.agent_turn_id, type(error).__name__),
             )
-            await self.release([claim], RELEASE_DELAY_SECONDS)
+            await self.release([claim], DeferReason.ENGINE_UNREACHABLE, RELEASE_DELAY_SECONDS)
             return
         # The workflow is closed and the turn is live: the rule 'engine' restarts it, unless its end is committed soon.
         log.warning("turn %s: its workflow has ended, and the ledger says that the turn is live", turn.agent_turn_id)
-        await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
+        await self.release([claim], DeferReason.WORKFLOW_ENDED, 10 * RELEASE_DELAY_SECONDS)
 
     async def start(
         self,

@@ -30,6 +30,7 @@ SENTENCES: Mapping[str, str] = {
     "marked": "turn {turn} of {agent} did not end with its tree in {times.stop_grace:g} s; ended without its worker",
     "stranded": "agent {agent}: it was idle with a turn in its queue; the turn was leased",
     "doorbell": "agent {agent}: {due}; taken up",
+    "orphans": "a row for agent {agent}, which no roster has, was marked error",
     "unannounced": "turn {turn} of {agent}: NATS did not acknowledge its end for {times.unannounced:g} s; "
     "published again",
     "era": "turn {turn} of {agent} was in hand as the ledger's era began; started again from the ledger",

@@ -5,6 +5,7 @@ once; if it changes rows, it claims them (`SKIP LOCKED`). `find` gets the functi
 finds the same rows and rolls back. Rules claim rows directly, without a doorbell, so turns move on while NATS is away.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -21,7 +22,7 @@ from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run, follow_clock
-from turnstile.ledger.operations.sweep import DueAgent, MarkedTurn, SilentCall, Unannounced, Undecided
+from turnstile.ledger.operations.sweep import DueAgent, MarkedTurn, Orphan, SilentCall, Unannounced, Undecided
 from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
 from turnstile.ledger.people.unknown_calls import UnsureCall, list_unsure
 from turnstile.ledger.pool import Pool
@@ -34,6 +35,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.turns import TurnRef
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 ROW_LIMIT = 500
 RETRY_LIMIT = 32
@@ -109,6 +111,7 @@ class LedgerRules:
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
             *([self._rows("outcome", list_unsure, times.command_retry, self._settle)] if self.outcomes else []),
             Rule("stranded", self._stranded, self._dispatch),
+            Rule("orphans", self._orphans, self._warn, times.engine_interval),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._take_up),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
             Rule("clock", lambda run: run(follow_clock), self._claim, times.engine_interval),
@@ -187,6 +190,19 @@ class LedgerRules:
         leases = await self.pool.run(lambda conn: dispatch_next(conn, agents))
         await publish_best_effort(self.publisher, *(lease.dispatched(SENDER) for lease in leases))
         return await self._claim([(lease.project_id, lease.agent_id) for lease in leases])
+
+    async def _orphans(self, run: Run) -> Sequence[Orphan]:
+        age = self.times.pending_wakeup
+        return await run(lambda conn: sweep.end_orphans(conn, older_seconds=age, row_limit=ROW_LIMIT))
+
+    async def _warn(self, found: Sequence[Orphan]) -> int:
+        """Log whose rows were ended: nothing else can be done for them."""
+        for row in found:
+            log.warning(
+                "inbox row %s (%s) by %r is for agent %s/%s, which no roster has: it is marked error",
+                *(row.inbox_id, row.message_type, row.sender, row.project_id, row.agent_id),
+            )
+        return len(found)
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
         messages = [message for outcome in found for message in outcome.messages(SENDER)]

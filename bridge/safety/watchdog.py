@@ -127,6 +127,6 @@ class Watchdog:
 
 
 def _ids(found: Any) -> str:
-    """The id of a found thing: of the call, else of the turn, the batch or the agent."""
-    names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id")
+    """The id of a found thing: of the call, else of the turn, the batch, the question, the inbox row or the agent."""
+    names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id", "inbox_id")
     return next((f"{name}={getattr(found, name)}" for name in names if hasattr(found, name)), agent_of(found))

@@ -70,6 +70,10 @@ class TurnNow(Tolerant):
     status: str
     """Its head's, or `queued`."""
     inbox_status: str
+    defer_reason: str | None
+    """Why its claim was given back, of a turn that has not begun."""
+    retry_count: int
+    """How often running for that reason."""
     created_at: datetime
     started_at: datetime | None
     since: datetime

@@ -5,7 +5,8 @@
 -- Of 10,000 in hand and 10,000 queued ones at most; of one channel, agent, profile, state or turn if that is given.
 WITH
 live AS MATERIALIZED (
-    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status AS inbox_status, h.status,
+    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status AS inbox_status,
+           CASE WHEN h.status = 'dispatched' AND i.retry_count > 0 THEN i.defer_reason END AS defer_reason, i.retry_count, h.status,
            h.started_at, h.updated_at AS since, h.step_count, h.step_attempt, h.model_failures, h.restart_count, h.waiting_tool_count,
            h.resume_deadline, h.profile_box_id, NULL AS queued_because
     FROM (SELECT x.* FROM state.agent_state_head x
@@ -14,7 +15,7 @@ live AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT y.* FROM state.agent_inbox y WHERE y.inbox_id = h.active_inbox_id AND y.project_id = :project_id OFFSET 0) i
     UNION ALL
-    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status, 'queued', NULL, i.created_at,
+    SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status, NULL, 0, 'queued', NULL, i.created_at,
            0, 0, 0, 0, 0, NULL, state.as_uuid(i.payload ->> 'profile_box_id'),
            CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
                 WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
@@ -70,7 +71,7 @@ page AS (
 SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, (
     SELECT coalesce(jsonb_agg(to_jsonb(x) ORDER BY x.place), '[]') FROM (
         SELECT g.place, g.agent_turn_id, g.agent_id, g.channel_id, g.correlation_id, g.payload ->> 'conversation_id' AS conversation_id, g.status,
-               g.inbox_status, g.created_at, g.started_at, g.since, g.step_count AS steps, g.step_attempt, g.model_failures, g.restart_count,
+               g.inbox_status, g.defer_reason, g.retry_count, g.created_at, g.started_at, g.since, g.step_count AS steps, g.step_attempt, g.model_failures, g.restart_count,
                g.resume_deadline, g.queued_because, {asked_of(g)} AS asked, g.asks_people, g.stalled, f.name AS profile_name,
                coalesce(u.model, g.payload #>> '{runtime_config,model}', f.model) AS model, u.tokens, u.cost, n.parent_turn_id,
                coalesce(n.stopping_at IS NOT NULL AND NOT n.ended, false) AS stopping,

@@ -15,14 +15,16 @@ WHERE ((i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT N
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: retries_are_bounded :many
--- Protocol §7.5: only reports are deferred, with a reason, for seconds, and at most three times.
+-- Protocol §4.4: a row is deferred with a reason, for seconds; only reports wait for their turn or their card, and for that at most three
+-- times (§7.5).
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'tool_call_id', i.correlation_id) AS ids,
        format('a %s in status %s after %s retries, due in %s s', i.message_type, i.status, i.retry_count,
               round(extract(epoch FROM i.next_retry_at - now()))) AS detail
 FROM state.agent_inbox i
-WHERE (i.retry_count NOT BETWEEN 0 AND 3
-       OR (i.status = 'deferred' AND (i.message_type NOT IN {report_types} OR i.defer_reason IS NULL
-                                      OR i.next_retry_at > now() + interval '1 minute')))
+WHERE (i.retry_count < 0 OR (i.retry_count > 0 AND i.defer_reason IS NULL)
+       OR (i.defer_reason = 'card_not_visible' AND i.retry_count > 3)
+       OR (i.defer_reason IN ('card_not_visible', 'turn_running') AND i.message_type NOT IN {report_types})
+       OR (i.status = 'deferred' AND (i.defer_reason IS NULL OR i.next_retry_at > now() + interval '1 minute')))
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -60,6 +62,21 @@ WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
   AND i.next_retry_at < now() - make_interval(secs => :grace_seconds::float8)
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+  AND (:project_id::text IS NULL OR i.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: rows_are_of_somebody :many
+-- Protocol §8 orphans: no live row is for an agent that no roster has, and no due row of a turn is of one that nobody enqueued.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'agent_turn_id', i.agent_turn_id) AS ids,
+       format('a %s, %s for %s s, ', i.message_type, i.status, round(extract(epoch FROM now() - i.created_at)))
+           || CASE WHEN a.agent_id IS NULL THEN 'for an agent that no roster has' ELSE 'of a turn that nobody enqueued' END AS detail
+FROM state.agent_inbox i LEFT JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+WHERE i.archived_at IS NULL AND i.created_at < now() - make_interval(secs => :grace_seconds::float8)
+  AND (a.agent_id IS NULL OR (
+       i.message_type IN {turn_types} AND i.status <> 'queued'
+       AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = i.agent_turn_id)
+       AND NOT EXISTS (SELECT FROM state.agent_state_head h WHERE h.agent_id = i.agent_id AND h.project_id = i.project_id
+                       AND h.active_agent_turn_id = i.agent_turn_id)))
   AND (:project_id::text IS NULL OR i.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

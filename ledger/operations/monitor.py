@@ -20,6 +20,8 @@ class InboxLag(Tolerant):
     """Live inbox rows by status, and for how long the oldest due one has been due."""
 
     rows: Json[dict[str, int]]
+    tried_again: Json[dict[str, int]]
+    """Rows whose claim failed before, by `defer_reason`: `engine_unreachable` where Temporal takes nothing."""
     oldest_due_seconds: float
 
 

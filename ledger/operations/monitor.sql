@@ -1,9 +1,9 @@
 -- The present state of all projects. Each part reads at most row_limit rows of an index on live rows.
 
 -- name: measure_inbox :one
--- Live inbox rows by status, and for how long the oldest due one has been due; of these worker targets, or of all.
+-- Live inbox rows by status, those that are tried again by reason, and for how long the oldest due one has been due; of these worker targets, or of all.
 WITH live AS MATERIALIZED (
-    SELECT i.status, i.next_retry_at FROM state.agent_inbox i
+    SELECT i.status, i.next_retry_at, i.defer_reason, i.retry_count FROM state.agent_inbox i
     WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND (:worker_targets::text[] IS NULL OR EXISTS (
         SELECT FROM resource.project_agents a WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id
           AND a.worker_target = ANY (:worker_targets::text[])))
@@ -11,6 +11,9 @@ WITH live AS MATERIALIZED (
 )
 SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
                 '{}') AS rows,
+       coalesce((SELECT jsonb_object_agg(s.defer_reason, s.n) FROM (
+                     SELECT l.defer_reason, count(*) AS n FROM live l WHERE l.status IN ('deferred', 'processing') AND l.retry_count > 0
+                       AND l.defer_reason IS NOT NULL GROUP BY l.defer_reason) s), '{}') AS tried_again,
        coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
                  WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds;
 
@@ -40,7 +43,7 @@ FROM limited l JOIN state.budgets b ON b.budget_id = l.budget_id GROUP BY l.peri
 -- The whole state in one statement: agents, inbox, turns of the last minute, repairs, workers, threads.
 WITH
 live AS MATERIALIZED (
-    SELECT i.status, i.next_retry_at FROM state.agent_inbox i
+    SELECT i.status, i.next_retry_at, i.defer_reason, i.retry_count FROM state.agent_inbox i
     WHERE i.archived_at IS NULL AND i.inbox_id >= '' ORDER BY i.next_retry_at LIMIT :row_limit::int
 ),
 busy AS MATERIALIZED (
@@ -54,6 +57,9 @@ ended AS MATERIALIZED (
 SELECT now() AS seen_at,
        coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
                 '{}') AS rows,
+       coalesce((SELECT jsonb_object_agg(s.defer_reason, s.n) FROM (
+                     SELECT l.defer_reason, count(*) AS n FROM live l WHERE l.status IN ('deferred', 'processing') AND l.retry_count > 0
+                       AND l.defer_reason IS NOT NULL GROUP BY l.defer_reason) s), '{}') AS tried_again,
        coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
                  WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds,
        jsonb_build_object('idle', greatest(0, (SELECT count(*) FROM known) - (SELECT count(*) FROM busy)))

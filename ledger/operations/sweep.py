@@ -80,12 +80,27 @@ def _agents(rows: Sequence[Row]) -> list[AgentKey]:
 
 
 release_stale_claims = _rule_agents("release_stale_claims")
-"""Rule 'claims': makes stale claimed rows pending again; returns their agents."""
+"""Rule 'claims': gives stale claimed rows back; returns their agents."""
 retry_dispatched = _rule_agents("retry_dispatched")
-"""Rule 'dispatched, retry': makes rows of leased turns that were not begun pending again; returns their agents."""
+"""Rule 'dispatched, retry': gives back rows of leased turns that were not begun; returns their agents."""
 retry_resumes = _rule_agents("retry_resumes")
-"""Rule 'resume': makes claimed reports pending again whose turn is still suspended, although a worker is there; returns
-their agents."""
+"""Rule 'resume': gives back claimed reports whose turn is still suspended, although a worker is there; returns their
+agents."""
+
+
+class Orphan(Tolerant):
+    """A row for an agent that no roster has, ended as error, and who wrote it."""
+
+    project_id: ProjectId
+    agent_id: AgentId
+    inbox_id: InboxId
+    message_type: str
+    sender: str
+
+
+async def end_orphans(conn: Connection, *, older_seconds: float, row_limit: int) -> list[Orphan]:
+    """Rule 'orphans': ends rows of that age for agents that no roster has; returns them."""
+    return await query("end_orphans").all_as(conn, Orphan, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:

@@ -1,7 +1,7 @@
 -- The safety net's rules (protocol §8): each finds its rows by an index on live rows, only for served worker targets.
 
 -- name: release_stale_claims :many
--- Rule 'claims': rows that have been processing for too long become pending.
+-- Rule 'claims': rows that have been processing for too long are given back, and are due at once.
 WITH stale AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
@@ -9,7 +9,7 @@ WITH stale AS MATERIALIZED (
       AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     ORDER BY i.next_retry_at LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
 )
-UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
+UPDATE state.agent_inbox i SET {given_back('claim_lost', 0)}
 FROM stale WHERE i.inbox_id = stale.inbox_id
 RETURNING i.project_id, i.agent_id;
 
@@ -38,7 +38,7 @@ FROM share CROSS JOIN live CROSS JOIN LATERAL (
 ORDER BY due.place, due.next_retry_at LIMIT :row_limit::int;
 
 -- name: retry_dispatched :many
--- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again. Projects
+-- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row is given back, and is due. Projects
 -- have equal shares of the rows, so that one project's waiting rows do not delay the repair of another's.
 WITH RECURSIVE live AS (
     (SELECT h.project_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL AND h.agent_id >= ''
@@ -65,7 +65,7 @@ late AS MATERIALIZED (
           AND a.worker_target = ANY (:worker_targets::text[])
         LIMIT share.rows) l
 )
-UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
+UPDATE state.agent_inbox i SET {given_back('not_begun', 0)}
 WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- an array, so that rows are looked up by key
 RETURNING i.project_id, i.agent_id;
 
@@ -99,6 +99,35 @@ LEFT JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id 
 WHERE o.announced_at IS NULL AND o.ended_at NOT BETWEEN now() - make_interval(secs => :older_seconds::float8) AND now() + interval '1 minute'
   AND (a.worker_target IS NULL OR a.worker_target = ANY (:worker_targets::text[]))
 ORDER BY o.ended_at LIMIT :row_limit::int;
+
+-- name: end_orphans :many
+-- Rule 'orphans': live rows for an agent that no roster has, which nothing would ever claim: they end as error, with a rejection that names
+-- the writer. Skips from agent to agent in the index; no target is theirs, so any bridge ends them.
+WITH RECURSIVE live AS (
+    (SELECT i.agent_id, i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.agent_id, i.project_id LIMIT 1)
+    UNION ALL
+    SELECT n.agent_id, n.project_id FROM live CROSS JOIN LATERAL (
+        SELECT i.agent_id, i.project_id FROM state.agent_inbox i
+        WHERE i.archived_at IS NULL AND (i.agent_id, i.project_id) > (live.agent_id, live.project_id)
+        ORDER BY i.agent_id, i.project_id LIMIT 1) n
+),
+orphan AS MATERIALIZED (
+    SELECT i.inbox_id FROM live JOIN state.agent_inbox i ON i.agent_id = live.agent_id AND i.project_id = live.project_id
+    WHERE i.archived_at IS NULL AND i.created_at < now() - make_interval(secs => :older_seconds::float8) AND NOT EXISTS (
+        SELECT FROM resource.project_agents a WHERE a.agent_id = live.agent_id AND a.project_id = live.project_id)
+    LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
+),
+ended AS (
+    UPDATE state.agent_inbox i SET status = 'error', last_error = 'unknown_agent', archived_at = now(), next_retry_at = now()
+    FROM orphan WHERE i.inbox_id = orphan.inbox_id
+    RETURNING i.project_id, i.agent_id, i.inbox_id, i.message_type, left(coalesce(i.context_headers ->> 'CG-Sender', 'unknown'), 128) AS sender
+),
+refused AS (
+    INSERT INTO state.rejections (project_id, source, error_code, error, ids)
+    SELECT e.project_id, 'sql:' || e.sender, 'unknown_agent', 'inbox: a row for an agent that no roster has',
+           jsonb_build_object('inbox_id', e.inbox_id, 'agent_id', left(e.agent_id, 128)) FROM ended e
+)
+SELECT e.project_id, e.agent_id, e.inbox_id, e.message_type, e.sender FROM ended e;
 
 -- name: reject :exec
 -- Records a refused message: its sender and the reason, never its body.
@@ -140,7 +169,7 @@ LIMIT :row_limit::int;
 
 -- name: retry_resumes :many
 -- Rule 'resume': a report of a suspended turn was claimed, but the turn has not resumed although a worker is there: its row
--- becomes pending again. Without a worker each signal would only lengthen the history of the workflow.
+-- is given back, and is due. Without a worker each signal would only lengthen the history of the workflow.
 WITH late AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
@@ -152,7 +181,7 @@ WITH late AS MATERIALIZED (
                   AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
     ORDER BY i.next_retry_at LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
 )
-UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
+UPDATE state.agent_inbox i SET {given_back('not_resumed', 0)}
 FROM late WHERE i.inbox_id = late.inbox_id
 RETURNING i.project_id, i.agent_id;
 

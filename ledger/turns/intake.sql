@@ -323,7 +323,7 @@ SELECT CASE
        END AS verdict,
        coalesce(mine.agent_turn_id, f.agent_turn_id) AS agent_turn_id, coalesce(mine.turn_epoch, f.turn_epoch) AS turn_epoch,
        coalesce(mine.inbox_id, f.inbox_id) AS inbox_id, mine.status = 'processing' AS claimed,
-       CASE WHEN mine.inbox_id IS NULL THEN f.status WHEN mine.status = 'queued' THEN 'queued' ELSE 'pending' END AS inbox_status,
+       coalesce(mine.status, f.status) AS inbox_status,
        coalesce(state.as_uuid(f.payload ->> 'context_box_id'), plan.context_box_id)::text AS context_box_id,
        coalesce(state.as_uuid(f.payload ->> 'output_box_id'), plan.output_box_id)::text AS output_box_id,
        split_part(coalesce(f.context_headers, :context_headers::jsonb) ->> 'traceparent', '-', 2) AS trace_id,

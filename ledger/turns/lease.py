@@ -10,7 +10,7 @@ from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
 from turnstile.schema.message_types import Purpose, purpose_of
-from turnstile.schema.states import HeadStatus, MessageType
+from turnstile.schema.states import DeferReason, HeadStatus, MessageType
 from turnstile.schema.turns import Ring, TurnRef
 from turnstile.schema.wire.events import Address, Message, StateEvent
 from turnstile.schema.wire.headers import ContextHeaders
@@ -130,7 +130,14 @@ async def claim_inbox(
     )
 
 
-async def release_claims(conn: Connection, inbox_ids: Sequence[InboxId], *, delay_seconds: float) -> int:
-    """Make claimed rows pending again, due after the delay; returns how many. Their `retry_count` is unchanged."""
-    rows = await query("release_claims").many(conn, inbox_ids=list(inbox_ids), delay_seconds=delay_seconds)
+async def release_claims(
+    conn: Connection, inbox_ids: Sequence[InboxId], reason: DeferReason, *, delay_seconds: float
+) -> int:
+    """Give claimed rows back for this reason: deferred, and due after the delay; returns how many.
+
+    `retry_count` counts the tries that failed for one reason, running; the delay doubles twice as it rises.
+    """
+    rows = await query("release_claims").many(
+        conn, inbox_ids=list(inbox_ids), reason=reason, delay_seconds=delay_seconds
+    )
     return len(rows)

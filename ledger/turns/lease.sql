@@ -39,7 +39,8 @@ JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.p
 -- name: claim_inbox :many
 -- Claims due rows of these agents, if their worker target is served here: pending | deferred -> processing, or settles them at
 -- once if no workflow is needed. verdict: start | signal | consumed (a call already settled) | skipped (another or an old
--- turn) | deferred (the turn runs while its call still waits) | error (protocol violation). A claim that is lost is made again: the workflow
+-- turn) | deferred (the turn runs while its call still waits) | error (protocol violation; a turn or a stop whose turn nobody
+-- enqueued is one). A claim that is lost is made again: the workflow
 -- that it started or signalled is found by its id.
 WITH
 due AS MATERIALIZED (
@@ -62,6 +63,11 @@ judged AS MATERIALIZED (
                WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN NULL
                WHEN EXISTS (SELECT FROM state.agent_inbox t WHERE t.agent_turn_id = i.agent_turn_id AND t.project_id = i.project_id
                             AND t.message_type IN {turn_types} AND t.agent_id <> i.agent_id) THEN 'error'
+               WHEN i.message_type IN {turn_types} AND h.active_agent_turn_id IS DISTINCT FROM i.agent_turn_id AND NOT EXISTS (
+                    SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = i.agent_turn_id) THEN 'error'
+               WHEN i.message_type = 'stop' AND NOT EXISTS (
+                    SELECT FROM state.agent_inbox t WHERE t.agent_turn_id = i.agent_turn_id AND t.project_id = i.project_id
+                      AND t.message_type IN {turn_types}) THEN 'error'
                ELSE 'skipped'
            END, CASE
                WHEN i.message_type IN {turn_types} THEN 'start'
@@ -96,7 +102,7 @@ LEFT JOIN LATERAL (  -- one look by key for each child that starts
 ORDER BY m.next_retry_at, m.created_at;
 
 -- name: release_claims :many
--- Makes rows whose workflow could not be reached pending again, due after delay_seconds. Does not count as a retry.
-UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now() + make_interval(secs => :delay_seconds::float8)
+-- Gives back rows whose workflow could not be reached: deferred for this reason, due after delay_seconds or, as the tries fail, more.
+UPDATE state.agent_inbox i SET {given_back(:reason::text, :delay_seconds::float8)}
 WHERE i.inbox_id = ANY (:inbox_ids::text[]) AND i.status = 'processing'
 RETURNING i.inbox_id;

@@ -115,7 +115,8 @@ calls AS MATERIALIZED (  -- the turn's calls that still wait, locked before any 
     ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
 due AS MATERIALIZED (
-    SELECT i.inbox_id, i.project_id, i.message_type, i.correlation_id, i.created_at, i.retry_count, i.agent_turn_id, i.turn_epoch,
+    SELECT i.inbox_id, i.project_id, i.message_type, i.correlation_id, i.created_at, i.agent_turn_id, i.turn_epoch,
+           CASE i.defer_reason WHEN 'card_not_visible' THEN i.retry_count ELSE 0 END AS tries,
            i.payload ->> 'tool_result_card_id' AS card_id
     FROM go JOIN state.agent_inbox i ON i.inbox_id = ANY (:inbox_ids::text[])
     WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
@@ -127,7 +128,7 @@ judged AS MATERIALIZED (
     SELECT due.*, calls.tool_name, calls.step_id, CASE
                WHEN due.agent_turn_id IS DISTINCT FROM :agent_turn_id OR due.turn_epoch IS DISTINCT FROM :turn_epoch THEN 'stale'
                WHEN calls.tool_call_id IS NULL THEN 'settled'
-               WHEN c.card_id IS NULL AND due.retry_count >= 3 THEN 'exhausted'
+               WHEN c.card_id IS NULL AND due.tries >= 3 THEN 'exhausted'
                WHEN c.card_id IS NULL THEN 'deferred'
                WHEN flaw.told IS NOT NULL THEN 'violation'
                ELSE 'good' END AS verdict, flaw.told AS flaw, coalesce(left(c.metadata ->> 'author_id', 128), 'nobody') AS author
@@ -185,8 +186,8 @@ settled AS (
         status = CASE WHEN j.verdict = 'deferred' THEN 'deferred' WHEN j.verdict = 'stale' THEN 'skipped'
                       WHEN j.verdict IN ('violation', 'exhausted') THEN 'error' ELSE 'consumed' END,
         archived_at = CASE j.verdict WHEN 'deferred' THEN NULL ELSE now() END,
-        retry_count = i.retry_count + CASE j.verdict WHEN 'deferred' THEN 1 ELSE 0 END,
-        next_retry_at = CASE j.verdict WHEN 'deferred' THEN now() + interval '1.5 s' * power(2, i.retry_count) ELSE i.next_retry_at END,
+        retry_count = CASE j.verdict WHEN 'deferred' THEN j.tries + 1 ELSE i.retry_count END,
+        next_retry_at = CASE j.verdict WHEN 'deferred' THEN now() + interval '1.5 s' * power(2, j.tries) ELSE i.next_retry_at END,
         defer_reason = CASE j.verdict WHEN 'deferred' THEN 'card_not_visible' ELSE i.defer_reason END,
         last_error = CASE j.verdict WHEN 'violation' THEN 'protocol_violation' WHEN 'exhausted' THEN 'resume_retry_exhausted'
                                     WHEN 'stale' THEN 'stale_turn' WHEN 'deferred' THEN 'card_not_visible'

@@ -204,6 +204,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_stalled_threads": ThreadRef,
     "list_steps": views.StepView,
     "list_stranded": AGENT_KEY,
+    "end_orphans": sweep.Orphan,
     "list_stops_overdue": lease.LiveTurn,
     "list_thread_messages": descriptions.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},

@@ -144,7 +144,9 @@ async def test_what_projects_have_spent_is_told_as_a_sum(free_port: Callable[[],
     spending = Spending.model_validate({"period": "day", **sums, **money})
 
     async def look() -> Backlog:
-        return Backlog(InboxLag.model_validate({"rows": "{}", "oldest_due_seconds": 0}), 0, [spending])
+        return Backlog(
+            InboxLag.model_validate({"rows": "{}", "tried_again": "{}", "oldest_due_seconds": 0}), 0, [spending]
+        )
 
     port = free_port()
     async with serving_metrics("127.0.0.1", port, query=look):

@@ -28,6 +28,7 @@ from turnstile.embedded import Endpoints, ServerName, find_data, read_endpoints
 from turnstile.embedded.server import log_path
 from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import pending, probe_storage
+from turnstile.ledger.operations.monitor import measure_inbox
 from turnstile.ledger.operations.recovery import Era, find_era
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
@@ -137,6 +138,19 @@ class _Doctor:
             return [Check(name="listeners", status="warn", says=says)] if names else []
         return _served(target, wanted, served, waited)
 
+    async def claims(self) -> list[Check]:
+        """A line if claims of inbox rows failed and are tried again: where Temporal takes nothing, all are."""
+        try:
+            async with self._ledger() as pool:
+                found = (await pool.run(measure_inbox)).tried_again
+        except Exception:  # noqa: BLE001 -- the PostgreSQL check reports the cause
+            return []
+        if not found:
+            return []
+        says = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()))
+        hint = "`turnstile inbox list` shows the rows; docs/operations.md says what each reason means"
+        return [Check(name="inbox", status="warn", says=f"rows are tried again: {says}", hint=hint)]
+
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those given on the command line; a line if profiles cannot be read."""
         try:
@@ -165,11 +179,11 @@ class _Doctor:
 async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
     """All checks: versions, settings, servers, key files, and the models of profiles and of `models`."""
     doctor = _Doctor(settings, data, models)
-    servers, listeners, (named, problems) = await asyncio.gather(
-        doctor.servers(), doctor.listeners(), doctor.named_models()
+    servers, listeners, claims, (named, problems) = await asyncio.gather(
+        doctor.servers(), doctor.listeners(), doctor.claims(), doctor.named_models()
     )
     found = await check_models(settings, named) if named or not problems else []
-    checks = [*versions(), *servers, *listeners, *problems, *key_files(settings), *found]
+    checks = [*versions(), *servers, *listeners, *claims, *problems, *key_files(settings), *found]
     return [*checks, verdict(checks)]
 
 

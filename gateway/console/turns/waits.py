@@ -3,16 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import assert_never
+from typing import Final, assert_never
 
 from turnstile.gateway.console.formats import duration, part
 from turnstile.ledger.access.now import OpenCall, TurnNow
-from turnstile.schema.states import HeadStatus, WaitStatus
+from turnstile.schema.states import DeferReason, HeadStatus, WaitStatus
 
 _QUEUED = {
     "agent_paused": "its agent, which is paused",
     "agent_busy": "its agent, which has another turn",
     "output_box_busy": "its output box, which a turn of another agent writes",
+}
+
+_CLAIMED: Final[dict[str, str]] = {
+    DeferReason.ENGINE_UNREACHABLE: "Temporal, which does not take it",
+    DeferReason.WORKFLOW_ENDED: "its workflow, which is closed, to be started again",
 }
 
 
@@ -29,7 +34,7 @@ def waits_of(turn: TurnNow) -> list[Wait]:
     """What the turn waits for now, at most six things."""
     match turn.status:
         case HeadStatus.DISPATCHED:
-            return [Wait("a worker to begin it")]
+            return [Wait(_CLAIMED.get(turn.defer_reason or "", "a worker to begin it") + _tries(turn))]
         case HeadStatus.RUNNING:
             return [_of_model(turn)]
         case HeadStatus.SUSPENDED:
@@ -38,6 +43,10 @@ def waits_of(turn: TurnNow) -> list[Wait]:
             agent = f"/console/agents/{part(turn.agent_id)}"
             because = turn.queued_because
             return [Wait(_QUEUED.get(because or "", "to be leased: it is next"), agent if because else None)]
+
+
+def _tries(turn: TurnNow) -> str:
+    return f" (tried {counted(turn.retry_count, 'time')})" if turn.defer_reason is not None else ""
 
 
 def _of_model(turn: TurnNow) -> Wait:

@@ -42,7 +42,8 @@ _ZERO = "zero"
 _ONCE = "once"
 """A counter that only grows, of which only the activities read more than whether it is 0."""
 _LIVE = "live"
-"""Read of rows that are final (or, of a defer_reason, of deferred rows), else a trace of what was."""
+"""Read of rows that are final (or, of a defer_reason, of deferred rows and of reports whose card is not there, whose
+tries alone are bounded), else a trace of what was."""
 
 _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "agent_state_head": {
@@ -64,6 +65,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "turn_epoch": _EPOCH,
         "last_error": _LIVE,
         "defer_reason": _LIVE,
+        "retry_count": _LIVE,
     },
     "turn_waiting_tools": {
         "created_at": _SET,
@@ -276,5 +278,8 @@ def _lived(row: Mapping[str, Any], column: str) -> Any:
             return PAST.format(0) if row["status"] == "processing" else None
         case "last_error":
             return row[column] if row["archived_at"] is not None else None
+        case "retry_count":  # read after defer_reason
+            return row[column] if row["defer_reason"] == "card_not_visible" else 0
         case _:
-            return row[column] if row["status"] == "deferred" else None
+            live = row["archived_at"] is None and row[column] == "card_not_visible"
+            return row[column] if live or row["status"] == "deferred" else None

@@ -43,7 +43,7 @@ from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId
-from turnstile.schema.states import ReplyStatus
+from turnstile.schema.states import DeferReason, ReplyStatus
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.subjects import CMD_STREAM, EVT_STREAM
 from turnstile.temporal.plugin import turn_workers
@@ -320,6 +320,27 @@ async def test_rules_that_need_the_engine_leave_the_others_running_while_it_is_a
     assert failed == dict.fromkeys(("engine", "engine_over"), "Temporal: tcp connect error")
     assert swept["unannounced"].mended == 1
     assert await tenant.task_events() == {turn: 1}
+
+
+async def test_a_claim_that_the_engine_does_not_take_is_given_back_and_says_why(
+    own_servers: EmbeddedServers, stack: Stack
+) -> None:
+    tenant = new_tenant(stack)
+    agent = await tenant.agent("plain")
+    turn = await unheard(tenant)
+    starter = net_of(stack).rules.starter
+    await own_servers.kill("temporal")
+    try:
+        await starter.claim([(tenant.project, agent)], "test")
+        [row] = await tenant.rows("SELECT * FROM state.agent_inbox WHERE agent_turn_id = $1", turn)
+        found = (row["status"], row["defer_reason"], row["retry_count"], row["archived_at"])
+        assert found == ("deferred", DeferReason.ENGINE_UNREACHABLE, 1, None)
+        assert row["next_retry_at"] > row["processed_at"]
+    finally:
+        await own_servers.restart("temporal")
+    await tenant.rows("UPDATE state.agent_inbox SET next_retry_at = now() WHERE agent_turn_id = $1", turn)
+    await starter.claim([(tenant.project, agent)], "test")
+    assert await tenant.count("state.agent_inbox", "status = 'processing'") == 1
 
 
 async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_does(

@@ -49,6 +49,7 @@ TEXT: JsonObject = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
 HERE = {
     *("claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"),
+    "orphans",
     *("batch", "batch_due", "interrupts", "marked_queued", "marked", "clock"),
 }
 ELSEWHERE = {
@@ -144,6 +145,22 @@ async def test_a_turn_whose_doorbell_was_lost(tenant: Tenant, net: Net) -> None:
     assert (await net.look("doorbell")).found == []
 
 
+async def test_a_row_for_an_agent_that_no_roster_has(
+    tenant: Tenant, net: Net, caplog: pytest.LogCaptureFixture
+) -> None:
+    await tenant.rows(
+        "INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,"
+        " turn_epoch, context_headers) VALUES ($1, $1, 'nobody', 'turn', $1, $1, 1, '{\"CG-Sender\": \"mallory\"}')",
+        tenant.project,
+    )
+    await mends(net, "orphans", f"inbox_id={tenant.project}")
+    assert (await net.look("orphans")).found == []
+    [row] = await tenant.rows("SELECT * FROM state.agent_inbox WHERE project_id = $1", tenant.project)
+    assert (row["status"], row["last_error"]) == ("error", "unknown_agent")
+    assert await tenant.count("state.rejections", "source = 'sql:mallory' AND error_code = 'unknown_agent'") == 1
+    assert f"by 'mallory' is for agent {tenant.project}/nobody, which no roster has" in caplog.text
+
+
 async def test_a_report_that_a_bridge_claimed_and_did_not_pass_on(tenant: Tenant, net: Net) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.suspended(calling("search"), TEXT)
@@ -163,7 +180,8 @@ async def test_a_deadline_that_the_turns_own_timer_did_not_see_to(tenant: Tenant
             await tenant.rows(f"UPDATE {deadline} = now() WHERE project_id = $1", tenant.project)
         await mends(net, "suspended", f"agent_turn_id={turn}")
         [row] = await hand.inbox(call_of(turn), "timeout")
-        assert (row["status"], (await hand.head())["resume_deadline"]) == ("pending", None)
+        assert (row["status"], row["defer_reason"]) == ("deferred", "workflow_ended")
+        assert (await hand.head())["resume_deadline"] is None
         await pass_time(tenant)
         assert (await net.look("engine")).mended == 1
 
@@ -360,6 +378,7 @@ async def test_a_rule_with_a_bug_leaves_the_others_running(
     failed = [record.args[0] for record in caplog.records if "failed" in record.msg and isinstance(record.args, tuple)]
     assert failed == [
         "claims",
+        "orphans",
         "clock",
         "era",
         "beyond",

@@ -218,6 +218,7 @@ def live(**fields: Any) -> TurnNow:
         "step_attempt": 0,
         "model_failures": 0,
         "restart_count": 0,
+        "retry_count": 0,
         "asks_people": False,
         "unserved": False,
         "stopping": False,
@@ -248,6 +249,16 @@ def waiting(**fields: Any) -> dict[str, Any]:
         (live(), "to be leased: it is next", None),
         (live(queued_because="agent_paused"), "its agent, which is paused", "/console/agents/a%2Fb"),
         (live(status="dispatched"), "a worker to begin it", None),
+        (
+            live(status="dispatched", defer_reason="engine_unreachable", retry_count=3),
+            "Temporal, which does not take it (tried 3 times)",
+            None,
+        ),
+        (
+            live(status="dispatched", defer_reason="not_begun", retry_count=1),
+            "a worker to begin it (tried 1 time)",
+            None,
+        ),
         (live(status="running", model="m", steps=2), "model m, step 3", None),
         (
             live(status="running", model="m", step_attempt=3, model_failures=2),

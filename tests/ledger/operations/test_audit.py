@@ -239,7 +239,7 @@ DAMAGES = [
     ),
     Damage(
         "retries_are_bounded",
-        "UPDATE state.agent_inbox SET retry_count = 4 WHERE correlation_id = 'told'",
+        "UPDATE state.agent_inbox SET retry_count = 4, defer_reason = 'card_not_visible' WHERE correlation_id = 'told'",
         {"agent_id": "bob", "tool_call_id": "told"},
     ),
     Damage(
@@ -247,6 +247,32 @@ DAMAGES = [
         "UPDATE state.agent_inbox SET status = 'deferred', defer_reason = 'x', next_retry_at = now() + interval '1 day'"
         " WHERE correlation_id = 'told'",
         {"agent_id": "bob", "tool_call_id": "told"},
+    ),
+    Damage(
+        "retries_are_bounded",
+        "UPDATE state.agent_inbox SET retry_count = 1 WHERE inbox_id = '$leased_row'",
+        {"inbox_id": "$leased_row"},
+    ),
+    Damage(
+        "retries_are_bounded",
+        ROW.format("defer_reason = 'card_not_visible', status = 'deferred'", "inbox_id = '$leased_row'"),
+        {"inbox_id": "$leased_row"},
+    ),
+    Damage(
+        "rows_are_of_somebody",
+        COPY.format(
+            "'copy-of', project_id, 'nobody', 'tool_result', agent_turn_id, turn_epoch, context_headers, payload,"
+            f" 'pending', now(), NULL, NULL, {LATE}, NULL, 'report'"
+        ),
+        {"agent_id": "nobody", "inbox_id": "copy"},
+    ),
+    Damage(
+        "rows_are_of_somebody",
+        COPY.format(
+            "'copy-of', project_id, agent_id, 'turn', 'made-up', turn_epoch, context_headers, payload,"
+            f" 'processing', now(), now(), NULL, {LATE}, NULL, 'call'"
+        ),
+        {"agent_turn_id": "made-up", "inbox_id": "copy"},
     ),
     Damage(
         "stops_came_true",

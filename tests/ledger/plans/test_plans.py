@@ -62,6 +62,7 @@ from turnstile.ledger.turns.waiting import (
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, interrupt_id, new_box_id, uuid7
 from turnstile.schema.people.interrupts import InterruptStatus
+from turnstile.schema.states import DeferReason
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 from turnstile.schema.wire.headers import PARENT_TURN_ID, SENDER
@@ -278,6 +279,7 @@ def statements(now: Live) -> dict[str, Statement]:
     return {
         "list_due_agents": lambda conn: sweep.list_due_agents(conn, targets, older_seconds=0, row_limit=9),
         "list_stranded": lambda conn: sweep.list_stranded(conn, targets, row_limit=9),
+        "end_orphans": lambda conn: sweep.end_orphans(conn, older_seconds=5, row_limit=9),
         "list_unannounced": lambda conn: sweep.list_unannounced(conn, targets, older_seconds=0, row_limit=9),
         "retry_dispatched": lambda conn: sweep.retry_dispatched(conn, targets, older_seconds=-9, row_limit=9),
         "release_stale_claims": lambda conn: sweep.release_stale_claims(conn, targets, older_seconds=-9, row_limit=9),
@@ -309,7 +311,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "request_stop": lambda conn: request_stop(
             conn, PROJECT, asleep.agent_turn_id, "enough", InboxId(f"stop-{row}")
         ),
-        "release_claims": lambda conn: release_claims(conn, [now.claimed], delay_seconds=0),
+        "release_claims": lambda conn: release_claims(conn, [now.claimed], DeferReason.NOT_BEGUN, delay_seconds=0),
         "mark_announced": lambda conn: mark_announced(conn, [now.ended]),
         "enqueue_turn": lambda conn: send(conn, sent),
         "enqueue_turn_with_limits": lambda conn: send(conn, limited),

@@ -51,7 +51,7 @@ from turnstile.ledger.turns.lease import AgentKey, Claim, claim_inbox, release_c
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId
-from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
+from turnstile.schema.states import DeferReason, HeadStatus, MessageType, TurnStatus
 from turnstile.schema.turns import TurnRef
 
 T = TypeVar("T")
@@ -152,7 +152,9 @@ class Hammer:
     async def work(self, pool: Pool, claimed: Claim) -> None:
         turn = claimed.turn()
         if self.chance(0.05):
-            await pool.run(lambda conn: release_claims(conn, [turn.inbox_id], delay_seconds=0.01))
+            await pool.run(
+                lambda conn: release_claims(conn, [turn.inbox_id], DeferReason.ENGINE_UNREACHABLE, delay_seconds=0.01)
+            )
             return
         await self.maybe_twice(lambda: begin(pool, turn))
         steps = self.dice.randrange(3)

@@ -35,7 +35,7 @@ from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.cards import CardType, FieldsSchemaContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, new_box_id, uuid7
-from turnstile.schema.states import InboxStatus, ReplyStatus
+from turnstile.schema.states import DeferReason, InboxStatus, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueRequest
 
@@ -78,14 +78,16 @@ async def test_an_idle_agent_is_leased(agents: Pool) -> None:
 async def test_a_turn_is_claimed_by_its_enqueue_where_its_target_is_served(agents: Pool) -> None:
     sent = command()
     asked = await agents.run(lambda conn: send(conn, sent, TARGET))
-    assert (asked.reply.inbox_status, asked.reply.turn_epoch) == (InboxStatus.PENDING, 1)
+    assert (asked.reply.inbox_status, asked.reply.turn_epoch) == (InboxStatus.PROCESSING, 1)
     assert asked.claim is not None
     assert asked.lease is not None
     [row] = await rows(agents, "SELECT * FROM state.agent_inbox")
     assert (row["status"], row["processed_at"] is not None, row["turn_epoch"]) == ("processing", True, 1)
     assert await claim(agents, ALICE) == []
 
-    await agents.run(lambda conn: release_claims(conn, [sent.inbox_id], delay_seconds=0))
+    await agents.run(
+        lambda conn: release_claims(conn, [sent.inbox_id], DeferReason.ENGINE_UNREACHABLE, delay_seconds=0)
+    )
     [again] = await claim(agents, ALICE)
     assert again == asked.claim
     turn = asked.claim.turn()

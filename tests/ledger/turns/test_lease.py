@@ -26,10 +26,10 @@ from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import fence, mark_announced
 from turnstile.ledger.turns.intake import Enqueued
-from turnstile.ledger.turns.lease import dispatch_next, release_claims
+from turnstile.ledger.turns.lease import Claim, dispatch_next, release_claims
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import AgentId
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.ids import AgentId, new_box_id
+from turnstile.schema.states import DeferReason, TurnStatus
 from turnstile.schema.wire import headers
 
 OLD = timedelta(hours=1)
@@ -110,7 +110,7 @@ async def test_a_queued_turn_is_not_claimed(agents: Pool) -> None:
 @pytest.mark.parametrize(
     ("change", "verdict", "last_error"),
     [
-        ("agent_turn_id = 'another'", "skipped", "stale_turn"),
+        ("agent_turn_id = 'another'", "error", "protocol_violation"),
         ("turn_epoch = 7", "skipped", "stale_turn"),
         ("agent_turn_id = NULL", "error", "protocol_violation"),
         ("turn_epoch = 0", "error", "protocol_violation"),
@@ -130,19 +130,37 @@ async def test_a_claim_settles_a_row_that_needs_no_workflow(
     assert row["archived_at"] is not None
 
 
-async def test_a_released_claim_is_due_after_its_delay_and_counts_no_retry(agents: Pool) -> None:
+async def give_back(pool: Pool, claimed: Claim, reason: DeferReason, delay: float) -> int:
+    """release_claims."""
+    return await pool.run(lambda conn: release_claims(conn, [claimed.inbox_id], reason, delay_seconds=delay))
+
+
+async def why(pool: Pool) -> tuple[str, str | None, int, float]:
+    """Status, reason and tries of the only row, and in how many seconds it was due as that was written."""
+    [row] = await rows(
+        pool,
+        "SELECT *, extract(epoch FROM next_retry_at - now())::float8 AS due FROM state.agent_inbox",
+    )
+    return row["status"], row["defer_reason"], row["retry_count"], round(row["due"])
+
+
+async def test_a_claim_that_is_given_back_says_why_and_is_due_after_a_delay_that_doubles_twice(agents: Pool) -> None:
     await ask(agents)
+    away, ended = DeferReason.ENGINE_UNREACHABLE, DeferReason.WORKFLOW_ENDED
     [claimed] = await claim(agents, ALICE)
-    assert await agents.run(lambda conn: release_claims(conn, [claimed.inbox_id], delay_seconds=60)) == 1
-    assert await claim(agents, ALICE) == []
+    for tries, delay in ((1, 60), (2, 120), (3, 240), (4, 240)):
+        assert await give_back(agents, claimed, away, 60) == 1
+        assert await why(agents) == ("deferred", away, tries, delay)
+        assert await claim(agents, ALICE) == []
+        await age(agents)
+        [again] = await claim(agents, ALICE)
+        assert again == claimed
+    assert await give_back(agents, claimed, ended, 60) == 1
+    assert await why(agents) == ("deferred", ended, 1, 60), "tries are counted for one reason"
     await age(agents)
     [again] = await claim(agents, ALICE)
-    assert again == claimed
-    assert await agents.run(lambda conn: release_claims(conn, [claimed.inbox_id], delay_seconds=0)) == 1
-    assert await claim(agents, ALICE) == [claimed]
-    assert await value(agents, "SELECT retry_count FROM state.agent_inbox") == 0
     await begin(agents, again.turn())
-    assert await agents.run(lambda conn: release_claims(conn, [claimed.inbox_id], delay_seconds=0)) == 0
+    assert await give_back(agents, claimed, away, 0) == 0
 
 
 async def test_claims_that_nobody_finished_are_released(agents: Pool) -> None:
@@ -152,6 +170,7 @@ async def test_claims_that_nobody_finished_are_released(agents: Pool) -> None:
     assert await agents.run(lambda c: sweep.release_stale_claims(c, ["x"], older_seconds=300, row_limit=9)) == []
     found = await agents.run(lambda c: sweep.release_stale_claims(c, [TARGET], older_seconds=300, row_limit=9))
     assert found == [(PROJECT, ALICE)]
+    assert (await why(agents))[:3] == ("deferred", DeferReason.CLAIM_LOST, 1)
     await play(agents)
 
 
@@ -178,7 +197,64 @@ async def test_a_leased_turn_that_nobody_begins_is_rung_again(agents: Pool) -> N
     found = await agents.run(lambda c: sweep.retry_dispatched(c, [TARGET], older_seconds=10, row_limit=9))
     assert found == [(PROJECT, ALICE)]
     assert await agents.run(lambda c: sweep.retry_dispatched(c, [TARGET], older_seconds=10, row_limit=9)) == []
+    reason = (
+        "SELECT defer_reason FROM state.agent_inbox WHERE inbox_id = $1 AND status = 'deferred' AND retry_count = 1"
+    )
+    assert await value(agents, reason, turn.inbox_id) == DeferReason.NOT_BEGUN
     assert await start(agents) == turn
+
+
+STRAY = (
+    "INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,"
+    " turn_epoch, status, payload, context_headers, created_at) VALUES ($1, 'p1', $2, $3, $1, $1, 1, $4,"
+    " jsonb_build_object('profile_box_id', $5::text, 'context_box_id', $5, 'output_box_id', $5),"
+    " '{\"CG-Sender\": \"mallory\"}', now() - interval '1 hour')"
+)
+
+
+async def stray(pool: Pool, name: str, agent: str, kind: str = "turn", status: str = "pending") -> None:
+    """A row that some writer made by itself."""
+    await rows(pool, STRAY, name, agent, kind, status, new_box_id())
+
+
+async def end_orphans(pool: Pool, row_limit: int = 9) -> list[str]:
+    """Rule 'orphans'."""
+    found = await pool.run(lambda c: sweep.end_orphans(c, older_seconds=5, row_limit=row_limit))
+    return sorted(row.inbox_id for row in found)
+
+
+async def test_rows_for_agents_that_no_roster_has_end_as_errors_with_a_rejection(agents: Pool) -> None:
+    turn = await lease(agents)
+    for kind, status in (("turn", "pending"), ("turn", "queued"), ("tool_result", "pending"), ("stop", "deferred")):
+        await stray(agents, f"{kind}-{status}", "nobody", kind, status)
+    await rows(agents, "UPDATE state.agent_inbox SET created_at = now() WHERE inbox_id = 'stop-deferred'")
+    assert len(await end_orphans(agents, row_limit=1)) == 1
+    await end_orphans(agents)
+    ended = await rows(agents, "SELECT * FROM state.agent_inbox WHERE agent_id = 'nobody' ORDER BY inbox_id")
+    assert [(row["status"], row["last_error"]) for row in ended] == [
+        ("deferred", None),  # it is younger than the rule's age
+        *(("error", "unknown_agent"),) * 3,
+    ]
+    told = await rows(agents, "SELECT source, error_code, ids ->> 'inbox_id' AS row FROM state.rejections ORDER BY 3")
+    assert [tuple(row.values()) for row in told] == [
+        ("sql:mallory", "unknown_agent", name) for name in ("tool_result-pending", "turn-pending", "turn-queued")
+    ]
+    assert await end_orphans(agents) == []
+    await begin(agents, turn)
+    await finish(agents, turn)
+    await rows(agents, "DELETE FROM state.agent_inbox WHERE agent_id = 'nobody'")
+
+
+@pytest.mark.parametrize("kind", ["turn", "ui_action", "stop"])
+async def test_a_due_row_of_a_turn_that_nobody_enqueued_is_an_error_of_its_claim(agents: Pool, kind: str) -> None:
+    turn = await lease(agents)
+    await stray(agents, "made-up", ALICE, kind)
+    verdicts = {each.inbox_id: each.verdict for each in await claim(agents, ALICE)}
+    assert verdicts == {"made-up": "error"}, "the turn in hand was claimed before"
+    assert await end_orphans(agents) == []
+    await begin(agents, turn)
+    await finish(agents, turn)
+    await rows(agents, "DELETE FROM state.agent_inbox WHERE inbox_id = 'made-up'")
 
 
 async def test_idle_agents_with_turns_that_could_run_are_listed(agents: Pool) -> None:

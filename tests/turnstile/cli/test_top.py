@@ -6,13 +6,17 @@ import os
 import pty
 from pathlib import Path
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents, ask, lease, stop
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, ask, lease, stop, value
 from tests.support.processes.hatchery import shared_hatchery
 from tests.turnstile.support import ENVIRONMENT, launch, turnstile
-from turnstile.ledger.operations.monitor import look_around
+from turnstile.doctor.examine import examine
+from turnstile.ledger.operations.monitor import look_around, measure_inbox
 from turnstile.ledger.operations.recovery import record_repairs
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.lease import release_claims
+from turnstile.schema.states import DeferReason
+from turnstile.settings import Settings
 
 
 async def fill(pool: Pool) -> None:
@@ -37,7 +41,7 @@ async def test_everything_is_counted(pool: Pool) -> None:
     await fill(pool)
     found = await pool.run(look_around)
     assert found.agents == {"idle": 1, "dispatched": 2}
-    assert found.rows == {"processing": 1, "queued": 1, "pending": 1}
+    assert (found.rows, found.tried_again) == ({"processing": 1, "queued": 1, "pending": 1}, {})
     assert 0 < found.oldest_due_seconds < 60
     assert found.outcomes == {"canceled": 1}
     assert found.mean_seconds is not None
@@ -59,6 +63,24 @@ async def test_once_as_json_and_for_people(pool: Pool, database_url: str, tmp_pa
     assert "1 turns, 0.0/s" in shown.out
     assert "doorbell 4" in shown.out
     assert "q ends it" not in shown.out
+
+
+async def test_rows_whose_claim_failed_are_counted_by_reason(pool: Pool, database_url: str, tmp_path: Path) -> None:
+    await fill(pool)
+    row = await value(pool, "SELECT inbox_id FROM state.agent_inbox WHERE status = 'processing'")
+    away = DeferReason.ENGINE_UNREACHABLE
+    await pool.run(lambda conn: release_claims(conn, [row], away, delay_seconds=0))
+    assert (await pool.run(look_around)).tried_again == {away: 1}
+    assert (await pool.run(measure_inbox)).tried_again == {away: 1}
+    file = config(tmp_path, database_url)
+    shown = await turnstile("top", "--once", "--config", file, cwd=tmp_path)
+    assert "engine_unreachable 1" in shown.out
+    listed = await turnstile("inbox", "list", "--project", PROJECT, "--json", "--config", file, cwd=tmp_path)
+    [told] = [each for each in listed.json() if each["inbox_id"] == row]
+    assert (told["status"], told["defer_reason"], told["retry_count"]) == ("deferred", away, 1)
+    checks = await examine(Settings.model_validate({"database": {"url": database_url}}), None, ())
+    [line] = [each for each in checks if each.name == "inbox"]
+    assert (line.status, line.says) == ("warn", "rows are tried again: 1 engine_unreachable")
 
 
 async def test_a_database_that_is_away_is_an_error_like_others(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def screen(status: SystemStatus) -> RenderableType:
     facts = {
         "agents": _counts(status.agents, _STATES),
         "inbox": _counts(status.rows, _ROWS),
+        **({"tried again": _counts(status.tried_again)} if status.tried_again else {}),
         "inbox lag": due,
         "last minute": f"{_count(ended)} turns, {ended / _MINUTE:.1f}/s{mean}",
         "outcomes": _counts(status.outcomes, _STATUSES),

@@ -43,7 +43,7 @@ async def show(
             "epoch": lambda row: row.turn_epoch,
             "retries": lambda row: row.retry_count,
             "due": lambda row: row.next_retry_at if row.archived_at is None else None,
-            "why": lambda row: row.last_error or row.defer_reason,
+            "why": lambda row: row.last_error or (row.defer_reason if row.archived_at is None else None),
             "correlation": lambda row: None if row.correlation_id == row.agent_turn_id else row.correlation_id,
         },
     )
