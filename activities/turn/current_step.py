@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.calls.action_turn import action_ended
@@ -37,13 +36,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CurrentStep:
-    """A step that began at `started`, by `time.monotonic` at `clock`. `attempts` grows with each model call."""
+    """A step that began at `clock` by `time.monotonic`, at its head's `updated_at` by the ledger's clock.
+
+    `attempts` grows with each model call.
+    """
 
     turn: TurnRef
     number: int
     begun: BegunStep
     turn_events: TurnEvents
-    started: datetime
     clock: float
     attempts: Attempts
     gate: BudgetGate | None = None
@@ -157,7 +158,7 @@ class CurrentStep:
             metadata,
             cards,
             made,
-            self.started,
+            self.begun.head.updated_at,
             status,
             call_waits=call_waits,
             holds=holds,

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
@@ -82,7 +81,7 @@ class StepActivities(Endings):
                 return await self._run_step(given, attempts)
 
     async def _run_step(self, given: RunStepInput, attempts: Attempts) -> StepResult:
-        clock, started = time.monotonic(), datetime.now(UTC)
+        clock = time.monotonic()
         try:
             begun = await self._begin(given)
         except StaleTurn:
@@ -92,7 +91,7 @@ class StepActivities(Endings):
         context = begun.head.context_headers
         turn_events = TurnEvents(self.publisher, given.turn, context, self.telemetry, agent_name=name)
         number = begun.head.step_count + 1
-        step = CurrentStep(given.turn, number, begun, turn_events, started, clock, attempts)
+        step = CurrentStep(given.turn, number, begun, turn_events, clock, attempts)
         step = with_gate(step, self.model, self.limits, lambda reserve: self.keep(step, reserve))
         try:
             return await self._run(step)

@@ -6,7 +6,6 @@ hold ids, codes and numbers only.
 """
 
 import time
-from datetime import UTC, datetime
 
 from turnstile.activities.turn.call_spans import agent_name
 from turnstile.ledger.turns.steps import BegunStep, StepHead, StepRecord
@@ -14,7 +13,6 @@ from turnstile.runtime.telemetry import (
     Metric,
     Span,
     Telemetry,
-    nanoseconds,
     step_traceparent,
     turn_attributes,
 )
@@ -26,13 +24,16 @@ from turnstile.schema.wire import headers
 
 
 def timing(head: StepHead, seconds: float, first_token_ms: object) -> StepTiming:
-    """`timing` of a step that has taken so long until now."""
+    """`timing` of a step that has taken so long until now.
+
+    Moments are the ledger's and what passed since is monotonic: the wall clock of this process may be wrong.
+    """
     slept = suspended(head)
     return StepTiming(
         queue_delay_ms=_millis((head.started_at - head.enqueued_at).total_seconds()),
         step_ms=_millis(seconds),
         first_token_ms=first_token_ms if isinstance(first_token_ms, int) else None,
-        e2e_ms=_millis((datetime.now(UTC) - head.enqueued_at).total_seconds()),
+        e2e_ms=_millis((head.updated_at - head.enqueued_at).total_seconds() + seconds),
         suspended_ms=None if slept is None else _millis(slept),
     )
 
@@ -88,7 +89,8 @@ def record_step(
         "turnstile.next": record.metadata.next,
         "turnstile.model_attempts": attempts,
     }
-    times = (nanoseconds(record.started_at), time.time_ns())
+    now = time.time_ns()
+    times = (now - round(seconds * 1e9), now)
     parent = headers.span_id(head.context_headers[headers.TRACEPARENT])
     telemetry.tracer.record(Span("step", own, parent, *times, attributes, record.metadata.error_code))
 

@@ -6,14 +6,13 @@ what runs asks the ledger before each request to a model.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
-from turnstile.ledger.budgets.budget_views import get_budget
+from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget
 from turnstile.ledger.budgets.steering import More, limit_project, raise_budget
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Caller
-from turnstile.schema.budgets.budget_requests import BudgetRaiseRequest, BudgetReply, ProjectLimitRequest, budget_named
+from turnstile.schema.budgets.budget_requests import BudgetRaiseRequest, BudgetReply, ProjectLimitRequest
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import uuid7
 from turnstile.schema.states import ReplyStatus
@@ -36,7 +35,7 @@ class BudgetChanges:
         """
         caller, wanted = _operator(request), request.parse(BudgetRaiseRequest)
         project, channel = request.project_id, request.channel_id
-        budget = budget_named(project, wanted.budget_id, datetime.now(UTC))
+        budget = await self._pool.run(lambda conn: budget_id_of(conn, project, wanted.budget_id))
         if await self._pool.run(lambda conn: get_budget(conn, project, budget, channel=channel)) is None:
             raise Refused("unknown_budget", "the channel has no such budget")
         more = More(wanted.max_tokens, wanted.max_cost, wanted.max_turns)

@@ -1,17 +1,15 @@
 """The verbs `budget.list` and `budget.get`: what turns and the project may spend, and have (protocol §6)."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
-from turnstile.ledger.budgets.budget_views import get_budget, list_budgets, list_project_limits
+from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
     BudgetListRequest,
     BudgetReply,
     BudgetRequest,
-    budget_named,
 )
 from turnstile.schema.errors import Refused
 from turnstile.schema.states import ReplyStatus
@@ -50,7 +48,7 @@ class BudgetReads:
     async def get(self, request: VerbRequest) -> BudgetReply:
         """A budget; raises `Refused` (unknown_budget)."""
         name = request.parse(BudgetRequest).budget_id
-        wanted = budget_named(request.project_id, name, datetime.now(UTC))
+        wanted = await self._pool.run(lambda conn: budget_id_of(conn, request.project_id, name))
         found = await self._pool.run(
             lambda conn: get_budget(conn, request.project_id, wanted, channel=request.channel_id)
         )

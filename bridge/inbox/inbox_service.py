@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import cast
 
 from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
@@ -170,7 +169,6 @@ class InboxService(Claims):
             log.warning("turn %s: its stop is left to the safety net: %s", turn.agent_turn_id, error)
 
     async def _run(self, turn: TurnRef) -> None:
-        began = datetime.now(UTC)
         begun = await self._pool.run(lambda conn: begin_step(conn, turn, 0, self._cache))
         hit(Fault.STEP_BEGUN)
         turn_events = TurnEvents(self._publisher, turn, begun.head.context_headers)
@@ -185,7 +183,7 @@ class InboxService(Claims):
         card, ending = await self._work(turn, begun)
         metadata = EndMetadata(new_card_ids=(card.card_id,), error_code=ending.error_code)
         status = StepStatus.FAILED if ending.status is TurnStatus.FAILED else StepStatus.COMPLETED
-        record = StepRecord(number, metadata, [card], [], began, status)
+        record = StepRecord(number, metadata, [card], [], begun.head.updated_at, status)
         # the handler's result cannot be computed a second time
         done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
         await turn_events.finished(self._pool, done, turn_events.completed(number, metadata))

@@ -5,18 +5,17 @@ what the whole project spends. Raising and limiting are the bridge's verbs, for 
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.resources import BudgetLimitation, BudgetPage, BudgetRaise, BudgetsQuery
 from turnstile.gateway.v1.turn_handlers import key_in, seen_channel
-from turnstile.ledger.budgets.budget_views import get_budget, list_budgets, list_project_limits
+from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
-from turnstile.schema.budgets.budget_requests import BudgetReply, budget_named
+from turnstile.schema.budgets.budget_requests import BudgetReply
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.errors import BadRequest, Refused
@@ -82,7 +81,7 @@ class Budgets:
     async def _seen(self, principal: Principal, name: str) -> BudgetView:
         """A budget that the token may see; raises `Refused` (unknown_budget)."""
         project, channel = principal.project_id, principal.channel_id
-        budget = budget_named(project, name, datetime.now(UTC))
+        budget = await self.pool.run(lambda conn: budget_id_of(conn, project, name))
         found = await self.pool.run(
             lambda conn: get_budget(conn, project, budget, channel=channel, with_project=_whole(principal))
         )

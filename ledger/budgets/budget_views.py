@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from turnstile.ledger.queries import Connection, query
+from turnstile.schema.budgets.budget_requests import budget_named
 from turnstile.schema.budgets.limits import dollars_of
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
@@ -36,6 +37,14 @@ async def list_budgets(
         row_limit=row_limit,
     )
     return [BudgetView.of(row) for row in rows]
+
+
+async def budget_id_of(conn: Connection, project: ProjectId, name: str) -> BudgetId:
+    """The budget that a name stands for: `day` and `month` are those of now by the ledger's clock, which charges them.
+
+    Raises `BadRequest` as `budget_named` does.
+    """
+    return budget_named(project, name, (await query("ledger_time").one(conn))["now"])
 
 
 async def get_budget(

@@ -53,6 +53,7 @@ class StepHead(Tolerant):
     trace_id: str
     parent_step_id: str | None
     updated_at: datetime
+    """When this attempt of the step began."""
     started_at: datetime
     enqueued_at: datetime
     due_at: datetime
@@ -101,6 +102,7 @@ class StepRecord:
     cards: Sequence[Card]
     tool_call_ids: Sequence[ToolCallId]
     started_at: datetime
+    """When it began, by the ledger's clock: `StepHead.updated_at`."""
     status: StepStatus = StepStatus.COMPLETED
     wait_seconds: float = 0.0
     """How long the turn waits for each of `calls`, unless `call_waits` says it of each."""

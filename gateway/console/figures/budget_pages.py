@@ -1,7 +1,6 @@
 """Budgets, and what operators do with them: raise one, and say what the project may spend in a day or month."""
 
 import secrets
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
@@ -16,10 +15,10 @@ from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import Call, NoQuery
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.v1.resources import BudgetLimitation, BudgetRaise
-from turnstile.ledger.budgets.budget_views import get_budget, list_budgets, list_project_limits
+from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.schema.access import Right
 from turnstile.schema.base import Strict
-from turnstile.schema.budgets.budget_requests import SpendingLimits, budget_named
+from turnstile.schema.budgets.budget_requests import SpendingLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
@@ -218,7 +217,8 @@ async def _seen(visit: Visit[NoQuery, NoForm] | Visit[NoQuery, AmountsForm]) -> 
     """The budget of the address; raises `Refused` (unknown_budget)."""
     principal = visit.principal
     project, channel = principal.project_id, principal.channel_id
-    budget = budget_named(project, visit.path["budget_id"], datetime.now(UTC))
+    name = visit.path["budget_id"]
+    budget = await visit.console.pool.run(lambda conn: budget_id_of(conn, project, name))
     found = await visit.console.pool.run(
         lambda conn: get_budget(conn, project, budget, channel=channel, with_project=channel is None)
     )

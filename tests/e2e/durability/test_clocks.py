@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -199,3 +200,40 @@ async def test_what_may_be_pruned_goes_by_the_clock_of_the_ledger(clocked: Clock
     assert await pruning.wait() == 0, log.read_text()
     assert json.loads(log.read_text())["turns"] == 0
     assert await tenant.count("state.turn_outcomes", f"agent_turn_id = '{turn}'") == 1
+
+
+TIMES = """
+SELECT format('%I.%I', c.table_schema, c.table_name) AS name, c.column_name FROM information_schema.columns c
+JOIN information_schema.tables t USING (table_schema, table_name)
+WHERE c.table_schema IN ('public', 'resource', 'state') AND c.data_type = 'timestamp with time zone'
+  AND t.table_type = 'BASE TABLE'
+"""
+MONTH = timedelta(days=30)
+
+
+@pytest.mark.parametrize("by", [MONTH, -MONTH], ids=["ahead", "behind"])
+async def test_all_times_in_the_ledger_are_the_ledger_s(clocked: Clocked, by: timedelta) -> None:
+    """Processes that are a month ahead, or behind, write no time and no duration of theirs."""
+    tenant, operator = clocked.tenant, clocked.tenant.client
+    clocked.set_clocks(by, (*ROLES, "tool"))
+    turn = turn_of(await tenant.enqueue(clocked.agents[0], json.dumps({"steps": CALLS})))
+    ended = await tenant.ended(turn, PATIENCE)
+    limited: Any = await operator.request("limit_project", {"period": "day", "limits": {"max_tokens": 1_000_000}})
+    raised: Any = await operator.request("raise_budget", {"budget_id": "day", "max_tokens": 10})
+    assert raised["budget"]["budget_id"] == limited["budget"]["budget_id"], raised
+    shown = (await clocked.web.get("/v1/budgets/day")).json()
+    assert shown["budget_id"] == limited["budget"]["budget_id"]
+    await operator.request("limit_project", {"period": "day", "limits": None})
+    clocked.set_clocks(timedelta(), (*ROLES, "tool"))
+    wrong: list[str] = []
+    for column in await tenant.rows(TIMES):
+        name, time = column["name"], column["column_name"]
+        far = f"isfinite({time}) AND abs(extract(epoch FROM {time} - now())) > 86400"
+        found = await tenant.rows(f"SELECT count(*) AS n FROM {name} WHERE {far}")  # noqa: S608 -- of the catalog
+        wrong += [f"{name}.{time}"] * min(1, found[0]["n"])
+    assert wrong == []
+    for step in ended.steps:
+        assert step.ended_at is not None
+        assert timedelta() <= step.ended_at - step.started_at < timedelta(minutes=1)
+        timing: Any = step.metadata["timing"]
+        assert all(value is None or 0 <= value < 60_000 for value in timing.values()), timing

@@ -145,16 +145,13 @@ async def budget_in(session: "Session", pool: "Pool", name: str) -> "BudgetView"
 
     Raises `Refused` (unknown_budget, ambiguous_turn).
     """
-    from datetime import UTC, datetime
-
     from turnstile.cli.turns.lookup import find_turn
-    from turnstile.ledger.budgets.budget_views import get_budget
-    from turnstile.schema.budgets.budget_requests import budget_named
+    from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget
     from turnstile.schema.budgets.plans import BudgetId
     from turnstile.schema.errors import Refused
 
     project = session.project
-    budget = budget_named(project, name, datetime.now(UTC))
+    budget = await pool.run(lambda conn: budget_id_of(conn, project, name))
     found = await pool.run(lambda conn: get_budget(conn, project, budget))
     if found is None and (turn := await find_turn(pool, project, budget)) is not None:
         own = BudgetId(turn.agent_turn_id)
