@@ -30,6 +30,8 @@ from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
 
 log = logging.getLogger(__name__)
 CLAIM_LIMIT = 64
+_RUNG = ("doorbell", "enqueue")
+"""Reasons of claims whose rows have had their doorbell. For what the safety net finds or makes, the claim rings."""
 START_LIMIT = 64
 """Agents of one claim statement. All turns that it claims are started at the same time."""
 
@@ -64,7 +66,10 @@ class Claims(ABC):
         """Signal the running turn that all of these rows belong to."""
 
     async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
-        """Claim the due rows of these agents and handle each; raises `ServerUnavailable` while the ledger is away."""
+        """Claim the due rows of these agents and handle each; raises `ServerUnavailable` while the ledger is away.
+
+        Rows of the safety net are rung for here, so that who listens on NATS hears of each row.
+        """
         waiting = deque(dict.fromkeys(agents))
         while waiting:
             wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
@@ -73,6 +78,8 @@ class Claims(ABC):
             )
             hit(Fault.CLAIM_TAKEN)
             await self.settle(claims, reason)
+            if reason not in _RUNG:
+                await publish_best_effort(self._publisher, *(claim.doorbell(SENDER, reason) for claim in claims))
             waiting.extend(_unfinished(claims))
 
     async def settle(self, claims: Sequence[Claim], reason: str) -> None:

@@ -2,7 +2,8 @@
 
 Receiving a doorbell never waits for a claim, so ten thousand doorbells of one project do not delay another's.
 A doorbell is acknowledged before its claim: if it is lost or the claim fails, the watchdog's poll finds the row some
-seconds later. A doorbell that cannot be read is terminated and counted.
+seconds later. One that this process has published itself needs no claim (`local_doorbells`). One that cannot be read is
+terminated and counted.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.ledger.turns.lease import AgentKey
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentId, token
+from turnstile.schema.ids import AgentId, InboxId, token
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.events import Wakeup
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -42,7 +43,9 @@ class Doorbells:
         agents: list[AgentKey] = []
         for message in messages:
             try:
-                agents.append(_agent(message))
+                agent, row = _agent(message)
+                if not self._claims.has_rung(row):
+                    agents.append(agent)
                 await message.ack()
             except BadRequest as error:
                 self.undecodable += 1
@@ -53,17 +56,18 @@ class Doorbells:
         self._claims.offer(agents, "doorbell")
 
 
-def _agent(message: Msg) -> AgentKey:
-    """The agent that a doorbell names, in payload or header or both, and the subject's project.
+def _agent(message: Msg) -> tuple[AgentKey, InboxId | None]:
+    """The agent that a doorbell names, in payload or header or both, with the subject's project; and the row, if any.
 
     Raises `BadRequest` if it names no agent, or two.
     """
     subject = subjects.parse(message.subject)
     named = (message.headers or {}).get(headers.AGENT_ID)
-    agent = named
+    agent, row = named, None
     if message.data:
         try:
-            agent = Wakeup.model_validate_json(message.data).agent_id
+            wakeup = Wakeup.model_validate_json(message.data)
+            agent, row = wakeup.agent_id, wakeup.inbox_id
         except ValidationError:
             if named is None:
                 raise BadRequest("it names no agent") from None
@@ -71,4 +75,4 @@ def _agent(message: Msg) -> AgentKey:
         raise BadRequest("it names no agent")
     if named is not None and named != agent:
         raise BadRequest("payload and header name different agents")
-    return subject.project_id, AgentId(token(agent, "agent_id"))
+    return (subject.project_id, AgentId(token(agent, "agent_id"))), row

@@ -1,20 +1,20 @@
-"""Doorbells inside one process: if this bridge serves the target, a doorbell goes to its claim queue, not to NATS.
+"""Doorbells of a process that serves their target: its claim queue has their agents at once (protocol §5).
 
-This saves two messages, a write in the stream and a millisecond. A doorbell may be lost at any time (protocol §1): if
-this process dies, another bridge that serves the target finds the row by its poll.
+The message goes out besides, as any doorbell does: it costs a publish and no wait. The bridge of this process will hear
+it and knows by the row's id that no claim is needed (`ClaimQueue.rings`). Another bridge that hears it looks for the
+row, so the row waits for no poll if this process dies.
 """
 
 from collections.abc import Sequence
 
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.ledger.turns.lease import AgentKey
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.wire.events import Doorbell, Message
 
 
 class LocalDoorbells:
-    """A publisher that wraps another one. While the claim queue does not run, it passes everything on."""
+    """A publisher that wraps another one, which publishes all messages."""
 
     def __init__(self, publisher: Publisher, claims: ClaimQueue, served: ServedTargets) -> None:
         self._publisher = publisher
@@ -22,23 +22,14 @@ class LocalDoorbells:
         self._served = served
 
     async def publish(self, messages: Sequence[Message]) -> None:
-        """Publish the other messages by the wrapped publisher, then put the local doorbells' agents into the queue."""
-        if not self._claims.runs:
-            await self._publisher.publish(messages)
-            return
-        served = self._served.now()
-        away: list[Message] = []
-        near: list[AgentKey] = []
-        for each in messages:
-            if isinstance(each, Doorbell) and each.worker_target in served:
-                near.append((each.project_id, each.agent_id))
-            else:
-                away.append(each)
+        """Publish, then queue the agents that doorbells for targets served here name, but for claimed rows."""
+        served = self._served.now() if self._claims.runs else ()
+        near = [each for each in messages if isinstance(each, Doorbell) and each.worker_target in served]
+        self._claims.rings(each.inbox_id for each in near)
         try:
-            if away:
-                await self._publisher.publish(away)
+            await self._publisher.publish(messages)
         finally:
-            self._claims.offer(near, "doorbell")
+            self._claims.offer([(each.project_id, each.agent_id) for each in near if not each.claimed], "doorbell")
 
     async def emit(self, message: Message) -> None:
         """Emit by the wrapped publisher."""

@@ -114,13 +114,12 @@ class Verbs:
         if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
             self._counts.found(request.project_id)
         if (lease := done.lease) is not None:
-            messages = [lease.dispatched(SENDER)]
+            claimed = self.claims is not None and done.claim is not None
             if self.claims is not None and done.claim is not None:
                 self.claims.start(done.claim)
                 await asyncio.sleep(0)  # the start is on its way before anything else is done
-            else:
-                messages.append(lease.doorbell(SENDER, "enqueue"))
-            await publish_best_effort(self.publisher, *messages)
+            doorbell = lease.doorbell(SENDER, "enqueue", claimed=claimed)
+            await publish_best_effort(self.publisher, lease.dispatched(SENDER), doorbell)
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 

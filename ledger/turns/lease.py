@@ -17,7 +17,7 @@ from turnstile.schema.wire.headers import ContextHeaders
 
 
 class Lease(Tolerant):
-    """A turn that its agent was leased to. Its inbox row is pending, so the caller must ring the doorbell."""
+    """A turn that its agent was leased to, with its inbox row. The caller must ring the doorbell."""
 
     project_id: ProjectId
     agent_id: AgentId
@@ -32,9 +32,9 @@ class Lease(Tolerant):
         """The address of messages about the leased turn."""
         return Address.of(self, self.context_headers, sender)
 
-    def doorbell(self, sender: str, reason: str) -> Message:
-        """The doorbell of the turn's inbox row."""
-        return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason)
+    def doorbell(self, sender: str, reason: str, *, claimed: bool = False) -> Message:
+        """The doorbell of the turn's inbox row, which the sender may have claimed already."""
+        return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason, claimed=claimed)
 
 
 class NewLease(Lease):
@@ -95,6 +95,11 @@ class Claim(Tolerant):
     def ring(self) -> Ring:
         """The pointer to the row, for the turn's workflow."""
         return Ring.model_validate(self.model_dump())
+
+    def doorbell(self, sender: str, reason: str) -> Message:
+        """The doorbell of the row, which is claimed."""
+        address = Address.of(self, self.context_headers, sender)
+        return address.wakeup(self.worker_target, self.inbox_id, reason, claimed=True)
 
 
 class LiveTurn(TurnRef):

@@ -42,11 +42,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doorbell(Message):
-    """A `wakeup` message, and the target and agent for which it rings."""
+    """A `wakeup` message: the target, agent and row for which it rings."""
 
     worker_target: str
     project_id: ProjectId
     agent_id: AgentId
+    inbox_id: InboxId | None
+    claimed: bool = False
+    """Whether the sender has claimed the row, so that its process needs no claim."""
 
 
 class Wakeup(Tolerant):
@@ -290,7 +293,7 @@ class Address:
             more[headers.TRACEPARENT] = place  # one call is one span, however often its command is sent
         return Message(command.subject, command.payload(), self.headers("tool_call", **more), required=True)
 
-    def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Doorbell:
+    def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str, *, claimed: bool = False) -> Doorbell:
         """The doorbell of this agent's worker target."""
         payload = Wakeup(agent_id=self.agent_id, inbox_id=inbox_id, reason=reason)
         subject = subjects.wakeup(self.project_id, self.channel_id, worker_target)
@@ -301,6 +304,8 @@ class Address:
             worker_target=worker_target,
             project_id=self.project_id,
             agent_id=self.agent_id,
+            inbox_id=inbox_id,
+            claimed=claimed,
         )
 
 

@@ -74,7 +74,7 @@ def read_durable(dice: Dice, _: Path) -> None:
 
 
 def read_doorbell(dice: Dice, _: Path) -> None:
-    project, agent = _agent(message(dice, "cmd.agent.worker_generic.wakeup", dice.payload(Wakeup)))
+    (project, agent), _row = _agent(message(dice, "cmd.agent.worker_generic.wakeup", dice.payload(Wakeup)))
     subjects.agent_events_filter(project, subjects.parse("cg.v1r4.p.c.evt.x").channel_id, agent)
 
 

@@ -75,7 +75,7 @@ class Bridge:
         """Run in tasks of the group until `stop`; returns when the verbs are subscribed, or NATS is away."""
         settings, pool, conn, client, telemetry = self.servers
         # A rule that cannot publish now does so at a later tick, so no rule waits for NATS.
-        hasty = NatsPublisher(conn, give_up_seconds=0)
+        hasty = LocalDoorbells(NatsPublisher(conn, give_up_seconds=0), self.claims, self.served)
         rules = safety_rules(self.servers, self.served, hasty, self.claims)
         publisher = LocalDoorbells(NatsPublisher(conn), self.claims, self.served)
         depth, limits = settings.protocol.max_recursion_depth, settings.limits
