@@ -39,6 +39,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.agent_state_pointers',
      'SELECT, INSERT, UPDATE (memory_context_box_id, last_output_box_id, replaced_output_box_id, updated_at)',
      'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)'),
+    ('state.channel_pointers', 'SELECT, INSERT, UPDATE (memory_context_box_id, last_output_box_id, updated_at)',
+     'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)'),
     ('state.agent_inbox',
      'SELECT, INSERT, UPDATE (turn_epoch, status, retry_count, next_retry_at, last_error, defer_reason, processed_at, archived_at)',
      'SELECT, INSERT, UPDATE (turn_epoch, status, retry_count, next_retry_at, last_error, defer_reason, archived_at)'),
@@ -95,7 +97,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.migrations'),
     ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
-    ('public.boxes'), ('state.agent_state_pointers'), ('state.budget_reservations'), ('state.budget_raises'), ('state.identity_edges'), ('state.memory_cuts')
+    ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'), ('state.budget_raises'), ('state.identity_edges'), ('state.memory_cuts')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

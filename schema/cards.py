@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, T
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.errors import TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, StepId, ToolCallId
 from turnstile.schema.states import AfterExecution, TurnStatus
 
 CONTROL_KEY = "__cg_control"
@@ -198,6 +198,8 @@ class CardMetadata(BaseModel):
     """The step that made it."""
     agent_turn_id: AgentTurnId | None = None
     """The turn that made it."""
+    channel_id: ChannelId | None = None
+    """The channel whose `box_make` made it."""
     trace_id: str | None = None
     """The trace that it belongs to."""
     parent_step_id: str | None = None

@@ -71,8 +71,8 @@ class Interrupt:
         """Send the call as it is.
 
         This and the other decisions raise `Refused` with a code (`already_decided`, `expired`, `withdrawn`,
-        `digest_mismatch`, `own_request`, `decision_not_allowed`, …) or `ServerUnavailable`: the same call may then be
-        repeated.
+        `digest_mismatch`, `own_request`, `own_words`, `decision_not_allowed`, …) or `ServerUnavailable`: the same call
+        may then be repeated.
         """
         return await self._decide({"decision": Decision.APPROVE, "message": comment})
 

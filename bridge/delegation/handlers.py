@@ -160,7 +160,8 @@ class Delegation:
         """The call with all that its tasks name."""
         wanted = references([(task.target_strategy, task.target_ref) for task in tasks])
         policy = await self.pool.run(lambda conn: policy_of(conn, call.project_id, call.profile_box_id))
-        targets = await self.pool.run(lambda conn: find_targets(conn, call.project_id, call.agent_turn_id, wanted))
+        project, channel = call.project_id, call.channel_id
+        targets = await self.pool.run(lambda conn: find_targets(conn, project, channel, call.agent_turn_id, wanted))
         return Caller(call, policy, targets, self.limits.depth_limit, waits=waits)
 
 

@@ -62,8 +62,8 @@ class ToolRequests:
 
 def checked_call(request: VerbRequest, call: ParentCall | None) -> ParentCall:
     """The call that the request is for; raises `Refused` if there is none, or if it is no tool's of this channel."""
-    if call is None:
-        raise Refused("unknown_call", "the project has no such call")
+    if call is None or call.channel_id != request.channel_id:
+        raise Refused("unknown_call", "the channel has no such call")
     named = (
         (headers.TOOL_CALL_ID, call.tool_call_id),
         (headers.AGENT_ID, call.agent_id),
@@ -71,8 +71,8 @@ def checked_call(request: VerbRequest, call: ParentCall | None) -> ParentCall:
     )
     if any(request.headers.get(header, value) != value for header, value in named):
         raise Refused("not_your_call", "the call belongs to another turn or agent than the headers say")
-    if call.channel_id != request.channel_id or call.tool_name in PMO_TOOLS:
-        raise Refused("not_your_call", "the call is of another channel, or a delegating one, which no tool runs")
+    if call.tool_name in PMO_TOOLS:
+        raise Refused("not_your_call", "the call is a delegating one, which no tool runs")
     return call
 
 

@@ -19,7 +19,7 @@ from turnstile.schema.wire.events import Address, steer_events
 async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> SteerReply:
     """Accept what the caller says to a turn; a request under the same correlation is accepted once."""
     wanted, caller = request.parse(SteerRequest), request.named_caller()
-    done = await steer(pool, request.project_id, wanted, caller)
+    done = await steer(pool, request.project_id, request.channel_id, wanted, caller)
     hit(Fault.STEER_COMMITTED)
     turn = wanted.agent_turn_id
     await tell_steer(publisher, request.project_id, turn, done)

@@ -61,11 +61,11 @@ class PumpVerbs:
         )
 
     async def describe(self, request: VerbRequest) -> ThreadDescribeReply:
-        """A thread of the caller's project with its messages and replies; raises `Refused` if there is none."""
+        """A thread of the caller's channel with its messages and replies; raises `Refused` if there is none."""
         wanted = request.parse(ThreadDescribeRequest)
         found = await self._pool.run(lambda conn: find_thread(conn, request.project_id, wanted.thread_id))
-        if found is None:
-            raise Refused("unknown_thread", "the project has no such thread")
+        if found is None or found.channel_id != request.channel_id:
+            raise Refused("unknown_thread", "the channel has no such thread")
         messages = await self._pool.run(lambda conn: list_thread_messages(conn, wanted.thread_id, row_limit=_SHOWN))
         replies = await self._pool.run(lambda conn: list_thread_replies(conn, wanted.thread_id, row_limit=_SHOWN))
         return ThreadDescribeReply(

@@ -124,21 +124,24 @@ class Verbs:
         return done.reply
 
     async def describe(self, request: VerbRequest) -> DescribeReply:
-        """Describe a turn, a card or a call of the caller's project; raises `Refused` if there is none."""
-        wanted = request.parse(DescribeRequest)
+        """Describe a turn or card of the caller's channel, or a call of its project; raises `Refused` if there is none.
+
+        A tool serves all channels of its project, and names a call by its id alone.
+        """
+        wanted, channel = request.parse(DescribeRequest), request.channel_id
         match wanted:
             case DescribeRequest(agent_turn_id=None, card_id=str() as card_id, tool_call_id=None):
-                card = await self.pool.run(lambda conn: get_card(conn, request.project_id, card_id))
+                card = await self.pool.run(lambda conn: get_card(conn, request.project_id, card_id, channel))
                 if card is None:
-                    raise Refused("unknown_card", "the project has no such card")
+                    raise Refused("unknown_card", "the channel has no such card")
                 return DescribeReply(status=ReplyStatus.ACCEPTED, card=card)
             case DescribeRequest(agent_turn_id=str() as turn_id, card_id=None, tool_call_id=None):
                 turn = await self.pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
-                if turn is None:
-                    raise Refused("unknown_turn", "the project has no such turn")
+                if turn is None or turn.channel_id != channel:
+                    raise Refused("unknown_turn", "the channel has no such turn")
                 if not wanted.tree:
                     return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
-                nodes = await self.pool.run(lambda conn: tree(conn, request.project_id, turn_id))
+                nodes = await self.pool.run(lambda conn: tree(conn, request.project_id, turn_id, channel=channel))
                 return DescribeReply(
                     status=ReplyStatus.ACCEPTED,
                     turn=turn,
@@ -178,7 +181,13 @@ class Verbs:
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
         return await stop_turn(
-            self.pool, self.publisher, request.project_id, wanted, self.telemetry, caller=request.caller
+            self.pool,
+            self.publisher,
+            request.project_id,
+            wanted,
+            self.telemetry,
+            channel=request.channel_id,
+            caller=request.caller,
         )
 
     async def steer(self, request: VerbRequest) -> SteerReply:
@@ -199,7 +208,9 @@ class Verbs:
         wanted = request.parse(BoxForkRequest)
         name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
         new_box = forked_box_id(request.project_id, name) if name else new_box_id()
-        made = await self.pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
+        made = await self.pool.run(
+            lambda conn: fork_box(conn, request.project_id, request.channel_id, wanted.box_id, new_box)
+        )
         hit(Fault.BOX_FORKED)
         return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
 
@@ -221,7 +232,7 @@ class Verbs:
         """Set which boxes an agent's pointers name."""
         wanted = request.parse(BoxReplaceRequest)
         _same(request, headers.AGENT_ID, wanted.agent_id)
-        boxes = await self.pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
+        boxes = await self.pool.run(lambda conn: replace_boxes(conn, request.project_id, request.channel_id, wanted))
         hit(Fault.BOX_REPLACED)
         return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
 

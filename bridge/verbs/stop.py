@@ -24,7 +24,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.access import Caller
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, uuid7
 from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
@@ -42,16 +42,18 @@ async def stop_turn(
     request: StopRequest,
     telemetry: Telemetry = SILENT,
     *,
+    channel: ChannelId | None = None,
     caller: Caller | None = None,
 ) -> StopReply:
     """Stop the turn; raises `Refused` (unknown_turn). `accepted` means that it will end, not that it has ended.
 
-    A caller who does not operate stops turns that it has asked for; else `Refused` (not_yours), and nothing is changed.
+    A channel stops its own turns. A caller who does not operate stops turns that it has asked for; else `Refused`
+    (not_yours), and nothing is changed.
     """
     inbox_id = InboxId(uuid7())
     turn_id = request.agent_turn_id
-    if caller is not None and not caller.operates:
-        await _check_requester(pool, project, turn_id, caller)
+    if channel is not None:
+        await _check_stop(pool, project, channel, turn_id, caller)
     tree = await mark_tree(pool, project, turn_id, request.reason, whole=request.cascade == "all")
     hit(Fault.TREE_MARKED)
     reply = await _stop_one(pool, publisher, project, request, inbox_id, stop_reason(caller), telemetry)
@@ -98,9 +100,11 @@ async def _stop_one(
     raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
 
 
-async def _check_requester(pool: Pool, project: ProjectId, turn: AgentTurnId, caller: Caller) -> None:
-    requester = await pool.run(lambda conn: requester_of(conn, project, turn))  # it never changes
-    if requester != caller.name:
+async def _check_stop(
+    pool: Pool, project: ProjectId, channel: ChannelId, turn: AgentTurnId, caller: Caller | None
+) -> None:
+    requester = await pool.run(lambda conn: requester_of(conn, project, channel, turn))  # it never changes
+    if caller is not None and not caller.operates and requester != caller.name:
         raise Refused("not_yours", "somebody else asked for this turn: its requester or an operator may stop it")
 
 

@@ -53,13 +53,13 @@ WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = :agent_id AND i.payload 
   AND i.channel_id = :channel_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
 
 -- name: is_box_of_channel :one
--- Whether a turn of this channel reads or writes a box.
-SELECT EXISTS (
+-- Whether a turn of this channel reads or writes a box, and no other channel has anything in it.
+SELECT NOT state.is_abroad(:project_id, :channel_id, state.as_uuid(:box_id)) AND (EXISTS (
     SELECT FROM state.agent_inbox i WHERE lower(i.payload ->> 'output_box_id') = lower(:box_id::text) AND i.message_type IN {turn_types}
       AND i.project_id = :project_id AND i.channel_id = :channel_id)
   OR EXISTS (
     SELECT FROM state.agent_inbox i WHERE lower(i.payload ->> 'context_box_id') = lower(:box_id::text) AND i.message_type IN {turn_types}
-      AND i.project_id = :project_id AND i.channel_id = :channel_id) AS found;
+      AND i.project_id = :project_id AND i.channel_id = :channel_id)) AS found;
 
 -- name: list_turn_progress :many
 -- The cards that a turn's steps made and the results that were applied, with the step of each; without those that are known.

@@ -11,7 +11,7 @@ from turnstile.ledger.turns.cards import box_cards
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import CardType, JsonContent, readable_content
 from turnstile.schema.delegation.policy import DelegationPolicy
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId
 
 Kind = Literal["profile", "agent"]
 
@@ -24,7 +24,7 @@ class Target(Tolerant):
     agent_id: AgentId | None
     display_name: str | None
     output_box_id: BoxId | None
-    """Where the agent's turn in hand writes, else where its last one did."""
+    """Where the agent's turn in hand writes, else where its last one did, of the caller's channel."""
     profile_box_id: BoxId | None
     profile_name: str | None
     worker_target: str | None
@@ -38,11 +38,11 @@ class Target(Tolerant):
 
 
 async def find_targets(
-    conn: Connection, project: ProjectId, caller: AgentTurnId, wanted: Collection[tuple[Kind, str]]
+    conn: Connection, project: ProjectId, channel: ChannelId, caller: AgentTurnId, wanted: Collection[tuple[Kind, str]]
 ) -> dict[tuple[Kind, str], Target]:
     """What these references of the turn that asks name, each of them."""
     named = to_json([{"kind": kind, "ref": ref} for kind, ref in wanted]).decode()
-    given = {"project_id": project, "agent_turn_id": caller, "wanted": named}
+    given = {"project_id": project, "channel_id": channel, "agent_turn_id": caller, "wanted": named}
     found = await query("find_targets").all_as(conn, Target, **given)
     return {(each.kind, each.ref): each for each in found}
 

@@ -306,6 +306,8 @@ FROM (
     UNION ALL
     SELECT p.project_id, p.agent_id, p.memory_context_box_id::text, 'memory that the pointer names' FROM state.agent_state_pointers p
     UNION ALL
+    SELECT p.project_id, p.agent_id, p.memory_context_box_id::text, 'memory that a channel''s pointer names' FROM state.channel_pointers p
+    UNION ALL
     SELECT p.project_id, p.agent_id, p.last_output_box_id::text, 'last output box that the pointer names' FROM state.agent_state_pointers p
 ) n
 LEFT JOIN public.boxes b ON b.box_id = state.as_uuid(n.box_id) AND b.tenant_id = n.project_id

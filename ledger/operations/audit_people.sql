@@ -116,3 +116,14 @@ FROM state.interrupts q
 WHERE (q.response IS NOT NULL) <> (q.call_key IS NOT NULL AND q.decision IS NOT DISTINCT FROM 'respond')
   AND (:since_id::text IS NULL OR q.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
+
+-- name: deciders_have_no_words :many
+-- Protocol §13.3: who decided about a call had no words in what led to it, unless its requester may decide.
+SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.agent_turn_id, 'tool_call_id', t.tool_call_id,
+                          'interrupt_id', t.interrupt_id) AS ids,
+       format('%s decided, and has words in what led to the call', t.decided_by) AS detail
+FROM state.interrupts t
+WHERE t.status = 'resolved' AND NOT t.requester_may_decide AND (:since_id::text IS NULL OR t.agent_turn_id >= :since_id)
+  AND t.decided_at >= (SELECT m.applied_at FROM state.migrations m WHERE m.name = '0062_wall_channels')
+  AND (:project_id::text IS NULL OR t.project_id = :project_id) AND {has_words(t.decided_by)}
+ORDER BY ids LIMIT :row_limit::int;

@@ -19,7 +19,8 @@ _A_DAY: Final = 24 * 3600.0
 
 TABLES: Final[tuple[str, ...]] = (
     *("resource.profiles", "resource.project_agents", "resource.tools"),
-    *("state.agent_state_head", "state.agent_state_pointers", "state.agent_inbox", "state.turn_waiting_tools"),
+    *("state.agent_state_head", "state.agent_state_pointers", "state.channel_pointers"),
+    *("state.agent_inbox", "state.turn_waiting_tools"),
     *("state.agent_steps", "state.execution_edges", "state.identity_edges", "state.turn_outcomes", "state.rejections"),
     *("state.conversations", "state.turn_nodes", "state.steers"),
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),

@@ -39,6 +39,11 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 SELECT to_jsonb(x)::text AS row FROM state.agent_state_pointers x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_channel_pointers :many
+-- The pointers of the agents in each channel.
+SELECT to_jsonb(x)::text AS row FROM state.channel_pointers x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
 -- name: export_agent_inbox :many
 -- The rows of the agents' inboxes.
 SELECT to_jsonb(x)::text AS row FROM state.agent_inbox x

@@ -40,6 +40,7 @@ _REFUSALS = {
     "expired": "nobody decided in time: the call was rejected",
     "withdrawn": "the turn is over or is being stopped, or the call was reported: nobody waits for the decision",
     "own_request": "the principal that asked for the turn may not decide about it: ask somebody else",
+    "own_words": "you have words in what led to this call (a steer, an edit, an answer, a report): ask somebody else",
     "decision_not_allowed": "the interrupt allows other decisions: see its allowed_decisions",
     "digest_mismatch": "the action is not the one that the digest names: look at it again, and name its action_digest",
 }

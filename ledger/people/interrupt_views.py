@@ -38,6 +38,8 @@ class InterruptContext(Tolerant):
     """The content of the call's card before a person edited it; null if nobody has."""
     answer: Json[JsonValue] | None
     """The result that a person gave it; null if nobody has, or its card is gone."""
+    own_words: bool
+    """Whether the reader has words in what led to the call, and may not decide because of them."""
 
     @property
     def arguments_before(self) -> JsonObject | None:
@@ -97,15 +99,16 @@ async def get_interrupt(
 
 
 async def get_interrupt_context(
-    conn: Connection, project: ProjectId, interrupt: InterruptId, *, channel: ChannelId | None = None
+    conn: Connection, project: ProjectId, interrupt: InterruptId, reader: str, *, channel: ChannelId | None = None
 ) -> InterruptContext | None:
-    """What is to be known of a question beside its call; None if the project, or the channel, has no such question."""
+    """What the reader is to know of a question beside its call; None if project or channel have no such question."""
     return await query("get_interrupt_context").opt_as(
         conn,
         InterruptContext,
         project_id=project,
         channel_id=channel,
         interrupt_id=interrupt,
+        reader=reader,
         text_limit=_TEXT_LIMIT,
     )
 

@@ -61,7 +61,8 @@ SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(
              AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit,
        CASE WHEN t.decision = 'respond' THEN CASE WHEN t.call_key IS NOT NULL THEN jsonb_build_object('value', t.response) ELSE (
            SELECT k.content -> 'result' FROM public.cards k WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
-             AND state.is_alive(k.expires_at, k.deleted_at)) END END AS answer
+             AND state.is_alive(k.expires_at, k.deleted_at)) END END AS answer,
+       NOT t.requester_may_decide AND {has_words(:reader)} AS own_words
 FROM state.interrupts t
 JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id AND i.message_type IN {turn_types}
 WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);

@@ -18,7 +18,7 @@ from turnstile.ledger.turns.waiting import RequestedStop
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import Limited, Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
 
 NO_CONVERSATION = (
     "a multitask_strategy needs a conversation: name a conversation_id, or ask an agent whose profile keeps one"
@@ -121,9 +121,9 @@ async def _as_before(conn: Connection, command: Enqueue, done: Enqueued) -> Enqu
     return replace(done, reply=done.reply.model_copy(update={"stopped": tuple(json.loads(row["stopped"]))}))
 
 
-async def requester_of(conn: Connection, project: ProjectId, turn: AgentTurnId) -> str | None:
+async def requester_of(conn: Connection, project: ProjectId, channel: ChannelId, turn: AgentTurnId) -> str | None:
     """Who asked for the turn, None if nobody said; raises `Refused` (unknown_turn)."""
-    row = await query("turn_requester").opt(conn, project_id=project, agent_turn_id=turn)
+    row = await query("turn_requester").opt(conn, project_id=project, channel_id=channel, agent_turn_id=turn)
     if row is None:
-        raise Refused("unknown_turn", "the project has no such turn")
+        raise Refused("unknown_turn", "the channel has no such turn")
     return row["requester"]

@@ -13,9 +13,9 @@ SELECT coalesce(i.payload -> 'multitask' -> 'stopped', '[]') AS stopped FROM sta
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'turn';
 
 -- name: turn_requester :opt
--- Who asked for a turn, which never changes; null if nobody said.
+-- Who asked for a turn of a channel, which never changes; null if nobody said.
 SELECT i.context_headers ->> 'CG-Sender' AS requester FROM state.agent_inbox i
-WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.channel_id = :channel_id AND i.message_type IN {turn_types};
 
 -- name: find_steer :opt
 -- A steer by its id: whose it is, and where it stands.

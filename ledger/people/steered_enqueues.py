@@ -75,8 +75,9 @@ async def _make_way(conn: Connection, command: Enqueue, cards: list[Card], how: 
 
 
 async def _steer(conn: Connection, command: Enqueue, turn: AgentTurnId, caller: Caller, steer: SteerId) -> Steered:
+    named = command.project_id, command.channel_id
     try:
-        return Steered(turn, await steer_turn(conn, command.project_id, _request(command, turn), caller, steer))
+        return Steered(turn, await steer_turn(conn, *named, _request(command, turn), caller, steer))
     except Refused as refused:
         if refused.code == "already_final":  # it ended since: look again
             raise Again from refused

@@ -20,7 +20,7 @@ from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 _REFUSALS: Final = {
-    "unknown_turn": "the project has no such turn",
+    "unknown_turn": "the channel has no such turn",
     "not_yours": "somebody else asked for this turn: only they and operators may steer it",
     "correlation_conflict": "this correlation_id was used before, with other content",
     "asks_no_model": "the turn is an action of a user, whose only step asks no model",
@@ -44,16 +44,18 @@ class AcceptedSteer(Tolerant):
         return self.verdict == "accepted"
 
 
-async def steer(pool: Pool, project: ProjectId, request: SteerRequest, caller: Caller) -> AcceptedSteer:
+async def steer(
+    pool: Pool, project: ProjectId, channel: ChannelId, request: SteerRequest, caller: Caller
+) -> AcceptedSteer:
     """Accept what the caller says to the turn; raises `Refused`, or `Limited`, with the code for the reply."""
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"a steer is limited to {TEXT_LIMIT_BYTES} bytes")
     new = new_steer_id()
-    return await pool.run(lambda conn: steer_turn(conn, project, request, caller, new))
+    return await pool.run(lambda conn: steer_turn(conn, project, channel, request, caller, new))
 
 
 async def steer_turn(
-    conn: Connection, project: ProjectId, request: SteerRequest, caller: Caller, new: SteerId
+    conn: Connection, project: ProjectId, channel: ChannelId, request: SteerRequest, caller: Caller, new: SteerId
 ) -> AcceptedSteer:
     """Run the statement once; raises `Again` if it must be repeated."""
     turn, content = request.agent_turn_id, TextContent(text=request.text)
@@ -61,6 +63,7 @@ async def steer_turn(
     row = await query("steer_turn").one(
         conn,
         project_id=project,
+        channel_id=channel,
         agent_turn_id=turn,
         principal=caller.name,
         operates=caller.operates,

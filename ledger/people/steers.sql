@@ -9,7 +9,7 @@ WITH
 turn AS MATERIALIZED (
     SELECT i.inbox_id, i.agent_id, i.channel_id, i.status, i.message_type, i.context_headers, o.agent_turn_id IS NOT NULL AS over
     FROM state.agent_inbox i LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
-    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.channel_id = :channel_id AND i.message_type IN {turn_types}
 ),
 earlier AS MATERIALIZED (
     SELECT s.steer_id, s.status, s.request_digest FROM state.steers s

@@ -18,7 +18,7 @@ LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id 
 LEFT JOIN state.agent_state_head h ON h.agent_id = w.agent_id AND h.project_id = w.project_id
     AND h.active_agent_turn_id = w.agent_turn_id AND h.turn_epoch = w.turn_epoch
 LEFT JOIN state.turn_nodes n ON n.agent_turn_id = w.agent_turn_id
-LEFT JOIN state.agent_state_pointers p ON p.agent_id = w.agent_id AND p.project_id = w.project_id
+LEFT JOIN LATERAL state.channel_boxes(w.project_id, i.channel_id, w.agent_id) p ON true
 WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id;
 
 -- name: open_batch :one

@@ -29,20 +29,21 @@ from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 _REFUSALS = {
     "correlation_conflict": "this correlation_id was used before, with other content",
     "too_many_cards": f"a box is made of at most {CARD_LIMIT} cards: take the last ones, or only some types",
-    "unknown_box": "box_id names no box of this project",
+    "unknown_box": "box_id names no box of this project and channel",
     "unknown_agent": "the project has no such agent: add it first",
-    "unknown_context_box": "memory_context_box_id names no box of this project",
-    "unknown_output_box": "last_output_box_id names no box of this project",
+    "unknown_context_box": "memory_context_box_id names no box of this project and channel",
+    "unknown_output_box": "last_output_box_id names no box of this project and channel",
     "output_box_busy": "a turn of another agent is writing the box: fork it, or wait for its end",
 }
 
 
-async def fork_box(conn: Connection, project: ProjectId, source: BoxId, new_box: BoxId) -> bool:
-    """Make `new_box` a copy of the project's box `source`; returns False if an earlier fork made it.
+async def fork_box(conn: Connection, project: ProjectId, channel: ChannelId, source: BoxId, new_box: BoxId) -> bool:
+    """Make `new_box` a copy of the box `source`; returns False if an earlier fork made it.
 
     Raises `Refused` (correlation_conflict, unknown_box), or `Again`.
     """
-    row = await query("fork_box").one(conn, project_id=project, box_id=source, new_box_id=new_box)
+    named = {"project_id": project, "channel_id": channel, "box_id": source, "new_box_id": new_box}
+    row = await query("fork_box").one(conn, **named)
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             return verdict == "accepted"
@@ -61,7 +62,7 @@ async def compose_box(
     """
     if wanted.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: make several boxes")
-    parts, cards = _stored_parts(wanted, new_box, author)
+    parts, cards = _stored_parts(wanted, channel, new_box, author)
     columns = card_columns(cards)
     row = await query("compose_box").one(
         conn,
@@ -87,7 +88,9 @@ async def compose_box(
             raise Refused(refusal, _REFUSALS[refusal])
 
 
-def _stored_parts(wanted: BoxMakeRequest, new_box: BoxId, author: str) -> tuple[list[JsonObject], list[Card]]:
+def _stored_parts(
+    wanted: BoxMakeRequest, channel: ChannelId, new_box: BoxId, author: str
+) -> tuple[list[JsonObject], list[Card]]:
     """The parts as the statement reads them, counted from 1, and the cards that are new."""
     parts: list[JsonObject] = []
     cards: list[Card] = []
@@ -100,7 +103,9 @@ def _stored_parts(wanted: BoxMakeRequest, new_box: BoxId, author: str) -> tuple[
             case CardPart(card_id=card):
                 parts.append({"place": place, "card_id": card, "most": 1, "is_new": False})
             case TextPart() | FieldsPart():
-                card = _new_card(part, CardId(f"{new_box}-{place}"), author)
+                made = _new_card(part, CardId(f"{new_box}-{place}"), author)
+                metadata = made.metadata.model_copy(update={"channel_id": channel})
+                card = made.model_copy(update={"metadata": metadata})
                 cards.append(card)
                 parts.append({"place": place, "card_id": card.card_id, "is_new": True})
     return parts, cards
@@ -116,14 +121,17 @@ def _new_card(part: TextPart | FieldsPart, card: CardId, author: str) -> Card:
             return make_card(card, CardType(kind), role, TextContent(text=text), author=author)
 
 
-async def replace_boxes(conn: Connection, project: ProjectId, wanted: BoxReplaceRequest) -> AgentBoxes:
-    """Set the pointers that `wanted` names; returns both.
+async def replace_boxes(
+    conn: Connection, project: ProjectId, channel: ChannelId, wanted: BoxReplaceRequest
+) -> AgentBoxes:
+    """Set the agent's pointers in the channel that `wanted` names; returns both.
 
     Raises `Refused` (unknown_agent, unknown_context_box, unknown_output_box, output_box_busy).
     """
     row = await query("replace_boxes").one(
         conn,
         project_id=project,
+        channel_id=channel,
         agent_id=wanted.agent_id,
         memory_box_id=wanted.memory_context_box_id,
         output_box_id=wanted.last_output_box_id,
@@ -134,9 +142,9 @@ async def replace_boxes(conn: Connection, project: ProjectId, wanted: BoxReplace
     return AgentBoxes.model_validate(dict(row))
 
 
-async def agent_boxes(conn: Connection, project: ProjectId, agent: AgentId) -> AgentBoxes:
-    """The boxes that the agent's pointers name; raises `Refused` (unknown_agent)."""
-    row = await query("agent_boxes").opt(conn, project_id=project, agent_id=agent)
+async def agent_boxes(conn: Connection, project: ProjectId, channel: ChannelId, agent: AgentId) -> AgentBoxes:
+    """The boxes that the agent's pointers in the channel name; raises `Refused` (unknown_agent)."""
+    row = await query("agent_boxes").opt(conn, project_id=project, channel_id=channel, agent_id=agent)
     if row is None:
         raise Refused("unknown_agent", _REFUSALS["unknown_agent"])
     return AgentBoxes.model_validate(dict(row))

@@ -6,11 +6,13 @@
 -- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
 WITH
 earlier AS MATERIALIZED (
-    SELECT b.tenant_id = :project_id AND b.parent_ids = ARRAY[:box_id::uuid] AS same FROM public.boxes b WHERE b.box_id = :new_box_id::uuid
+    SELECT b.tenant_id = :project_id AND b.parent_ids = ARRAY[:box_id::uuid] AND NOT state.is_abroad(:project_id, :channel_id, b.box_id) AS same
+    FROM public.boxes b WHERE b.box_id = :new_box_id::uuid
 ),
 source AS MATERIALIZED (  -- locked: retention skips it; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
-    WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id AND NOT EXISTS (SELECT FROM earlier) FOR KEY SHARE
+    WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id AND NOT EXISTS (SELECT FROM earlier)
+      AND NOT state.is_abroad(:project_id, :channel_id, b.box_id) FOR KEY SHARE
 ),
 made AS (
     INSERT INTO public.boxes (box_id, tenant_id, parent_ids)
@@ -60,9 +62,9 @@ held AS MATERIALIZED (  -- as in fork_box
     ORDER BY b.box_id FOR KEY SHARE
 ),
 found AS MATERIALIZED (
-    SELECT part.place, s.position, s.card_id, s.agent_turn_id FROM part JOIN held ON held.box_id = part.box_id CROSS JOIN LATERAL (
-        SELECT p.position, p.card_id, c.agent_turn_id FROM public.box_cards p CROSS JOIN LATERAL (  -- OFFSET 0: looked up by key
-            SELECT c.metadata ->> 'agent_turn_id' AS agent_turn_id FROM public.cards c
+    SELECT part.place, s.position, s.card_id, s.agent_turn_id, s.channel_id FROM part JOIN held ON held.box_id = part.box_id CROSS JOIN LATERAL (
+        SELECT p.position, p.card_id, c.agent_turn_id, c.channel_id FROM public.box_cards p CROSS JOIN LATERAL (  -- OFFSET 0: looked up by key
+            SELECT c.metadata ->> 'agent_turn_id' AS agent_turn_id, c.metadata ->> 'channel_id' AS channel_id FROM public.cards c
             WHERE c.card_id = p.card_id AND state.is_alive(c.expires_at, c.deleted_at)
               AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types))
               AND (part.card_id IS NOT NULL OR NOT EXISTS (
@@ -70,7 +72,7 @@ found AS MATERIALIZED (
         WHERE p.box_id = part.box_id AND (part.card_id IS NULL OR p.card_id = part.card_id)
         ORDER BY p.position DESC LIMIT part.most) s
     UNION ALL
-    SELECT part.place, 0, part.card_id, NULL FROM part WHERE part.is_new
+    SELECT part.place, 0, part.card_id, NULL, NULL FROM part WHERE part.is_new
 ),
 abroad AS MATERIALIZED (  -- turns of another channel that made some of these cards
     SELECT made.agent_turn_id FROM (SELECT DISTINCT f.agent_turn_id FROM found f WHERE f.agent_turn_id IS NOT NULL) made
@@ -82,9 +84,11 @@ taken AS MATERIALIZED (  -- each card at its first place
 ),
 refused AS MATERIALIZED (
     SELECT part.place, CASE WHEN part.card_id IS NULL THEN 'unknown_box' ELSE 'unknown_card' END AS code FROM part
-    WHERE (part.card_id IS NULL AND part.box_id NOT IN (SELECT held.box_id FROM held))
+    WHERE (part.card_id IS NULL AND (part.box_id NOT IN (SELECT held.box_id FROM held)
+            OR state.is_abroad(:project_id, :channel_id, part.box_id)))
        OR (part.card_id IS NOT NULL AND NOT EXISTS (SELECT FROM found f WHERE f.place = part.place))
-       OR part.place IN (SELECT f.place FROM found f JOIN abroad ON abroad.agent_turn_id = f.agent_turn_id)
+       OR part.place IN (SELECT f.place FROM found f LEFT JOIN abroad ON abroad.agent_turn_id = f.agent_turn_id
+                         WHERE abroad.agent_turn_id IS NOT NULL OR (f.agent_turn_id IS NULL AND f.channel_id <> :channel_id))
     ORDER BY part.place LIMIT 1
 ),
 moved AS (  -- the box of a single card went away while this waited for it: another may have the card
@@ -123,7 +127,7 @@ SELECT CASE
             ELSE (SELECT count(*) FROM public.box_cards p WHERE p.box_id = :new_box_id::uuid) END AS cards;
 
 -- name: replace_boxes :one
--- Sets those of an agent's pointers that are given. It is outside the gate, so the last statement wins.
+-- Sets those of an agent's pointers in a channel that are given. It is outside the gate, so the last statement wins.
 -- verdict: accepted | the code of a refusal.
 WITH
 held AS MATERIALIZED (  -- as in fork_box
@@ -135,9 +139,11 @@ plan AS MATERIALIZED (  -- always one row
     SELECT CASE
                WHEN NOT EXISTS (SELECT FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
                THEN 'unknown_agent'
-               WHEN :memory_box_id::uuid IS NOT NULL AND :memory_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               WHEN :memory_box_id::uuid IS NOT NULL AND (:memory_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+                    OR state.is_abroad(:project_id, :channel_id, :memory_box_id::uuid))
                THEN 'unknown_context_box'
-               WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               WHEN :output_box_id::uuid IS NOT NULL AND (:output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+                    OR state.is_abroad(:project_id, :channel_id, :output_box_id::uuid))
                THEN 'unknown_output_box'
                WHEN EXISTS (SELECT FROM held JOIN state.agent_state_head busy ON busy.output_box_id = held.box_id
                             WHERE busy.agent_id <> :agent_id OR busy.project_id <> :project_id) THEN 'output_box_busy'
@@ -153,14 +159,22 @@ pointed AS (
         last_output_box_id = coalesce(EXCLUDED.last_output_box_id, p.last_output_box_id),
         replaced_output_box_id = coalesce(EXCLUDED.replaced_output_box_id, p.replaced_output_box_id),
         updated_at = now()
+),
+pointed_by_channel AS (  -- with what the channel had from the pointers above, of which it sees nothing else from now on
+    INSERT INTO state.channel_pointers AS p (project_id, channel_id, agent_id, memory_context_box_id, last_output_box_id)
+    SELECT :project_id, :channel_id, :agent_id, CASE WHEN :sets_memory::boolean THEN :memory_box_id::uuid ELSE had.memory_context_box_id END,
+           coalesce(:output_box_id::uuid, had.last_output_box_id)
+    FROM plan CROSS JOIN state.channel_boxes(:project_id, :channel_id, :agent_id) had WHERE plan.verdict = 'accepted'
+    ON CONFLICT (agent_id, channel_id, project_id) DO UPDATE SET
+        memory_context_box_id = CASE WHEN :sets_memory::boolean THEN EXCLUDED.memory_context_box_id ELSE p.memory_context_box_id END,
+        last_output_box_id = coalesce(:output_box_id::uuid, p.last_output_box_id), updated_at = now()
     RETURNING p.memory_context_box_id, p.last_output_box_id
 )
 SELECT plan.verdict, pointed.memory_context_box_id::text AS memory_context_box_id, pointed.last_output_box_id::text AS last_output_box_id
-FROM plan LEFT JOIN pointed ON true;
+FROM plan LEFT JOIN pointed_by_channel pointed ON true;
 
 -- name: agent_boxes :opt
--- The boxes that an agent's pointers name; no row for an agent that the project does not have.
+-- The boxes that an agent's pointers in a channel name; no row for an agent that the project does not have.
 SELECT p.memory_context_box_id::text AS memory_context_box_id, p.last_output_box_id::text AS last_output_box_id
-FROM resource.project_agents a
-LEFT JOIN state.agent_state_pointers p ON p.agent_id = a.agent_id AND p.project_id = a.project_id
+FROM resource.project_agents a CROSS JOIN LATERAL state.channel_boxes(a.project_id, :channel_id, a.agent_id) p
 WHERE a.agent_id = :agent_id AND a.project_id = :project_id;

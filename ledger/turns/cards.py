@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import Card
-from turnstile.schema.ids import BoxId, CardId, ProjectId
+from turnstile.schema.ids import BoxId, CardId, ChannelId, ProjectId
 
 
 def card_columns(cards: Sequence[Card]) -> dict[str, list[Any]]:
@@ -141,9 +141,9 @@ class BoxCache:
             self._bytes -= dropped.size
 
 
-async def get_card(conn: Connection, project: ProjectId, card: CardId) -> Card | None:
-    """The card, if the project has it and it is neither expired nor deleted."""
-    row = await query("get_card").opt(conn, project_id=project, card_id=card)
+async def get_card(conn: Connection, project: ProjectId, card: CardId, channel: ChannelId | None = None) -> Card | None:
+    """The card, if the project, or the channel, has it and it is neither expired nor deleted."""
+    row = await query("get_card").opt(conn, project_id=project, channel_id=channel, card_id=card)
     return None if row is None else card_of(row)
 
 

@@ -50,8 +50,8 @@ _REFUSALS = {
     "no_instances": "the profile has no instances: name an agent, or put the profile with `instances: true`",
     "agent_exists": "an agent that is no instance of this profile has the instance's id",
     "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
-    "unknown_context_box": "context_box_id names no box of this project",
-    "unknown_output_box": "output_box_id names no box of this project",
+    "unknown_context_box": "context_box_id names no box of this project and channel",
+    "unknown_output_box": "output_box_id names no box of this project and channel",
 }
 LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",

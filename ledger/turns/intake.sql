@@ -9,7 +9,7 @@
 -- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
-    SELECT i.inbox_id, i.agent_id, i.agent_turn_id, i.turn_epoch, i.status, i.payload, i.context_headers, i.request_digest
+    SELECT i.inbox_id, i.agent_id, i.agent_turn_id, i.turn_epoch, i.status, i.payload, i.context_headers, i.channel_id, i.request_digest
     FROM state.agent_inbox i
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type <> :message_type LIMIT 1
@@ -17,11 +17,17 @@ first AS MATERIALIZED (  -- an earlier enqueue under this correlation
 -- only for boxes
 held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
-    WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
-            SELECT m.memory_context_box_id FROM state.agent_state_pointers m
-            WHERE m.agent_id = :agent_id AND m.project_id = :project_id AND NOT :has_instruction::boolean)])
+    WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, (
+            SELECT m.memory_context_box_id FROM state.channel_boxes(:project_id, :channel_id, :agent_id) m
+            WHERE NOT :has_instruction::boolean)])
       AND b.tenant_id = :project_id
     ORDER BY b.box_id FOR KEY SHARE
+),
+written AS MATERIALIZED (  -- locked harder: of two channels that name a box which nobody has, the second sees the first one's turn
+    SELECT b.box_id FROM public.boxes b WHERE b.box_id = :output_box_id::uuid AND b.tenant_id = :project_id FOR NO KEY UPDATE
+),
+usable AS MATERIALIZED (  -- those in which no other channel has anything
+    SELECT x.box_id FROM (TABLE held UNION TABLE written) x WHERE NOT state.is_abroad(:project_id, :channel_id, x.box_id)
 ),
 -- end
 instance AS MATERIALIZED (  -- locked, or retention could put it to sleep meanwhile
@@ -54,7 +60,7 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
            s.source_box_id, coalesce(:output_box_id::uuid, talk.output_box_id, :new_output_box_id::uuid) AS output_box_id, d.depth,
            CASE
-               WHEN f.inbox_id IS NOT NULL AND f.request_digest IS NOT DISTINCT FROM :request_digest THEN 'duplicate'
+               WHEN f.channel_id = :channel_id AND f.request_digest IS NOT DISTINCT FROM :request_digest THEN 'duplicate'
                WHEN f.inbox_id IS NOT NULL THEN 'correlation_conflict'
                WHEN :over_rate::boolean THEN 'rate_limited'
                WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id COLLATE "C" = :project_id)
@@ -68,8 +74,8 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
 -- only for boxes
-               WHEN s.source_box_id IS NOT NULL AND s.source_box_id NOT IN (SELECT held.box_id FROM held) THEN 'unknown_context_box'
-               WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               WHEN s.source_box_id IS NOT NULL AND s.source_box_id NOT IN (SELECT u.box_id FROM usable u) THEN 'unknown_context_box'
+               WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT u.box_id FROM usable u)
                THEN 'unknown_output_box'
 -- end
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = coalesce(:output_box_id::uuid, talk.output_box_id)
@@ -96,8 +102,7 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
 -- only for boxes
     CROSS JOIN LATERAL (
         SELECT coalesce(:context_box_id::uuid, CASE WHEN NOT :has_instruction::boolean THEN (
-            SELECT m.memory_context_box_id FROM state.agent_state_pointers m
-            WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id OFFSET 0) s
+            SELECT m.memory_context_box_id FROM state.channel_boxes(:project_id, :channel_id, :agent_id) m) END) AS source_box_id OFFSET 0) s
 -- else
     CROSS JOIN (SELECT NULL::uuid AS source_box_id) s
 -- end
@@ -105,14 +110,14 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
     CROSS JOIN LATERAL (  -- one more than the parent's depth; the headers can only raise it
         SELECT greatest(:header_depth::int, (
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
-            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
+            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id AND t.channel_id = :channel_id
               AND t.message_type IN {turn_types})) AS depth OFFSET 0) d
     CROSS JOIN LATERAL (  -- a child of an active turn has a higher limit: its refusal could keep its parent from ending
         SELECT CASE WHEN EXISTS (
             SELECT FROM state.agent_inbox t CROSS JOIN LATERAL (
                 SELECT FROM state.agent_state_head h
                 WHERE h.agent_id = t.agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :parent_turn_id OFFSET 0) h
-            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id AND t.message_type IN {turn_types})
+            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id AND t.channel_id = :channel_id AND t.message_type IN {turn_types})
             THEN :child_share::int ELSE 1 END AS share OFFSET 0) c
 -- else
     CROSS JOIN (SELECT :header_depth::int AS depth) d

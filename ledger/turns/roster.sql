@@ -212,6 +212,10 @@ pointers AS (
     UPDATE state.agent_state_pointers p SET memory_context_box_id = NULL, updated_at = now()
     WHERE p.agent_id = :agent_id AND p.project_id = :project_id
 ),
+channel_pointers AS (
+    UPDATE state.channel_pointers p SET memory_context_box_id = NULL, updated_at = now()
+    WHERE p.agent_id = :agent_id AND p.project_id = :project_id
+),
 edge AS (
     INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id, metadata)
     VALUES (:edge_id, :project_id, 'remove', :agent_id, :edge_metadata::jsonb)

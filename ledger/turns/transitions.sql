@@ -343,6 +343,11 @@ pointed AS (
     INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
     SELECT :project_id, :agent_id, go.output_box_id FROM go
     ON CONFLICT (agent_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
+),
+pointed_by_channel AS (
+    INSERT INTO state.channel_pointers AS p (project_id, channel_id, agent_id, last_output_box_id)
+    SELECT :project_id, go.active_channel_id, :agent_id, go.output_box_id FROM go
+    ON CONFLICT (agent_id, channel_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
 )
 SELECT CASE WHEN o.status IS NOT NULL THEN 'done' WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered'
             ELSE 'again' END AS result,

@@ -27,6 +27,7 @@ _HINTS = {
     "unknown_interrupt": "`turnstile approvals list` shows what is asked; --project names another project",
     "already_decided": "`turnstile approvals show` says how and by whom",
     "own_request": "somebody else decides, or its policy says requester_may_decide: true",
+    "own_words": "somebody else decides, or its policy says requester_may_decide: true",
     "unknown_thread": "`turnstile thread list` shows the threads; one can be joined by who began it, in its channel",
     "undelivered": "its listener is not there, or its payload is not what the listener takes; the answer tells no more",
     "pruned": "send it again, in a thread of its own or when the other messages are answered",

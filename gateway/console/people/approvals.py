@@ -189,7 +189,8 @@ class Approvals:
         principal, named = visit.principal, InterruptId(visit.path["interrupt_id"])
         project, channel, pool = principal.project_id, principal.channel_id, self.console.pool
         view = await pool.run(lambda conn: get_interrupt(conn, project, named, channel=channel))
-        context = await pool.run(lambda conn: get_interrupt_context(conn, project, named, channel=channel))
+        reader = principal.sender
+        context = await pool.run(lambda conn: get_interrupt_context(conn, project, named, reader, channel=channel))
         if view is None or context is None:
             raise Refused("unknown_interrupt", "the project has no such question")
         return offer_of(view, context, principal)

@@ -63,7 +63,7 @@ class Offer:
     reader: str
     """The principal of the session."""
     refusal: str
-    """The code of why this session may not decide: `role`, `own_request`, `not_shown`, `closed`; empty if it may."""
+    """The code of why this session may not decide: `role`, `own_request`, `own_words`, `not_shown`, `closed`."""
     edit: SchemaForm | None
     """None if the call may not be edited, or its tool is gone."""
     answer: AnswerForm | None
@@ -179,7 +179,7 @@ def offer_of(view: InterruptView, context: InterruptContext, principal: Principa
         view,
         context,
         principal.sender,
-        _refusal(view, principal),
+        _refusal(view, context, principal),
         _edit_form(view, context) if Decision.EDIT in view.allowed_decisions else None,
         answer_form(view.response_schema) if answers else None,
     )
@@ -204,13 +204,15 @@ def what_was_decided(view: InterruptView) -> str:
             return ""
 
 
-def _refusal(view: InterruptView, principal: Principal) -> str:
+def _refusal(view: InterruptView, context: InterruptContext, principal: Principal) -> str:
     if view.status is not InterruptStatus.OPEN:
         return "closed"
     if not principal.may(Right.DECIDE):
         return "role"
     if view.requester == principal.caller.name and not view.requester_may_decide:
         return "own_request"
+    if context.own_words:
+        return "own_words"
     return "" if view.is_what_is_shown else "not_shown"
 
 

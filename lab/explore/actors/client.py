@@ -122,7 +122,7 @@ def steers(cast: Cast, script: Script) -> list[Move]:
         asked = SteerRequest(agent_turn_id=script.turn, text="go on", priority=priority, correlation_id=steer)
 
         async def say(pool: Pool) -> str:
-            return (await pool.run(lambda conn: steer_turn(conn, PROJECT, asked, _ROOT, steer))).verdict
+            return (await pool.run(lambda conn: steer_turn(conn, PROJECT, CHANNEL, asked, _ROOT, steer))).verdict
 
         return of_turn(script, Move(f"steer {script.letter}{number}", gated(say)))
 

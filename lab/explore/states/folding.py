@@ -56,6 +56,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "model_failures": _ONCE,
     },
     "agent_state_pointers": {"updated_at": _SET},
+    "channel_pointers": {"updated_at": _SET},
     "agent_inbox": {
         "created_at": _RANK,
         "conversation_seq": _ORDER,

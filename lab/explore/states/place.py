@@ -22,6 +22,7 @@ T = TypeVar("T")
 TABLES = (
     "state.agent_state_head",
     "state.agent_state_pointers",
+    "state.channel_pointers",
     "state.agent_inbox",
     "state.turn_waiting_tools",
     "state.agent_steps",

@@ -172,7 +172,7 @@ async def test_a_forged_request_makes_no_child(tenant: Tenant) -> None:
             (tenant.client, {"key": "1"}, {}, "key_conflict"),
             (tenant.client, {"arguments": {**arguments, "epoch": 1}}, {}, "invalid_arguments"),
             (tenant.client, {}, {"CG-Turn-Id": "other"}, "not_your_call"),
-            (elsewhere, {}, {}, "not_your_call"),
+            (elsewhere, {}, {}, "unknown_call"),
         )
         for client, given, headers, code in cases:
             told = await client.request("delegate", asked | given, headers=headers)

@@ -178,7 +178,7 @@ async def test_a_forged_question_asks_nobody(tenant: Tenant) -> None:
             (tenant.client, {"arguments": {"question": "Q", "wait": True}}, {}, "invalid_arguments"),
             (tenant.client, {}, {"CG-Turn-Id": "other"}, "not_your_call"),
             (tenant.client, {}, {"CG-Agent-Id": "other"}, "not_your_call"),
-            (elsewhere, {}, {}, "not_your_call"),
+            (elsewhere, {}, {}, "unknown_call"),
         )
         for client, given, named, code in cases:
             told = await client.request("delegate", asked | given, headers=named)

@@ -226,6 +226,11 @@ DAMAGES = [
         {"agent_id": "alice", "box_id": "$plain"},
     ),
     Damage(
+        "boxes_are_of_one_channel",
+        "UPDATE state.channel_pointers SET channel_id = 'x' WHERE agent_id = 'alice'",
+        {"agent_id": "alice"},
+    ),
+    Damage(
         "final_rows_are_archived",
         "ALTER TABLE state.agent_inbox DROP CONSTRAINT final_is_archived;"
         "UPDATE state.agent_inbox SET archived_at = NULL WHERE inbox_id = '$plain_row'",
@@ -753,6 +758,14 @@ DAMAGES = [
         "decisions_have_their_effect",
         ASKED.format("decision = 'approve'", "rejected"),
         {"agent_turn_id": "$asking", "tool_call_id": "rejected", "interrupt_id": "int-rejected-1"},
+    ),
+    Damage(
+        "deciders_have_no_words",
+        'UPDATE state.agent_inbox SET context_headers = context_headers || \'{"CG-Sender": "root"}\''
+        " WHERE agent_turn_id = '$asking' AND message_type = 'turn';"
+        "UPDATE state.interrupts SET decided_by = 'root', requester_may_decide = false"
+        " WHERE interrupt_id = 'int-approved-1'",
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
     ),
     Damage(
         "edits_count",

@@ -438,7 +438,7 @@ async def test_copies_of_the_box_leave_out_what_was_rolled_back(agents: Pool) ->
         f"{kept.agent_turn_id}-s1-{name}" for name in ("thought", "deliverable")
     }
     forked = new_box_id()
-    await agents.run(lambda conn: fork_box(conn, PROJECT, source, forked))
+    await agents.run(lambda conn: fork_box(conn, PROJECT, CHANNEL, source, forked))
     copied = await rows(agents, "SELECT agent_turn_id FROM state.rollbacks WHERE box_id = $1::text::uuid", forked)
     assert copied == [{"agent_turn_id": gone.agent_turn_id}]
 
@@ -475,6 +475,6 @@ async def test_a_plain_enqueue_costs_one_round_trip_and_a_strategy_three(agents:
 
 async def test_the_requester_is_kept_with_the_turn(agents: Pool) -> None:
     done = await plain(agents, EVE)
-    assert await agents.run(lambda conn: requester_of(conn, PROJECT, turn_id(done))) == EVE
+    assert await agents.run(lambda conn: requester_of(conn, PROJECT, CHANNEL, turn_id(done))) == EVE
     with pytest.raises(Refused, match="no such turn"):
-        await agents.run(lambda conn: requester_of(conn, PROJECT, AgentTurnId("nobody")))
+        await agents.run(lambda conn: requester_of(conn, PROJECT, CHANNEL, AgentTurnId("nobody")))

@@ -48,12 +48,12 @@ LOCK = "SELECT FROM boxes WHERE box_id = $1::text::uuid FOR UPDATE"
 
 
 async def fork(pool: Pool, source: BoxId, new_box: BoxId | None = None, project: ProjectId = PROJECT) -> bool:
-    return await pool.run(lambda conn: fork_box(conn, project, source, new_box or new_box_id()))
+    return await pool.run(lambda conn: fork_box(conn, project, CHANNEL, source, new_box or new_box_id()))
 
 
 async def replace(pool: Pool, agent: AgentId = ALICE, **boxes: Any) -> AgentBoxes:
     wanted = BoxReplaceRequest.model_validate({"agent_id": agent, **boxes})
-    return await pool.run(lambda conn: replace_boxes(conn, PROJECT, wanted))
+    return await pool.run(lambda conn: replace_boxes(conn, PROJECT, CHANNEL, wanted))
 
 
 def refused(code: str) -> Any:
@@ -99,7 +99,7 @@ async def test_a_repeated_fork_is_found(agents: Pool) -> None:
 
 async def test_a_fork_that_waited_for_its_twin_finds_the_twins(agents: Pool) -> None:
     source, named = await packed(agents, "a"), forked_box_id(PROJECT, "c")
-    twin = overtaken(agents, lambda conn: fork_box(conn, PROJECT, source, named), fork(agents, source, named))
+    twin = overtaken(agents, lambda conn: fork_box(conn, PROJECT, CHANNEL, source, named), fork(agents, source, named))
     assert await twin is False
     assert await texts(agents, named) == ["a"]
 
@@ -122,7 +122,7 @@ def test_the_id_of_a_named_fork_tells_no_time() -> None:
 
 async def test_a_fork_waits_for_retention_and_retention_passes_by_a_fork(agents: Pool) -> None:
     source = await packed(agents, "a")
-    async with in_flight(agents, lambda conn: fork_box(conn, PROJECT, source, new_box_id())):
+    async with in_flight(agents, lambda conn: fork_box(conn, PROJECT, CHANNEL, source, new_box_id())):
         locked = await rows(agents, f"{LOCK} SKIP LOCKED", source)
     assert locked == []
     with refused("unknown_box"):
@@ -155,7 +155,7 @@ async def test_a_memory_that_was_put_is_read_and_can_be_taken_away(agents: Pool)
     await begin(agents, turn)
     await finish(agents, turn)
     both = AgentBoxes(memory_context_box_id=memory, last_output_box_id=turn.output_box_id)
-    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == both
+    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, CHANNEL, ALICE)) == both
     assert await replace(agents, memory_context_box_id=None) == AgentBoxes(last_output_box_id=turn.output_box_id)
     with pytest.raises(BadRequest, match="no memory box"):
         await ask(agents, instruction=None)
@@ -169,7 +169,7 @@ async def test_a_last_output_box_that_was_put_stays_until_a_turn_ends(agents: Po
     assert (await has_box(agents, put), await has_box(agents, first.output_box_id)) == (True, False)
     second = await ended(agents)
     last = AgentBoxes(last_output_box_id=second.output_box_id)
-    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == last
+    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, CHANNEL, ALICE)) == last
     await pruned(agents)
     assert not await has_box(agents, put)
 
@@ -200,9 +200,9 @@ async def test_what_replaces_nothing_says_why_in_order(agents: Pool) -> None:
     for nothing_named in ({}, {"last_output_box_id": None}):
         with pytest.raises(ValidationError, match="is needed"):
             BoxReplaceRequest.model_validate({"agent_id": ALICE, **nothing_named})
-    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == AgentBoxes()
+    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, CHANNEL, ALICE)) == AgentBoxes()
     with refused("unknown_agent"):
-        await agents.run(lambda conn: agent_boxes(conn, PROJECT, AgentId("nobody")))
+        await agents.run(lambda conn: agent_boxes(conn, PROJECT, CHANNEL, AgentId("nobody")))
 
 
 async def test_a_replace_passes_by_no_box_that_retention_takes(agents: Pool) -> None:

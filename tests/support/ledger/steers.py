@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.ledger.agents import PROJECT, STARTED, card, rows
+from tests.support.ledger.agents import CHANNEL, PROJECT, STARTED, card, rows
 from turnstile.ledger.people.steers import steer, steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
@@ -28,12 +28,12 @@ async def say(
     pool: Pool, turn: TurnRef | AgentTurnId, text: str = "listen", *, caller: Caller = ROOT, **fields: Any
 ) -> SteerId:
     """An accepted or repeated steer."""
-    return (await steer(pool, PROJECT, _request(turn, text, **fields), caller)).steer_id
+    return (await steer(pool, PROJECT, CHANNEL, _request(turn, text, **fields), caller)).steer_id
 
 
 async def say_on(conn: Connection, turn: TurnRef, text: str = "listen", **fields: Any) -> SteerId:
     """steer_turn, on this connection."""
-    return (await steer_turn(conn, PROJECT, _request(turn, text, **fields), ROOT, new_steer_id())).steer_id
+    return (await steer_turn(conn, PROJECT, CHANNEL, _request(turn, text, **fields), ROOT, new_steer_id())).steer_id
 
 
 async def steers(pool: Pool, turn: TurnRef | AgentTurnId) -> dict[str, tuple[str, str | None]]:

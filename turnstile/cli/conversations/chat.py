@@ -197,7 +197,7 @@ class Chat:
         """Raise `Refused` (unknown_agent) if the project has no such agent."""
         if pool is not None and self._partner.agent is not None:
             project, agent = self._session.project, AgentId(self._partner.agent)
-            await pool.run(lambda conn: agent_boxes(conn, project, agent))
+            await pool.run(lambda conn: agent_boxes(conn, project, self._session.channel, agent))
 
     async def _last(self, pool: "Pool | None") -> ConversationId:
         """The chat that was used last with the agent in this channel, else the first one."""

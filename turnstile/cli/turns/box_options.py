@@ -51,7 +51,7 @@ async def show_memory(session: Session, agent: str) -> None:
     from turnstile.ledger.turns.boxes import agent_boxes  # noqa: PLC0415 -- needs the extra [server]
 
     async with session.ledger() as pool:
-        boxes = await pool.run(lambda conn: agent_boxes(conn, session.project, AgentId(agent)))
+        boxes = await pool.run(lambda conn: agent_boxes(conn, session.project, session.channel, AgentId(agent)))
     if session.out.as_json:
         session.out.document(boxes)
         return
