@@ -255,7 +255,7 @@ class TurnFeed:
 
     def _card(self, number: int, row: TurnCard, card: Card) -> Event:
         self._known.add(card.card_id)
-        position = Position(number, row.part, row.place, 0)
+        position = Position(number, row.part, row.place, row.sub)
         answer = CardAnswer.of(card)
         return Event(position, frame("card", answer, position.id(self.turn)), answer)
 

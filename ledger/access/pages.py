@@ -50,11 +50,13 @@ class TurnSummary(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class TurnCard:
-    """A row of a turn's progress: a card of a step (part 1) or a result that was applied (part 3), and its place."""
+    """A row of a turn's progress: a card of a step (part 1) or what came of a call (part 3), and its place."""
 
     step_id: StepId
     part: int
     place: int
+    sub: int
+    """1 of the card of a call as a person edited it: right after this place, before the result that is the next."""
     card: Card | None
     """None for a step that made none, and for a card that is gone, or known."""
     step_status: str | None
@@ -184,6 +186,7 @@ async def list_turn_progress(
             StepId(row["step_id"]),
             row["part"],
             row["place"],
+            row["sub"],
             None if row["card_id"] is None else card_of(row),
             row["step_status"],
             row["finish_reason"],

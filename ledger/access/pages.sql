@@ -62,23 +62,36 @@ SELECT NOT state.is_abroad(:project_id, :channel_id, state.as_uuid(:box_id)) AND
       AND i.project_id = :project_id AND i.channel_id = :channel_id)) AS found;
 
 -- name: list_turn_progress :many
--- The cards that a turn's steps made and the results that were applied, with the step of each; without those that are known.
--- A step without cards is one row without a card.
-SELECT x.step_id, x.step_status, x.finish_reason, x.part, x.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+-- The cards that a turn's steps made, and what came of their calls, with the step of each; without those that are known. Of a call that
+-- was edited, the card of what ran comes before its result (sub 1 of the place before). What a stop makes comes last: the canceled
+-- results of calls, and the deliverable that no step made, as of the step that was to come. A step without cards is one row without a card.
+SELECT x.step_id, x.step_status, x.finish_reason, x.part, x.place, x.sub, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
 FROM (
     SELECT s.step_id, s.status AS step_status, s.metadata ->> 'finish_reason' AS finish_reason, 1 AS part,
-           coalesce(n.place, 0) AS place, n.card_id, null::timestamptz AS applied_at
+           coalesce(n.place, 0) AS place, 0 AS sub, n.card_id
     FROM state.agent_steps s
     LEFT JOIN LATERAL jsonb_array_elements_text(coalesce(s.metadata -> 'new_card_ids', '[]')) WITH ORDINALITY n (card_id, place) ON true
     WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND NOT s.step_id = ANY (:known_steps::text[])
     UNION ALL
-    SELECT w.step_id, null, null, 3, row_number() OVER (PARTITION BY w.step_id ORDER BY w.applied_at, w.tool_call_id),
-           w.tool_result_card_id, w.applied_at
-    FROM state.turn_waiting_tools w
-    WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.applied_at IS NOT NULL
-      AND w.tool_result_card_id IS NOT NULL) x
+    SELECT r.step_id, null, null, 3, r.place - v.sub, v.sub, v.card_id
+    FROM (SELECT w.step_id, w.call_card_id,
+                 row_number() OVER (PARTITION BY w.step_id ORDER BY w.wait_status = 'dropped', w.applied_at, w.tool_call_id) AS place,
+                 CASE w.wait_status WHEN 'dropped' THEN w.tool_call_id || '-canceled' ELSE w.tool_result_card_id END AS result_card_id
+          FROM state.turn_waiting_tools w
+          WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+            AND (w.wait_status = 'dropped' OR (w.applied_at IS NOT NULL AND w.tool_result_card_id IS NOT NULL))) r
+    CROSS JOIN LATERAL (VALUES (1, r.call_card_id), (0, r.result_card_id)) v (sub, card_id)
+    WHERE v.card_id IS NOT NULL
+    UNION ALL
+    SELECT o.agent_turn_id || '-s' || (1 + coalesce((
+               SELECT max(state.as_count(substring(s.step_id FROM '[0-9]+$'))) FROM state.agent_steps s
+               WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id), 0)), null, null, 3, 1, 0, o.deliverable_card_id
+    FROM state.turn_outcomes o
+    WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND NOT EXISTS (
+        SELECT FROM state.agent_steps s WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id
+          AND s.metadata -> 'new_card_ids' ? o.deliverable_card_id)) x
 LEFT JOIN LATERAL (  -- card by card: a plan made for few cards would read all of them once there are many
     SELECT k.card_id, k.content, k.tool_calls, k.tool_call_id, k.metadata FROM public.cards k
     WHERE k.card_id = x.card_id AND k.tenant_id = :project_id AND NOT x.card_id = ANY (:known_cards::text[])
       AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c ON true
-ORDER BY x.step_id, x.part, x.place;
+ORDER BY x.step_id, x.part, x.place, x.sub;

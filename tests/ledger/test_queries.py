@@ -226,7 +226,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_turn_inputs": CARD,
     "list_cards_of_steps": CARD,
     "describe_place": now.TurnPlace,
-    "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
+    "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place", "sub"},
     "is_box_of_channel": {"found"},
     "list_chats": chats.ChatLine,
     "list_chat_turns": chats.ChatTurn,

@@ -59,7 +59,7 @@ async def read_response(pool: Pool, view: TurnView) -> Response:
     rows = await pool.run(lambda conn: list_turn_progress(conn, project, turn))
     log = ItemLog()
     placed = [
-        (Position(step_number(row.step_id), row.part, row.place, 0), row.card)
+        (Position(step_number(row.step_id), row.part, row.place, row.sub), row.card)
         for row in rows
         if row.card is not None and row.card.type in SHOWN
     ]

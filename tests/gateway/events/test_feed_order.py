@@ -55,6 +55,6 @@ async def test_a_steps_text_waits_for_the_results_before_it() -> None:
     call = ToolCallId("t-1-s1-c0")
     card = make_card(CardId("r"), CardType.TOOL_RESULT, Role.TOOL, content, author="tool.x", tool_call=call)
     first = StepId(step_id(TURN, 1))
-    servers.rows = [TurnCard(first, 1, 0, None, "completed", None), TurnCard(first, 3, 1, card, None, None)]
+    servers.rows = [TurnCard(first, 1, 0, 0, None, "completed", None), TurnCard(first, 3, 1, 0, card, None, None)]
     await feed._look()
     assert [(each.position.step, each.position.part) for each in feed.after(BEGIN)] == [(1, 2), (1, 3), (2, 0)]
