@@ -27,7 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ARGS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
 PATIENCE = 20.0
 REFUSED: JsonObject = {"error": {"code": "context_too_long", "retryable": False}}
-PICTURES = ("suspended-turn", "failed-turn", "turns")
+PICTURES = ("suspended-turn", "tool-turn", "failed-turn", "turns")
 BOB = AgentId("bob")
 _TURN = re.compile(r"\bturn-[0-9a-f-]{36}")
 
@@ -123,6 +123,20 @@ async def test_a_suspended_turn_shows_whom_it_waits_for_and_until_when(ui: WebUi
         for call in calls:
             await hand.report(call)
         await hand.ended(turn)
+
+
+async def test_a_turn_with_a_tool_shows_its_activities_signal_and_timer(ui: WebUi, tenant: Tenant) -> None:
+    """What the workflow is made of: a step that calls, a wait with a deadline, a report, a step that answers."""
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), {"text": "It is done."})
+        await hand.report(call_of(turn))
+        await hand.ended(turn)
+        assert await tenant.stack.activities(turn) == ["run_step", "run_step"]
+        await ui.open(f"workflows/{turn_workflow_id(turn)}")
+        await ui.shows("COMPLETED", "run_step", "step next", "step 2", "resume deadline", "doorbell")
+        await ui.page.get_by_role("heading", name="Timeline").scroll_into_view_if_needed()
+        await ui.page.get_by_text("doorbell").last.scroll_into_view_if_needed()
+        await ui.picture("tool-turn")
 
 
 async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
