@@ -1,9 +1,11 @@
 """Runs a program until a signal ends it; the process then ends in bounded time, even if code in it blocks.
 
-The first SIGTERM, SIGINT or SIGHUP asks the program to end, a second one ends the process at once. Tasks and threads
-that still run after the program's own end are logged and left behind. A watching thread ends the process by force, and
-logs the line at which it stands, if the event loop does not respond for `BLOCKED_SECONDS` after the signal or the
-process has not ended after `END_SECONDS`. Only native code that keeps the interpreter's lock can prevent that.
+The first SIGTERM, SIGINT or SIGHUP asks the program to end, a second one ends the process at once. Where a server
+hangs, the program may wait for it: what has not ended `late_seconds` after the signal is logged, task by task, and
+canceled. Tasks and threads that still run after the program's own end are logged and left behind. A watching thread
+ends the process by force, and logs the line at which it stands, if the event loop does not respond for
+`BLOCKED_SECONDS` after the signal or the process has not ended after `END_SECONDS`. Only native code that keeps the
+interpreter's lock can prevent that.
 """
 
 import asyncio
@@ -30,7 +32,10 @@ FORCED: Final = 1
 BLOCKED_SECONDS: Final = 15.0
 END_SECONDS: Final = 28.0
 """Less than the 30 s after which systemd (our units), Docker (our compose file) and Kubernetes kill."""
+LATE_SECONDS: Final = 7.0
+"""Five for steps and handlers that run, and some for their ends."""
 _LEFT_SECONDS = 1.0
+_SHOWN_TASKS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OVER = b"\0"
 _ASYNCIO = Path(asyncio.__file__).parent
@@ -43,11 +48,16 @@ class Program:
         self,
         *,
         end_seconds: float = END_SECONDS,
+        late_seconds: float | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     ) -> None:
+        """With `late_seconds`, tasks that have not ended so long after the signal are canceled."""
         self._end_seconds = end_seconds
+        self._late_seconds = late_seconds
         self._new_loop = new_loop
         self._left: list[str] = []
+        self.was_late = False
+        """Whether the program's own tasks were canceled, as they did not end."""
 
     def run(
         self,
@@ -61,7 +71,7 @@ class Program:
         """
         loop = self._new_loop()
         asyncio.set_event_loop(loop)
-        watch = _Watch(loop, lambda: on_signal(task), on_interrupt, self._end_seconds)
+        watch = _Watch(loop, lambda: self._told(task, on_signal), on_interrupt, self._end_seconds)
         watch.listen_with(loop)
         watch.start()
         task = loop.create_task(main, name="program")
@@ -76,6 +86,24 @@ class Program:
                 loop.close()
             asyncio.set_event_loop(None)
             watch.close()
+
+    def _told(self, task: "asyncio.Task[T]", on_signal: Callable[["asyncio.Task[T]"], object]) -> None:
+        on_signal(task)
+        if self._late_seconds is not None:
+            asyncio.get_running_loop().call_later(self._late_seconds, self._hurry, task)
+
+    def _hurry(self, task: "asyncio.Task[Any]") -> None:
+        """Cancel all tasks while the program has not ended, and what they then wait for, each second anew."""
+        if task.done():
+            return
+        if not self.was_late:
+            self.was_late = True
+            late = [f"{each.get_name()} at {_where(each.get_coro())}" for each in asyncio.all_tasks() - {task}]
+            shown = "; ".join(sorted(late)[:_SHOWN_TASKS]) or _where(task.get_coro())
+            log.error("not ended %g s after the signal, and canceled: %s", self._late_seconds, shown)
+        for each in asyncio.all_tasks():
+            each.cancel()
+        asyncio.get_running_loop().call_later(_LEFT_SECONDS, self._hurry, task)
 
     def leave(self, code: int) -> None:
         """End the process with this code, without waiting for what was left behind.

@@ -23,7 +23,7 @@ from tests.support.tools import calling, definition, hand_of
 from turnstile.embedded import Endpoints
 from turnstile.runtime.log_context import about
 from turnstile.schema.ids import AgentId
-from turnstile.telemetry.logs import JsonFormatter
+from turnstile.telemetry.logs import CountedLines, JsonFormatter
 
 MARKER = "content-marker-9917"
 CRASH = Order(do="crash", what=MARKER).to_xml().decode()
@@ -169,3 +169,22 @@ def test_an_exception_is_its_type_and_frames(kept: Any) -> None:
     assert line["error"] == "ValueError"
     assert Path(__file__).name in line["frames"][0]
     assert MARKER not in json.dumps(line)
+
+
+def test_a_line_that_is_repeated_is_counted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("turnstile.telemetry.logs.time.monotonic", lambda: clock[0])
+    logger = logging.getLogger("a library")
+    logger.addFilter(counted := CountedLines(lambda record: record.msg.split()[0]))
+    try:
+        for number in range(500):
+            logger.warning("polling %d", number)
+        logger.warning("other 1")
+        clock[0] += 61
+        logger.warning("polling %d", 500)
+        for number in range(3000):
+            logger.warning(f"kind-{number} x")  # noqa: G004 -- kinds without end are bounded
+    finally:
+        logger.removeFilter(counted)
+    assert caplog.messages[:3] == ["polling 0", "other 1", "polling 500 (and 499 more like it)"]
+    assert len(counted._kinds) <= 1000

@@ -11,7 +11,7 @@ from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.processes.addresses import NothingRuns
 from turnstile.runtime.event_loop import fast_loop
-from turnstile.runtime.program import INTERRUPTED, Program
+from turnstile.runtime.program import INTERRUPTED, LATE_SECONDS, Program
 from turnstile.settings import load_settings
 
 _NEEDS_SERVERS = (
@@ -20,10 +20,12 @@ _NEEDS_SERVERS = (
 )
 
 
-def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, quiet: bool) -> None:
+def run_command(
+    command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, hurries: bool = False, quiet: bool
+) -> None:
     """Run the command; end the process with its exit code if that is not 0."""
     out = Output(as_json=options.as_json, verbose=options.verbose)
-    program = Program(new_loop=fast_loop) if serves else Program()
+    program = Program(late_seconds=LATE_SECONDS if hurries else None, new_loop=fast_loop) if serves else Program()
     try:
         settings = load_settings(options.config)
         observability = settings.observability
@@ -34,7 +36,7 @@ def run_command(command: Callable[[Session], Awaitable[None]], options: Options,
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = REFUSED
     except asyncio.CancelledError:
-        exit_code = INTERRUPTED
+        exit_code = 0 if program.was_late else INTERRUPTED
     except Exception as error:  # noqa: BLE001 -- every error is printed here
         out.trace()
         failure = failure_of(error)

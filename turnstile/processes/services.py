@@ -23,7 +23,7 @@ from turnstile.processes.connections import instance_name, open_nats, open_pool,
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on
 from turnstile.runtime.event_loop import fast_loop
-from turnstile.runtime.program import Program
+from turnstile.runtime.program import INTERRUPTED, LATE_SECONDS, Program
 from turnstile.schema.errors import BadRequest, ConfigError, Refused, TurnstileError
 from turnstile.schema.ids import EXCLUSIVE_PREFIX, is_exclusive
 from turnstile.schema.ids import worker_target as checked_target
@@ -103,7 +103,7 @@ def run_service(worker_target: str, handler: Handler, argv: Sequence[str] | None
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
-    stop, program, code = asyncio.Event(), Program(new_loop=fast_loop), 0
+    stop, program, code = asyncio.Event(), Program(late_seconds=LATE_SECONDS, new_loop=fast_loop), 0
 
     async def run() -> None:
         settings = load_settings(options.config)
@@ -113,6 +113,8 @@ def run_service(worker_target: str, handler: Handler, argv: Sequence[str] | None
 
     try:
         program.run(run(), lambda _: stop.set())
+    except asyncio.CancelledError:
+        code = 0 if program.was_late else INTERRUPTED
     except TurnstileError as error:
         sys.stderr.write(f"{error} ({error.code})\n")
         code = 1

@@ -5,7 +5,9 @@ An exception is logged by its type and frames, never by its message, which may q
 
 import json
 import logging
+import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TypeAlias
@@ -13,6 +15,10 @@ from typing import TypeAlias
 from turnstile.runtime.log_context import bound
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+_MOST_KINDS = 1000
+_LONGEST_KIND = 200
 
 
 class JsonFormatter(logging.Formatter):
@@ -40,6 +46,33 @@ class TextFormatter(logging.Formatter):
         """The exception's type and frames."""
         error = ei[1]
         return "" if error is None else "\n".join((type(error).__name__, *(f"  {each}" for each in _frames(error))))
+
+
+class CountedLines(logging.Filter):
+    """Lets one line of a kind through each `every` seconds, which says how many were left out since the last one.
+
+    For loggers of libraries that repeat a line for each retry. It keeps a bounded number of kinds.
+    """
+
+    def __init__(self, kind: Callable[[logging.LogRecord], str], every: float = 60.0) -> None:
+        super().__init__()
+        self._kind = kind
+        self._every = every
+        self._kinds: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is logged."""
+        kind, now = self._kind(record)[:_LONGEST_KIND], time.monotonic()
+        due, left_out = self._kinds.pop(kind, (0.0, 0))
+        if now < due:
+            self._kinds[kind] = (due, left_out + 1)
+            return False
+        while len(self._kinds) >= _MOST_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = (now + self._every, 0)
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} (and {left_out} more like it)", ()
+        return True
 
 
 def _frames(error: BaseException) -> list[str]:

@@ -4,6 +4,7 @@ It sets converters, workflows, activities, the content guard and the unsandboxed
 turn's CPU; import rules and replay tests check determinism instead). The database pools open at their first use.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,14 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
-from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    PrometheusConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
 from temporalio.worker import (
     PollerBehaviorSimpleMaximum,
     ReplayerConfig,
@@ -26,6 +34,7 @@ from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.runtime.release import release
 from turnstile.schema.ids import is_exclusive
+from turnstile.telemetry.logs import CountedLines
 from turnstile.temporal.converters import DATA_CONVERTER, with_codec
 from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
@@ -86,10 +95,25 @@ def _activities(
 def turnstile_runtime(metrics_address: str | None = None) -> Runtime:
     """A runtime whose workers heartbeat to the server, which lets it push cancellations to them.
 
-    With an address (`host:port`) it serves the SDK's own metrics for Prometheus there.
+    The SDK's own log lines come into the process's log, each kind once in a while, counted. With an address
+    (`host:port`) it serves the SDK's own metrics for Prometheus there.
     """
     metrics = None if metrics_address is None else PrometheusConfig(bind_address=metrics_address)
-    return Runtime(telemetry=TelemetryConfig(metrics=metrics), worker_heartbeat_interval=timedelta(seconds=60))
+    logger = logging.getLogger("temporalio.sdk")
+    if not any(isinstance(each, CountedLines) for each in logger.filters):
+        logger.addFilter(CountedLines(_sdk_kind))
+    told = LoggingConfig(
+        filter=TelemetryFilter(core_level="WARN", other_level="ERROR"),
+        forwarding=LogForwardingConfig(logger=logger, append_target_to_name=False),
+    )
+    telemetry = TelemetryConfig(logging=told, metrics=metrics)
+    return Runtime(telemetry=telemetry, worker_heartbeat_interval=timedelta(seconds=60))
+
+
+def _sdk_kind(record: logging.LogRecord) -> str:
+    """Of what kind a line of the SDK is: it repeats one for each poll and each call while Temporal is away."""
+    line: Any = getattr(record, "temporal_log", None)
+    return record.msg if line is None else f"{line.target} {line.message}"
 
 
 def turn_workers(

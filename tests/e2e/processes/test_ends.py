@@ -1,25 +1,33 @@
 """A worker that is told to end ends, whatever its handlers do; and so does a service."""
 
+import asyncio
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from lab.chaos.proxy import HOST, Proxy
+from tests.e2e.crashes.test_slow_servers import proxied
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import processes_of
-from tests.support.processes.stack import Stack
+from tests.support.processes.stack import Stack, open_stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
+from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.runtime.program import LATE_SECONDS
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -92,3 +100,45 @@ async def test_a_service_ends_though_its_handler_does_not_hear_it(stack: Stack, 
     finally:
         service.kill()
         service.wait()
+
+
+HANGING_SECONDS = 10
+"""Seven until what does not end is canceled, a second for each cancellation that is not heard, and a slow machine."""
+
+
+@pytest.fixture
+async def behind(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path
+) -> AsyncIterator[tuple[Stack, dict[str, Proxy]]]:
+    """A stack that reaches PostgreSQL and Temporal through proxies, which may hang."""
+    name = await databases.create(migrated)
+    url, address = urlsplit(databases.url(name)), urlsplit(f"//{servers.temporal_address}")
+    async with proxied(url.port) as postgres, proxied(address.port) as temporal:
+        through = url._replace(netloc=f"{url.netloc.rpartition('@')[0]}@{HOST}:{postgres.port}").geturl()
+        seen = {"database_url": through, "temporal_address": f"{HOST}:{temporal.port}"}
+        async with open_stack(servers.model_copy(update=seen), tmp_path) as stack:
+            yield stack, {"postgres": postgres, "temporal": temporal}
+            for proxy in (postgres, temporal):
+                proxy.cut()
+    await databases.drop(name)
+
+
+@pytest.mark.parametrize("server", ["postgres", "temporal"])
+async def test_a_process_ends_soon_though_a_server_hangs(
+    behind: tuple[Stack, dict[str, Proxy]], hatching: Hatchery, server: str
+) -> None:
+    stack, proxies = behind
+    async with processes_of(stack.config, hatching) as both:
+        for process in (both.bridge, both.worker):
+            await process.start()
+        hanging = asyncio.create_task(proxies[server].stall(60))
+        await asyncio.sleep(3)  # whoever asks now and then has asked
+        for process in (both.bridge, both.worker):
+            began = time.monotonic()
+            assert await process.stop() == 0, process.says()
+            seconds, said = time.monotonic() - began, process.says()
+            assert seconds < HANGING_SECONDS, said
+            if seconds > LATE_SECONDS:
+                assert len(said) < 50_000
+                assert re.search(r"not ended 7 s after the signal, and canceled: .+ at .+\.py:\d+ in ", said), said
+        hanging.cancel()
