@@ -28,6 +28,9 @@ class Purpose(StrEnum):
     `apply_reports` settles it, or the claim, where the call is settled already."""
     STOP = "stop"
     """Asks for the end of a turn. The claim rings the turn, which ends whatever it does; its end settles the row."""
+    RECORD = "record"
+    """What a person said to a turn. The row is never due, so no claim takes it: the statement that takes what was said
+    settles it, or the turn's end."""
 
 
 def purpose_of(message_type: MessageType) -> Purpose:
@@ -41,6 +44,8 @@ def purpose_of(message_type: MessageType) -> Purpose:
             return Purpose.REPORT
         case MessageType.STOP:
             return Purpose.STOP
+        case MessageType.STEER | MessageType.DECISION:
+            return Purpose.RECORD
         case _:
             assert_never(message_type)
 
@@ -52,7 +57,7 @@ def asks_model(message_type: MessageType) -> bool:
             return True
         case Purpose.TOOL_TURN:
             return False
-        case Purpose.REPORT | Purpose.STOP:
+        case Purpose.REPORT | Purpose.STOP | Purpose.RECORD:
             raise ValueError(f"a row of type {message_type} begins no turn")
 
 
@@ -65,5 +70,6 @@ TYPE_LISTS: Final = {
     "turn_types": _types(Purpose.MODEL_TURN, Purpose.TOOL_TURN),
     "report_types": _types(Purpose.REPORT),
     "signal_types": _types(Purpose.REPORT, Purpose.STOP),
+    "record_types": _types(Purpose.RECORD),
 }
 """The lists of types that SQL names. Partial indexes of the migrations repeat `turn_types`."""

@@ -51,6 +51,8 @@ class MessageType(StrEnum):
     TOOL_RESULT = "tool_result"
     TIMEOUT = "timeout"
     STOP = "stop"
+    STEER = "steer"
+    DECISION = "decision"
 
 
 class MultitaskStrategy(StrEnum):

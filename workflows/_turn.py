@@ -229,6 +229,8 @@ def _is_report(ring: Ring) -> bool:
             return True
         case Purpose.STOP:  # heard of by `StopAsked`
             return False
+        case Purpose.RECORD:  # never rung for: the next step takes it
+            return False
         case Purpose.MODEL_TURN | Purpose.TOOL_TURN:  # the row of this turn, for which the workflow was started
             return False
 

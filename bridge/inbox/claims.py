@@ -162,6 +162,8 @@ def _flaw(claim: Claim) -> str:
             return "its correlation is no call of this agent"
         case Purpose.MODEL_TURN | Purpose.TOOL_TURN | Purpose.STOP:
             return "its turn is another agent's, or one that nobody enqueued"
+        case Purpose.RECORD:
+            return "a row of its message_type is never due"
         case None:
             return "its message_type is unknown"
 

@@ -2,14 +2,14 @@
 -- net's own time, and is only checked where a worker of the target has signed on within :silent_seconds.
 
 -- name: final_rows_are_archived :many
--- Protocol §4.4: final rows, and only they, are archived; every live row that is not queued has a time when it is due.
+-- Protocol §4.4: final rows, and only they, are archived; a live row that is not queued has a time when it is due, and one that no claim takes has none.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'agent_turn_id', i.agent_turn_id) AS ids,
        CASE WHEN (i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT NULL)
             THEN format('it is %s and %s archived', i.status, CASE WHEN i.archived_at IS NULL THEN 'not' ELSE 'yet' END)
-            ELSE format('it is %s and never due', i.status) END AS detail
+            ELSE format('a %s, it is %s and due at %s', i.message_type, i.status, i.next_retry_at) END AS detail
 FROM state.agent_inbox i
 WHERE ((i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT NULL)
-       OR (i.archived_at IS NULL AND i.status <> 'queued' AND i.next_retry_at = 'infinity'))
+       OR (i.archived_at IS NULL AND i.status <> 'queued' AND (i.next_retry_at = 'infinity') <> (i.message_type IN {record_types})))
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -46,7 +46,7 @@ SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'i
        coalesce(format('claimed %s s ago, and nothing came of it', round(extract(epoch FROM now() - i.processed_at))),
                 'processing, and nobody claimed it') AS detail
 FROM state.agent_inbox i JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-WHERE i.archived_at IS NULL AND i.status = 'processing'
+WHERE i.archived_at IS NULL AND i.status = 'processing' AND i.next_retry_at < 'infinity'
   AND coalesce(i.processed_at, i.created_at) < now() - make_interval(secs => :claim_seconds::float8 + :grace_seconds::float8)
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))

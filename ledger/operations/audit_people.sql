@@ -127,3 +127,18 @@ WHERE t.status = 'resolved' AND NOT t.requester_may_decide AND (:since_id::text 
   AND t.decided_at >= (SELECT m.applied_at FROM state.migrations m WHERE m.name = '0062_wall_channels')
   AND (:project_id::text IS NULL OR t.project_id = :project_id) AND {has_words(t.decided_by)}
 ORDER BY ids LIMIT :row_limit::int;
+
+-- name: decisions_have_their_row :many
+-- Protocol §4.4: a decision has a consumed inbox row and one edge report/response, under the interrupt's id; no other interrupt has any.
+SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'interrupt_id', q.interrupt_id) AS ids,
+       format('the interrupt is %s, its decision row %s, and it has %s edges', q.status, coalesce(i.status, 'missing'), e.edges) AS detail
+FROM {of_turns_since(state.interrupts, agent_turn_id)} q
+LEFT JOIN state.agent_inbox i ON i.correlation_id = q.interrupt_id AND i.project_id = q.project_id AND i.message_type = 'decision'
+CROSS JOIN LATERAL (
+    SELECT count(*) AS edges FROM state.execution_edges x
+    WHERE md5(x.correlation_id) = md5(q.interrupt_id) AND x.project_id = q.project_id AND x.primitive = 'report' AND x.edge_phase = 'response'
+      AND x.target_agent_turn_id = q.agent_turn_id) e
+WHERE (e.edges <> CASE q.status WHEN 'resolved' THEN 1 ELSE 0 END
+       OR i.status IS DISTINCT FROM CASE q.status WHEN 'resolved' THEN 'consumed' END)
+  AND (:project_id::text IS NULL OR q.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;

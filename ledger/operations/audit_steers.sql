@@ -16,11 +16,11 @@ WHERE s.status IN ('waiting', 'taken')
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: steers_are_asked_with_once :many
--- Protocol §6 steer: a steer that is applied has its card once in the output box, made known by the step that took it and by no other; the
--- card of any other steer is in no output box of its turn.
+-- Protocol §6 steer: the card of a steer that a step took is once in the output box, and no other steer's is; that of an applied one is made
+-- known by that step, and by no other.
 SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id, 'steer_id', s.steer_id) AS ids,
-       CASE WHEN s.status <> 'applied' THEN format('the steer is %s, and its card is in the output box', s.status)
-            WHEN t.steps <> ARRAY[s.step_id] THEN 'the step that took the steer does not name its card, or another does'
+       CASE WHEN s.step_id IS NULL THEN format('no step took the steer, it is %s, and its card is in the output box', s.status)
+            WHEN t.steps <> CASE s.status WHEN 'applied' THEN ARRAY[s.step_id] ELSE '{}' END THEN 'the step that took the steer does not name its card, or another does'
             ELSE format('the card is in the output box %s times', p.places) END AS detail
 FROM {of_turns_since(state.steers, agent_turn_id)} s
 CROSS JOIN LATERAL (
@@ -30,7 +30,7 @@ CROSS JOIN LATERAL (SELECT count(*) AS places FROM public.box_cards b WHERE b.ca
 CROSS JOIN LATERAL (
     SELECT ARRAY(SELECT x.step_id FROM state.agent_steps x
                  WHERE x.agent_turn_id = s.agent_turn_id AND x.project_id = s.project_id AND x.metadata -> 'new_card_ids' ? s.steer_id) AS steps) t
-WHERE CASE s.status WHEN 'applied' THEN p.places <> 1 OR t.steps <> ARRAY[s.step_id] ELSE p.places > 0 OR t.steps <> '{}' END
+WHERE (p.places <> CASE WHEN s.step_id IS NULL THEN 0 ELSE 1 END OR t.steps <> CASE s.status WHEN 'applied' THEN ARRAY[s.step_id] ELSE '{}' END)
   AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -49,4 +49,21 @@ CROSS JOIN LATERAL (
             WHERE x.card_id = b.steer_id AND x.box_id = t.output_box_id) AS next_place) o
 WHERE a.status = 'applied' AND ((o.first > o.second AND a.priority = 'asap') OR (o.first = o.second AND o.place > o.next_place))
   AND (:project_id::text IS NULL OR a.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: steers_have_their_row :many
+-- Protocol §4.4: a steer has an inbox row of its id, which stands where the steer stands, and one edge report/response.
+SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id, 'steer_id', s.steer_id) AS ids,
+       CASE WHEN i.inbox_id IS NULL THEN 'the steer has no inbox row' WHEN e.edges <> 1 THEN format('the steer has %s edges', e.edges)
+            ELSE format('the steer is %s, and its inbox row %s', s.status, i.status) END AS detail
+FROM {of_turns_since(state.steers, agent_turn_id)} s
+LEFT JOIN state.agent_inbox i ON i.inbox_id = s.steer_id AND i.project_id = s.project_id AND i.message_type = 'steer'
+    AND i.agent_turn_id = s.agent_turn_id
+CROSS JOIN LATERAL (
+    SELECT count(*) AS edges FROM state.execution_edges x
+    WHERE md5(x.correlation_id) = md5(s.steer_id) AND x.project_id = s.project_id AND x.primitive = 'report' AND x.edge_phase = 'response'
+      AND x.target_agent_turn_id = s.agent_turn_id) e
+WHERE (e.edges <> 1 OR i.status IS DISTINCT FROM CASE s.status
+           WHEN 'waiting' THEN 'pending' WHEN 'taken' THEN 'processing' WHEN 'applied' THEN 'consumed' ELSE 'skipped' END)
+  AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

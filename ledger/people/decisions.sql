@@ -18,7 +18,7 @@ WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channe
 
 -- name: decide_interrupt :one
 -- Decides a question, once; see migrations 0029 and 0045. Who has words in its call decides only where the requester may, too: a matter of what was
--- before the question, which no lock has to keep.
+-- before the question, which no lock has to keep. A trigger of state.interrupts leaves an inbox row and an edge (0054).
 SELECT CASE WHEN EXISTS (
            SELECT FROM state.interrupts t
            WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND t.channel_id = :channel_id AND t.status = 'open'

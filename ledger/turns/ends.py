@@ -240,7 +240,7 @@ async def finish_turn(
     arguments: dict[str, Any] = {
         **gate(turn),
         **last,
-        **card_columns(record.cards if record is not None else cards),
+        **card_columns(record.new_cards if record is not None else cards),
         "kept_ids": [] if record is None else list(record.kept),
         "steer_ids": [] if record is None else list(record.steers),
         "yields": yields,

@@ -169,6 +169,7 @@ go AS MATERIALIZED (
         SELECT count(*) AS found FROM (
             SELECT FROM state.agent_inbox q
             WHERE q.agent_id = :agent_id AND q.project_id = :project_id AND q.archived_at IS NULL AND q.next_retry_at = 'infinity'
+              AND q.status = 'queued'
               AND :max_queued_turns::int > 0 LIMIT :max_queued_turns::int) q) queue
     WHERE (seen.queue_seq IS NOT NULL OR head.version IS NULL)
       -- 'busy' is answered, and a conversation begun, only from a snapshot as new as the lock

@@ -57,7 +57,7 @@ judged AS MATERIALIZED (
     SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,
            h.status AS head_status, coalesce(CASE  -- what needs no workflow
                WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.correlation_id IS NULL
-                 OR i.message_type NOT IN {message_types} THEN 'error'
+                 OR i.message_type NOT IN {message_types} OR i.message_type IN {record_types} THEN 'error'
                WHEN i.message_type IN {report_types} AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
                WHEN w.wait_status IN ('applied', 'expired', 'dropped') THEN 'consumed'
                WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN NULL

@@ -112,11 +112,16 @@ class StepRecord:
     kept: Sequence[CardId] = ()
     """The cards that exist already: they enter the output box and are not made again."""
     steers: Sequence[CardId] = ()
-    """Those of the cards that are steers: they are applied with this commit."""
+    """Those of the cards that are steers, which are in the output box: they are applied with this commit."""
     steered: bool = False
     """Whether the turn would have ended with this step, had no steer waited: then the next step takes all that wait."""
     first_kept: CardId | None = None
     """With a `memory.cut` among the cards: the card at which turns begin to read the output box from then on."""
+
+    @property
+    def new_cards(self) -> list[Card]:
+        """The cards that the commit puts into the output box: all but the steers, which `begin_step` has put there."""
+        return [card for card in self.cards if card.card_id not in self.steers]
 
     @property
     def calls(self) -> Sequence[ToolCommand]:
@@ -171,13 +176,15 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         for box, prefix, opened, part in zip(boxes, known, head.boxes, parts[:3], strict=True)
     )
     now, upto = head.updated_at, head.boxes[1].upto
+    steers = tuple(card_of(row) for row in parts[3])
+    said = {card.card_id for card in steers}  # a later attempt reads them in the box, too
     return BegunStep(
         head,
         profile.readable(now, None),
         context.readable(now, upto),
-        output.readable(now, None),
+        tuple(card for card in output.readable(now, None) if card.card_id not in said),
         context.position if upto is None else upto,
-        tuple(card_of(row) for row in parts[3]),
+        steers,
     )
 
 
@@ -198,7 +205,7 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
     arguments: dict[str, Any] = {
         **gate(turn),
         **step_columns(turn, record),
-        **card_columns(record.cards),
+        **card_columns(record.new_cards),
         "call_ids": [call.tool_call_id for call in record.calls],
         "call_names": [call.tool_name for call in record.calls],
         "call_card_ids": [call.tool_call_card_id for call in record.calls],

@@ -8,7 +8,8 @@
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
 -- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
 -- step, which pins its last position. Cards of other turns that were rolled back in their box (§6, enqueue) are not read. Then the
--- steers that the step asks the model with (part 4, §6 steer), which its first attempt takes.
+-- steers that the step asks the model with (part 4, §6 steer), which its first attempt takes, and puts into the output box; a later one
+-- finds them there, too (part 3).
 -- No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
 WITH
 {mark_of_turn(true)},
@@ -46,8 +47,8 @@ opened AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
 ),
 steers AS MATERIALIZED (  -- a later attempt always asks, since its snapshot may be older than what the first one took
-    SELECT s.* FROM head CROSS JOIN LATERAL state.take_steers(
-        :agent_turn_id, :agent_turn_id || '-s' || (head.step_count + 1), head.step_attempt = 1) s
+    SELECT s.* FROM head CROSS JOIN LATERAL state.take_steers_into_box(
+        :agent_turn_id, :agent_turn_id || '-s' || (head.step_count + 1), head.step_attempt = 1, head.output_box_id) s
     WHERE head.step_attempt > 1 OR EXISTS (SELECT FROM state.steers w WHERE w.agent_turn_id = :agent_turn_id AND w.status = 'waiting')
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
@@ -107,7 +108,7 @@ RETURNING h.step_attempt, h.model_failures;
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
 -- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
 -- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3). The steers that it
--- asked with are applied: their cards are among the given ones. A step that would have ended the turn but for a steer (:steered) makes
+-- asked with are applied: begin_step has put their cards into the box. A step that would have ended the turn but for a steer (:steered) makes
 -- all that wait due. No row: the gate is closed, by a mark that forbids the calls too; recorded_step says whether it was committed before.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},

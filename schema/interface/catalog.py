@@ -364,7 +364,16 @@ class Document:
 
 DOCUMENTS = (
     *(Document(each.__name__, each) for each in (Profile, ToolDefinition, ListenerFile)),
-    *(Document(each.__name__, each) for each in (inbox.TurnPayload, inbox.ReportPayload, inbox.StopPayload)),
+    *(
+        Document(each.__name__, each)
+        for each in (
+            inbox.TurnPayload,
+            inbox.ReportPayload,
+            inbox.StopPayload,
+            inbox.SteerPayload,
+            inbox.DecisionPayload,
+        )
+    ),
     Document("Card", cards.Card),
     Document("CardContent", cards.CardContent),
     Document("FallbackDeliverable", cards.FallbackDeliverable),

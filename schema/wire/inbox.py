@@ -18,15 +18,24 @@ from turnstile.schema.ids import (
     ChannelId,
     ConversationId,
     InboxId,
+    InterruptId,
     ProjectId,
     ToolCallId,
     box_id,
     instance_id,
     token,
 )
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.pump.threads import MessageId, ThreadId
-from turnstile.schema.states import AfterExecution, InboxStatus, MultitaskStrategy, ReplyStatus, TurnStatus
+from turnstile.schema.states import (
+    AfterExecution,
+    InboxStatus,
+    MultitaskStrategy,
+    ReplyStatus,
+    SteerPriority,
+    TurnStatus,
+)
 
 TEXT_LIMIT_BYTES = 524_288
 """Text in one request (protocol §6): 512 KiB of UTF-8."""
@@ -225,6 +234,26 @@ class StopPayload(Tolerant):
 
     reason: str = ""
     """The reason of the stop, for people."""
+
+
+class SteerPayload(Tolerant):
+    """Payload of a `steer` row, whose id is the steer's: consumed with the step that asks with it, else skipped."""
+
+    steer_card_id: CardId
+    """The card with the text."""
+    priority: SteerPriority
+    """When it is taken."""
+
+
+class DecisionPayload(Tolerant):
+    """Payload of a `decision` row: consumed by the statement that records the decision."""
+
+    interrupt_id: InterruptId
+    """The question that was decided."""
+    tool_call_id: ToolCallId
+    """The call that it was about."""
+    decision: Decision
+    """What was decided; its comment and answer are the interrupt's."""
 
 
 RESULT_LIMIT_BYTES = 524_288

@@ -776,6 +776,7 @@ DAMAGES = [
         "withdrawn_interrupts_are_over",
         ASKED.format("status = 'withdrawn', decision = NULL", "approved"),
         {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+        {"decisions_have_their_row"},
     ),
     Damage(
         "interrupts_agree_with_their_call",
@@ -792,6 +793,7 @@ DAMAGES = [
         "UPDATE state.interrupts SET status = 'withdrawn', decision = NULL, response = NULL"
         " WHERE interrupt_id = 'int-curious~answered'",
         {"agent_turn_id": "$asking", "tool_call_id": "curious", "interrupt_id": "int-curious~answered"},
+        {"decisions_have_their_row"},
     ),
     *(
         Damage(
@@ -842,6 +844,37 @@ DAMAGES = [
         "steers_go_with_their_turn",
         STEER.format("status = 'waiting', settled_at = NULL", "skipped"),
         {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+        {"steers_have_their_row"},
+    ),
+    Damage(
+        "steers_have_their_row",
+        "DELETE FROM state.agent_inbox WHERE inbox_id = '$waiting'",
+        {"agent_turn_id": "$steered", "steer_id": "$waiting"},
+    ),
+    Damage(
+        "steers_have_their_row",
+        ROW.format("status = 'consumed', archived_at = now()", "inbox_id = '$taken'"),
+        {"agent_turn_id": "$steered", "steer_id": "$taken"},
+    ),
+    Damage(
+        "steers_have_their_row",
+        "DELETE FROM state.execution_edges WHERE correlation_id = '$first'",
+        {"agent_turn_id": "$heard", "steer_id": "$first"},
+    ),
+    Damage(
+        "final_rows_are_archived",
+        ROW.format("next_retry_at = now()", "inbox_id = '$waiting'"),
+        {"inbox_id": "$waiting"},
+    ),
+    Damage(
+        "decisions_have_their_row",
+        "DELETE FROM state.agent_inbox WHERE correlation_id = 'int-approved-1'",
+        {"interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "decisions_have_their_row",
+        ROW.format("status = 'skipped'", "correlation_id = 'int-approved-1' AND message_type = 'decision'"),
+        {"interrupt_id": "int-approved-1"},
     ),
     Damage(
         "steers_go_with_their_turn",

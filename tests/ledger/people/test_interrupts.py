@@ -100,6 +100,15 @@ async def test_an_approved_call_is_sent_and_its_time_begins(agents: Pool) -> Non
     assert (row["held_by"], row["deadline"]) == (None, done.deadline)
     assert (await head(agents))["resume_deadline"] == done.deadline
     assert (asked["status"], asked["decision"], asked["decided_by"]) == ("resolved", "approve", "dora")
+    [row] = await rows(agents, "SELECT * FROM state.agent_inbox WHERE message_type = 'decision'")
+    assert (row["correlation_id"], row["agent_turn_id"]) == (asked["interrupt_id"], turn.agent_turn_id)
+    assert (row["status"], row["archived_at"] is not None) == ("consumed", True)
+    given = {"interrupt_id": asked["interrupt_id"], "tool_call_id": "a", "decision": "approve"}
+    assert (json.loads(row["payload"]), json.loads(row["context_headers"])["CG-Sender"]) == (given, "dora")
+    [edge] = await rows(agents, "SELECT * FROM state.execution_edges WHERE correlation_id = $1", asked["interrupt_id"])
+    assert (edge["primitive"], edge["edge_phase"], edge["target_agent_turn_id"]) == (
+        *("report", "response", turn.agent_turn_id),
+    )
     silent = await agents.run(lambda conn: sweep.retry_commands(conn, [TARGET], older_seconds=-1, row_limit=10))
     assert [each.tool_call_id for each in silent] == ["a"]
     await settle(agents, turn, await told(agents, "a"))

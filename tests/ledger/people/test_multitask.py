@@ -282,9 +282,13 @@ async def steered(pool: Pool, **fields: Any) -> Steered:
 
 async def test_a_steer_goes_to_the_newest_turn_and_without_one_is_a_turn(agents: Pool) -> None:
     first = await again(agents, "steer")
-    before = await value(agents, "SELECT count(*) FROM state.agent_inbox")
-    assert (await steered(agents)).agent_turn_id == turn_id(first.enqueued)
-    assert await value(agents, "SELECT count(*) FROM state.agent_inbox") == before
+    of_turns = "SELECT count(*) FROM state.agent_inbox WHERE message_type <> 'steer'"
+    before = await value(agents, of_turns)
+    said = await steered(agents)
+    assert said.agent_turn_id == turn_id(first.enqueued)
+    assert await value(agents, of_turns) == before
+    row = "SELECT status FROM state.agent_inbox WHERE inbox_id = $1 AND message_type = 'steer'"
+    assert await value(agents, row, said.steer.steer_id) == "pending"
     newest = await plain(agents)
     assert (await steered(agents)).agent_turn_id == turn_id(newest)
     other = await again(agents, "steer", who=EVE)

@@ -1,17 +1,38 @@
 """What somebody says to a turn while it runs is asked with once, in order, or skipped (protocol §6, steer)."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, ask, begin, box, finish, head, lease, rows, start, stop
+from tests.support.ledger.agents import (
+    ALICE,
+    TARGET,
+    ask,
+    begin,
+    box,
+    claim,
+    command,
+    finish,
+    head,
+    lease,
+    rows,
+    send,
+    start,
+    stop,
+)
 from tests.support.ledger.calls import end, settle, sleeper, told
 from tests.support.ledger.steers import commit_asked, finish_asked, say, steers
+from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Caller
-from turnstile.schema.errors import Refused, SteerWaits
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.errors import Limited, Refused, SteerWaits
+from turnstile.schema.ids import AgentTurnId, CardId
+from turnstile.schema.states import SteerPriority
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.inbox import SteerPayload
+from turnstile.schema.wire.limits import Admission
 
 
 async def test_the_next_step_asks_with_a_steer_and_its_commit_applies_it(agents: Pool) -> None:
@@ -65,8 +86,72 @@ async def test_a_turn_that_ends_regardless_skips_what_waits_and_says_so(agents: 
     done = await end(agents, turn)
     assert done.skipped_steers == [taken, waiting]
     assert {each[0] for each in (await steers(agents, turn)).values()} == {"skipped"}
-    assert "task.steer" not in {place.type for place in await box(agents, turn.output_box_id)}
+    assert [place.card_id for place in await box(agents, turn.output_box_id) if place.type == "task.steer"] == [taken]
+    assert [row["status"] for row in await steer_rows(agents)] == ["skipped", "skipped"]
     assert (await end(agents, turn)).skipped_steers == [taken, waiting]
+
+
+STEER_ROWS = "SELECT * FROM state.agent_inbox WHERE message_type = 'steer' ORDER BY created_at"
+
+
+async def steer_rows(pool: Pool) -> list[Any]:
+    """The inbox rows of steers, oldest first."""
+    return await rows(pool, STEER_ROWS)
+
+
+async def test_a_steer_leaves_a_row_that_no_claim_takes_and_that_its_step_consumes(agents: Pool) -> None:
+    turn = await lease(agents)
+    said = await say(agents, turn, "listen")
+    [row] = await steer_rows(agents)
+    assert (row["inbox_id"], row["correlation_id"], row["agent_turn_id"]) == (said, said, turn.agent_turn_id)
+    assert (row["status"], row["enqueue_mode"], row["turn_epoch"]) == ("pending", "report", turn.turn_epoch)
+    assert SteerPayload.model_validate_json(row["payload"]) == SteerPayload(
+        steer_card_id=CardId(said), priority=SteerPriority.ASAP
+    )
+    headers_of = json.loads(row["context_headers"])
+    assert (headers_of["CG-Sender"], headers.trace_id(headers_of["traceparent"])) == ("root", turn.trace_id)
+    [edge] = await rows(agents, "SELECT * FROM state.execution_edges WHERE correlation_id = $1", said)
+    assert (edge["primitive"], edge["edge_phase"], edge["target_agent_turn_id"]) == (
+        *("report", "response", turn.agent_turn_id),
+    )
+    assert said not in {each.inbox_id for each in await claim(agents, ALICE)}
+    begun = await begin(agents, turn)
+    [row] = await steer_rows(agents)
+    assert (row["status"], row["processed_at"] is not None) == ("processing", True)
+    assert await agents.run(lambda c: release_stale_claims(c, [TARGET], older_seconds=-9, row_limit=9)) == []
+    await finish_asked(agents, turn, begun)
+    [row] = await steer_rows(agents)
+    assert (row["status"], row["last_error"], row["archived_at"] is not None) == ("consumed", None, True)
+
+
+async def test_a_steers_card_is_in_the_box_before_a_model_reads_it_and_once_for_every_attempt(agents: Pool) -> None:
+    turn = await lease(agents)
+    first, second = [await say(agents, turn, text) for text in ("one", "two")]
+    begun = await begin(agents, turn)
+    before = [place.card_id for place in await box(agents, turn.output_box_id)]
+    assert before[-2:] == [first, second]
+    again = await begin(agents, turn)
+    assert [each.card_id for each in (*again.output, *again.steers)] == [
+        each.card_id for each in (*begun.output, *begun.steers)
+    ]
+    assert [place.card_id for place in await box(agents, turn.output_box_id)] == before
+    await commit_asked(agents, turn, again)
+    after = [place.card_id for place in await box(agents, turn.output_box_id)]
+    assert (after[: len(before)], len(after)) == (before, len(before) + 1)
+    begun = await begin(agents, turn, 2)
+    assert [each.card_id for each in begun.output] == after
+    await finish_asked(agents, turn, begun)
+
+
+async def test_steers_that_wait_take_no_place_in_the_queue(agents: Pool) -> None:
+    turn = await lease(agents)
+    for number in range(3):
+        await say(agents, turn, str(number))
+    queued = await agents.run(lambda conn: send(conn, replace(command(), admission=Admission(max_queued_turns=1))))
+    assert queued.reply.inbox_status == "queued"
+    with pytest.raises(Limited, match="too many turns wait"):
+        await agents.run(lambda conn: send(conn, replace(command(), admission=Admission(max_queued_turns=1))))
+    await end(agents, turn)
 
 
 async def test_a_sleeping_turn_takes_a_steer_after_its_results_and_is_not_woken(agents: Pool) -> None:
