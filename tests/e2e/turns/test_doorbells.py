@@ -30,9 +30,9 @@ from turnstile.schema.wire import subjects
 ROWS = (
     "SELECT i.inbox_id, i.message_type, i.agent_id, a.worker_target FROM state.agent_inbox i"
     " JOIN resource.project_agents a USING (project_id, agent_id) WHERE i.project_id = $1"
-    " AND i.turn_epoch > 0"
+    " AND i.turn_epoch > 0 AND i.message_type IN ('turn', 'ui_action', 'tool_result', 'timeout', 'stop')"
 )
-"""The rows that left work: a turn that was stopped in its agent's queue never had an epoch, and left none."""
+"""The rows that claims take. A turn that was stopped in its agent's queue never had an epoch, and left no work."""
 
 
 @dataclass
