@@ -1,6 +1,7 @@
 """Fixtures: one set of real servers per session, and for every test a database cloned from a migrated one."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
@@ -29,6 +30,8 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile("default")
 
 
+SERVERS_FILE = "TURNSTILE_TEST_SERVERS"
+"""One session of tests after another on the same servers (`lab.conformance`)."""
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
 FUZZ_CASES, LONG_FUZZ_CASES = 2_000, 20_000
@@ -150,7 +153,10 @@ def servers_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 async def servers(servers_path: Path) -> AsyncIterator[Endpoints]:
-    """PostgreSQL, NATS and Temporal, empty."""
+    """PostgreSQL, NATS and Temporal, empty; or those whose addresses are in a file that the environment names."""
+    if path := os.environ.get(SERVERS_FILE):
+        yield Endpoints.model_validate_json(Path(path).read_text(encoding="utf-8"))  # noqa: ASYNC240 -- once
+        return
     async with EmbeddedServers(servers_path / ".turnstile") as running:
         yield running.endpoints
 

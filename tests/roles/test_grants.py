@@ -15,12 +15,14 @@ from tests.roles.conftest import BRIDGE, GATEWAY, WORKER
 from tests.roles.servers import logged_in, login_url
 from tests.support.databases import Databases
 from tests.support.ledger.reach import SHARED, queries_of, used_by_processes
+from tests.support.paths import ROOT
 from turnstile.ledger.grants import grant
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import all_queries
 from turnstile.schema.errors import ConfigError
 
+PROTOCOL = ROOT / "docs" / "protocol.md"
 PROCESSES = {"bridge": BRIDGE, "worker": WORKER}
 ALL = {**PROCESSES, "gateway": GATEWAY}
 HELD = """
@@ -189,6 +191,14 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     deletes = {each["relation"] for each in held if each["verb"] == "DELETE"}
     assert deletes == ({"state.workers", "state.listeners"} if process == "worker" else {"resource.tools"})
     assert not [each for each in held if each["verb"] == "UPDATE" and each["column"] is None]
+
+
+async def test_a_worker_writes_what_the_protocol_lists(conn: Any) -> None:
+    """A role cannot be bound to a turn: what it may write beyond its own is named, with the reason."""
+    held = await Probe(conn, WORKER).held()
+    [listed] = re.findall(r"^15\. .*?^16\. ", PROTOCOL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`((?:public|resource|state)\.\w+)`", listed))
+    assert {each["relation"] for each in held if each["verb"] != "SELECT"} == named
 
 
 @pytest.mark.parametrize("process", ALL)
