@@ -236,6 +236,13 @@ async def test_a_steered_turn(observer: Observer) -> None:
     steer = await observer.must("steer", {"agent_turn_id": turn["agent_turn_id"], "text": "be brief"}, caller="alice")
     card = await delivered(observer, "ann", turn)
     assert card["content"]["text"] == "better"
+    # > Inbox is the execution-side source of truth: execution requests/receipts must be written to state.agent_inbox.
+    [row, *_] = await observer.changes("agent_inbox", message_type="steer")
+    assert (row["agent_id"], row["agent_turn_id"], row["turn_epoch"]) == ("ann", turn["agent_turn_id"], 1)
+    assert "be brief" not in json.dumps(row["payload"])
+    assert (await observer.inbox(inbox_id=row["inbox_id"]))[-1] == "consumed"
+    # > report (primitive="report", edge_phase="response"): records report ingestion.
+    assert ("report", "response") in await observer.edges(row["correlation_id"])
     # > When processing each step, new input and output cards are incrementally appended to context.
     made = ["agent.thought", "task.steer", "agent.thought", "task.deliverable"]
     assert await observer.types(turn["output_box_id"]) == [*PINNED, *made]
@@ -261,6 +268,11 @@ async def test_an_approved_turn(observer: Observer) -> None:
     # > publish cmd.tool.*: once a person lets it (protocol §13).
     call = (await observer.command("pay")).headers["CG-Tool-Call-Id"]
     assert call == question["tool_call_id"]
+    # > execution requests/receipts must be written to state.agent_inbox.
+    [row, *_] = await observer.changes("agent_inbox", message_type="decision")
+    assert (row["agent_id"], row["agent_turn_id"], row["turn_epoch"]) == ("ann", turn["agent_turn_id"], 1)
+    assert (await observer.inbox(inbox_id=row["inbox_id"]))[-1] == "consumed"
+    assert ("report", "response") in await observer.edges(row["correlation_id"])
     await observer.must("report", {"tool_call_id": call, "status": "success", "result": "paid"})
     await delivered(observer, "ann", turn)
     assert await observer.waits(call) == ["waiting", "received", "applied"]
