@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from pydantic import JsonValue
 
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import DEEPEST, JsonObject, too_deep
 
 PENDING = '{"status":"pending"}'
 """Stands, in a request, for the result of a call that waits for the turn whose request it is."""
@@ -38,14 +38,28 @@ def storable_json(value: JsonValue) -> JsonValue:
 
 
 def parse_arguments(text: str) -> JsonObject | None:
-    """A tool call's arguments as a storable JSON object, `{}` if empty; None if they are anything else (or NaN)."""
+    """A tool call's arguments as a storable JSON object, `{}` if empty.
+
+    None if they are anything else, hold NaN, or are nested deeper than `DEEPEST`.
+    """
     if not text.strip():
         return {}
     try:
         value: JsonValue = json.loads(text, parse_constant=_not_json, parse_float=_finite)
-        return storable_object(value) if isinstance(value, dict) else None
+        return storable_object(value) if isinstance(value, dict) and not too_deep(value) else None
     except (ValueError, RecursionError):
         return None
+
+
+def bad_arguments(name: str, text: str) -> str:
+    """What to tell a model whose arguments `parse_arguments` did not take."""
+    try:
+        deep = too_deep(json.loads(text))
+    except ValueError:
+        deep = False
+    except RecursionError:
+        deep = True
+    return f"The arguments of {name} are {f'nested deeper than {DEEPEST} levels' if deep else 'not a JSON object'}."
 
 
 def storable_object(value: JsonObject) -> JsonObject:

@@ -1,6 +1,7 @@
 """The base classes of models: `Strict` for input from outside, `Tolerant` between versions, and a field type."""
 
-from typing import Annotated
+import json
+from typing import Annotated, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
@@ -28,3 +29,43 @@ def _agent_token(value: AgentId) -> AgentId:
 
 AgentToken = Annotated[AgentId, AfterValidator(_agent_token)]
 """An agent's id from outside, which must be a token of a subject."""
+
+DEEPEST = 64
+"""The most levels of JSON that strangers write: arguments, schemas. What is deeper is refused where it enters."""
+DEEPEST_STORED = 128
+"""The most levels that are read of a row: anyone may have written it."""
+_CUT = "… (nested too deeply to be shown)"
+
+
+def too_deep(value: JsonValue, most: int = DEEPEST) -> bool:
+    """Whether a value has more levels of lists and objects than `most`. It looks at each part once."""
+    level: list[JsonValue] = [value]
+    for _ in range(most + 1):
+        whole = [each for each in level if isinstance(each, list | dict)]
+        if not whole:
+            return False
+        level = [inner for each in whole for inner in (each if isinstance(each, list) else each.values())]
+    return True
+
+
+def stored_json(text: str) -> JsonValue:
+    """The JSON that a row holds; parts of more than `DEEPEST_STORED` levels, which nobody can send on, are cut."""
+    try:
+        value = cast("JsonValue", json.loads(text))
+    except RecursionError:
+        return _CUT
+    if text.count("{") + text.count("[") <= DEEPEST_STORED or not too_deep(value, DEEPEST_STORED):
+        return value
+    return _cut(value, DEEPEST_STORED)
+
+
+def _cut(value: JsonValue, levels: int) -> JsonValue:
+    match value:
+        case list() | dict() if levels == 0:
+            return _CUT
+        case list():
+            return [_cut(each, levels - 1) for each in value]
+        case dict():
+            return {name: _cut(each, levels - 1) for name, each in value.items()}
+        case _:
+            return value

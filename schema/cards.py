@@ -265,7 +265,7 @@ def value_of(card: Card) -> JsonValue:
             return content.model_dump(mode="json")
 
 
-def read_content(content: JsonObject) -> CardContent | None:
+def read_content(content: JsonValue) -> CardContent | None:
     """Parse the content of a card's row; None if it does not parse."""
     try:
         return _CONTENT.validate_python(content)

@@ -1,27 +1,28 @@
-"""JSON schemas of parameters from outside: validated on entry, and used within bounds. Pure.
+"""JSON schemas that strangers wrote: bounded before anything walks them, checked on entry, compiled once. Pure.
 
-Every client may send a schema, and it must not block the process that uses it: a few mutual references can cause
-billions of checks, and a pattern can backtrack without end. So a check is aborted after `MOST_LOOKS`, patterns are
-matched in linear time, and nothing is fetched. Not checked are `uniqueItems`, `patternProperties` (and
-`additionalProperties` beside it), `unevaluatedItems`, `unevaluatedProperties`, and patterns with look-around or
-backreferences. A look costs about 10 µs.
+A schema has at most `MOST_BYTES`, `MOST_PARTS` parts and `DEEPEST` levels, and its patterns weigh at most
+`MOST_PATTERN_WEIGHT`; one that is within them costs some 20 ms to compile at most, and a check with it as much
+(`turnstile.schema.checks`). What cannot be enforced as it is written is refused where it enters, with its keyword.
 """
 
+import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from functools import lru_cache
+from typing import Any, cast
 
-from pydantic import JsonValue
+from turnstile.schema.base import DEEPEST, JsonObject
+from turnstile.schema.checks import Checks, Fault, SchemaTooCostly, Unusable
+from turnstile.schema.patterns import LONGEST, weight
 
-from turnstile.schema.base import JsonObject
-from turnstile.schema.check_bounds import UNCHECKED, linear
+__all__ = ["Checks", "Fault", "SchemaTooCostly", "Unusable", "checks", "json_schema", "object_schema", "within_bounds"]
 
-if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
-
-_OTHERWISE_READ = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "format"}
-_SCHEMAS_BY_NAME = {"properties", "$defs", "dependentSchemas"}
-_SCHEMAS = {"allOf", "anyOf", "oneOf", "prefixItems"}
-_ONE_SCHEMA = {"not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"}
+MOST_BYTES = 65_536
+"""Of one schema as JSON."""
+MOST_PARTS = 8_000
+"""Values within a schema, or within those of one request together."""
+MOST_PATTERN_WEIGHT = 64
+"""What the patterns of a schema, or of those of one request together, may weigh."""
+_KEPT = 256
 
 
 def object_schema(value: JsonObject) -> JsonObject:
@@ -32,68 +33,52 @@ def object_schema(value: JsonObject) -> JsonObject:
 
 
 def json_schema(value: JsonObject) -> JsonObject:
-    """Return `value` if it is a JSON schema; else raises `ValueError`, which says where it is not."""
-    from turnstile.schema import bounded_checks  # noqa: PLC0415 -- jsonschema is slow to import, and clients need it seldom
-
-    try:
-        error = next(iter(bounded_checks.METASCHEMA.iter_errors(value)), None)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    if error is not None:
-        where = "/".join(str(part) for part in error.absolute_path)
-        raise ValueError(f"is no JSON schema at /{where[:200]}")
+    """Return `value` if it is a JSON schema that can be enforced; else raises `ValueError`, which says what cannot."""
+    checks(value)
     return value
 
 
-def bounded(schema: JsonObject) -> "Validator":
-    """A validator of arguments; its `iter_errors` raises `SchemaTooCostly` when the bounds are reached."""
-    from turnstile.schema import bounded_checks  # noqa: PLC0415 -- as above
+def checks(schema: JsonObject) -> Checks:
+    """The checks of a schema, compiled once; raises `ValueError`, which `Unusable` is, as `json_schema` does."""
+    within_bounds([schema])
+    text = json.dumps(schema, ensure_ascii=False)
+    if len(text) > MOST_BYTES or len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:
+        raise ValueError(f"has more than {MOST_BYTES} bytes")
+    return _compiled(text)
 
-    return bounded_checks.validator(cast("JsonObject", _without_dialects(schema)))
+
+@lru_cache(_KEPT)
+def _compiled(text: str) -> Checks:
+    return Checks(json.loads(text))
 
 
-def unchecked(schema: JsonValue) -> str | None:
-    """The keyword of a schema that `bounded` does not check as it is written, or might not; None if there is none.
+def within_bounds(schemas: Iterable[object]) -> None:
+    """Raise `ValueError` if the schemas of one request together have more parts or patterns than are looked at.
 
-    Where a schema decides something, such a keyword would let through what its author meant to stop.
+    They may be anything: this is asked before they are read. It looks at each part once, and at no more than allowed.
     """
-    if not isinstance(schema, dict):
-        return None
-    for name, value in schema.items():
-        match name, value:
-            case "pattern", str() if linear(value) is None:
-                return name
-            case "$ref", str() if value != "#" and not value.startswith("#/$defs/"):
-                return name
-            case _ if name in UNCHECKED or name in _OTHERWISE_READ:
-                return name
-            case _:
-                pass
-        if (found := next(filter(None, map(unchecked, _parts(name, value))), None)) is not None:
-            return found
-    return None
-
-
-def _parts(keyword: str, value: JsonValue) -> Iterable[JsonValue]:
-    """The schemas in the value of a keyword."""
-    match value:
-        case dict() if keyword in _SCHEMAS_BY_NAME:
-            return value.values()
-        case dict() if keyword in _ONE_SCHEMA:
-            return [value]
-        case list() if keyword in _SCHEMAS:
-            return value
-        case _:
-            return ()
-
-
-def _without_dialects(schema: JsonValue) -> JsonValue:
-    """The schema without `$schema`, which would make jsonschema use another dialect's keywords instead of ours."""
-    match schema:
-        case list():
-            return [_without_dialects(each) for each in schema]
-        case dict():
-            named = {key: each for key, each in schema.items() if key != "$schema" or not isinstance(each, str)}
-            return {key: _without_dialects(each) for key, each in named.items()}
-        case _:
-            return schema
+    waiting: list[tuple[Any, int]] = [(each, 1) for each in schemas]
+    parts, patterns = len(waiting), set[str]()
+    while waiting:
+        part, depth = waiting.pop()
+        if isinstance(part, dict):
+            found = cast("dict[Any, Any]", part)
+            if isinstance(text := found.get("pattern"), str):
+                patterns.add(text)
+            if isinstance(named := found.get("patternProperties"), dict):
+                patterns |= {str(each) for each in cast("dict[Any, Any]", named)}
+            inner = [*found.values()]
+        elif isinstance(part, list):
+            inner = cast("list[Any]", part)
+        else:
+            continue
+        parts += len(inner)
+        if parts > MOST_PARTS:
+            raise ValueError(f"has more than {MOST_PARTS} parts")
+        if depth > DEEPEST:
+            raise ValueError(f"is nested deeper than {DEEPEST} levels")
+        waiting += [(each, depth + 1) for each in inner]
+    if any(len(text) > LONGEST for text in patterns):
+        raise ValueError(f"has a pattern of more than {LONGEST} characters")
+    if sum(map(weight, patterns)) > MOST_PATTERN_WEIGHT:
+        raise ValueError("has more patterns, or larger ones, than can be enforced: write fewer, or shorter repeats")

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
-from turnstile.schema.parameters import object_schema
+from turnstile.schema.parameters import object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
 
@@ -100,6 +100,13 @@ class Profile(Strict):
     )
     """Calls that wait for a person's approval, by tool: `true`, or an object that says when and how."""
 
+    @field_validator("interrupt_on", mode="before")
+    @classmethod
+    def _bounded(cls, value: object, info: ValidationInfo) -> object:
+        if info.context != STORED:
+            within_bounds([value])
+        return value
+
     @field_validator("interrupt_on")
     @classmethod
     def _goes_out(cls, value: dict[str, InterruptRule]) -> dict[str, InterruptRule]:
@@ -172,6 +179,13 @@ class RuntimeConfig(Strict):
     """Tools of this turn only; a call of one ends the turn."""
     remember: bool = Field(default=False, exclude_if=operator.not_)
     """Whether to put the instruction into the output box, too, so that later turns with that box read it (§7.3)."""
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _bounded(cls, value: object, info: ValidationInfo) -> object:
+        if info.context != STORED:
+            within_bounds([value])
+        return value
 
     @field_validator("choices")
     @classmethod

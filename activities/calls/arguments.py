@@ -4,19 +4,14 @@
 env variable. A call that breaks its schema is not sent: the model gets a sentence that says what is wrong.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
-from jsonschema.protocols import Validator
 from pydantic import JsonValue
-from referencing import Registry
 
-from turnstile.activities.text import parse_arguments
+from turnstile.activities.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
+from turnstile.schema.parameters import Fault, SchemaTooCostly, checks
 from turnstile.schema.profiles import render
 from turnstile.schema.tools import ToolOptions, ToolRow, options_of
 
@@ -32,26 +27,18 @@ class ReadyCall:
     wait_seconds: float
 
 
-def _registered(schema: JsonObject) -> Validator:
-    return Draft202012Validator(schema, registry=Registry())
-
-
 def ready(
     row: ToolRow,
     arguments_text: str,
     values: dict[str, str],
     suspend_seconds: float,
-    make: Callable[[JsonObject], Validator] = _registered,
     *,
     quotes: bool = True,
 ) -> ReadyCall | str:
-    """The call, or a sentence that says what is wrong with it; `quotes`: whether the sentence may quote arguments.
-
-    `make` makes the validator of the tool's schema.
-    """
+    """The call, or a sentence that says what is wrong with it; `quotes`: whether the sentence may quote arguments."""
     given = parse_arguments(arguments_text)
     if given is None:
-        return f"The arguments of {row.tool_name} are not a JSON object."
+        return bad_arguments(row.tool_name, arguments_text)
     try:
         options = options_of(row)
     except BadRequest as error:
@@ -60,7 +47,7 @@ def ready(
     schema = _schema(row, options)
     own = {name: value for name, value in filled.items() if name not in options.envs}
     checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
-    if (problem := violation(row.tool_name, schema, checked, make, quotes=quotes)) is not None:
+    if (problem := violation(row.tool_name, schema, checked, quotes=quotes)) is not None:
         return problem
     waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
@@ -102,26 +89,18 @@ def _names(schema: JsonObject, name: str) -> bool:
     return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
 
 
-def violation(
-    name: str,
-    schema: JsonObject,
-    arguments: JsonObject,
-    make: Callable[[JsonObject], Validator] = _registered,
-    *,
-    quotes: bool = True,
-) -> str | None:
+def violation(name: str, schema: JsonObject, arguments: JsonObject, *, quotes: bool = True) -> str | None:
     """A sentence that says how the arguments break the schema; None if they fit. `quotes`: it may quote them."""
     try:
-        error = cast("ValidationError | None", best_match(make(schema).iter_errors(arguments)))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
-    except (SchemaError, UnknownType, RecursionError):
-        return f"The tool {name} cannot be called: its parameters are no JSON schema."
-    except Exception as trouble:  # noqa: BLE001 -- a row's schema may hold any reference; nothing is fetched
-        return f"The tool {name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
-    return None if error is None else _worded(name, error, quotes=quotes)
+        fault = checks(schema).fault(arguments)
+    except SchemaTooCostly:
+        return f"The arguments of {name} take too long to check against its parameters: send fewer or shorter ones."
+    except ValueError as error:
+        return f"The tool {name} cannot be called: the schema of its parameters {error}."
+    return None if fault is None else _worded(name, fault, quotes=quotes)
 
 
-def _worded(name: str, error: ValidationError, *, quotes: bool) -> str:
-    path = error.absolute_path if quotes else error.absolute_schema_path
-    where = "/".join(str(part) for part in path)
+def _worded(name: str, fault: Fault, *, quotes: bool) -> str:
+    where = "/".join(str(part) for part in (fault.path if quotes else fault.schema_path))
     at = f" at {where}" if where else ""
-    return f"The arguments of {name} do not fit its parameters{at}{f': {error.message[:500]}' if quotes else ''}"
+    return f"The arguments of {name} do not fit its parameters{at}{f': {fault.message}' if quotes else ''}"

@@ -12,10 +12,9 @@ from pydantic import JsonValue
 from turnstile.activities.calls.arguments import violation
 from turnstile.activities.models.answer import AnsweredCall
 from turnstile.activities.prompt.tool_specs import check_fields, parse_submit_result
-from turnstile.activities.text import parse_arguments
+from turnstile.activities.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import ResultField
-from turnstile.schema.parameters import bounded
 from turnstile.schema.tools import SUBMIT_RESULT
 
 INVALID_SUBMISSION = "invalid_submission"
@@ -84,7 +83,7 @@ def _submission(call: AnsweredCall, wanted: Sequence[ResultField]) -> Accepted |
 def _choice(call: AnsweredCall, parameters: JsonObject) -> Accepted | Refusal:
     arguments = parse_arguments(call.arguments_text)
     if arguments is None:
-        return Refusal(INVALID_CHOICE, f"The arguments of {call.name} are not a JSON object.")
-    if (problem := violation(call.name, parameters, arguments, bounded)) is not None:
+        return Refusal(INVALID_CHOICE, bad_arguments(call.name, call.arguments_text))
+    if (problem := violation(call.name, parameters, arguments)) is not None:
         return Refusal(INVALID_CHOICE, problem)
     return Accepted({"choice": call.name, "arguments": arguments})

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from turnstile.activities.text import parse_arguments
+from turnstile.activities.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
 from turnstile.schema.ids import AgentId, CardId, StepId, ToolCallId
@@ -21,7 +21,6 @@ from turnstile.schema.tools import ASK_HUMAN, ToolRow, options_of
 from turnstile.schema.turns import TurnRef
 
 _LONGEST_QUESTION = 16_384
-_SCHEMA_BYTES = 65_536
 
 ASK_HUMAN_ROW = ToolRow(
     tool_name=ASK_HUMAN,
@@ -72,18 +71,12 @@ def hold_of(
     )
 
 
-def _small_schema(value: JsonObject) -> JsonObject:
-    if len(str(value)) > _SCHEMA_BYTES:
-        raise ValueError("is too large")
-    return json_schema(value)
-
-
 class _Question(Strict):
     question: str = Field(min_length=1, max_length=_LONGEST_QUESTION)
     choices: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
         default=None, min_length=1, max_length=256
     )
-    response_schema: Annotated[JsonObject, AfterValidator(_small_schema)] | None = None
+    response_schema: Annotated[JsonObject, AfterValidator(json_schema)] | None = None
 
 
 class _ToolQuestion(_Question):
@@ -94,7 +87,7 @@ def question_of(arguments_text: str, rule: ApprovalRule | None) -> tuple[JsonObj
     """The arguments of a question and its hold, or a sentence for the model that says what is wrong with it."""
     arguments = parse_arguments(arguments_text)
     if arguments is None:
-        return f"The arguments of {ASK_HUMAN} are not a JSON object."
+        return bad_arguments(ASK_HUMAN, arguments_text)
     hold = _hold_of_question(_Question, arguments, rule)
     return hold if isinstance(hold, str) else (arguments, hold)
 

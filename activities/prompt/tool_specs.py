@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue, ValidationError
 
 from turnstile.activities.calls.holds import ASK_HUMAN_ROW
-from turnstile.activities.text import parse_arguments
+from turnstile.activities.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
 from turnstile.schema.errors import BadRequest
@@ -150,7 +150,7 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
     form = 'call it with {"fields": [{"name": "...", "value": ...}]}'
     arguments = parse_arguments(arguments_text)
     if arguments is None:
-        return f"The arguments of {SUBMIT_RESULT} are not a JSON object; {form}."
+        return f"{bad_arguments(SUBMIT_RESULT, arguments_text)[:-1]}; {form}."
     try:
         fields = _Submission.model_validate(arguments).fields
     except ValidationError as error:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from jsonschema.exceptions import ValidationError
 from pydantic import JsonValue
 
 from turnstile.activities.calls.arguments import ready
@@ -24,11 +23,10 @@ from turnstile.ledger.turns.lease import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
-from turnstile.schema.check_bounds import SchemaTooCostly
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
-from turnstile.schema.parameters import bounded
+from turnstile.schema.parameters import SchemaTooCostly, checks
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptReason, InterruptStatus
@@ -142,7 +140,7 @@ def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit
         return None
     turn, call = _turn(project, question), question.tool_call_id
     values = turn.placeholders(question.step_id, question.parent_step_id or "") | {"tool_call_id": call}
-    found = ready(row, json.dumps(arguments), values, 0.0, make=bounded)
+    found = ready(row, json.dumps(arguments), values, 0.0)
     if isinstance(found, str):
         raise Refused("invalid_arguments", found)
     subject = expand_subject(row.target_subject or "", project, question.channel_id)
@@ -159,11 +157,13 @@ def _check_response(question: Question, response: JsonValue) -> None:
     if question.response_schema is None:
         return
     try:
-        error: ValidationError | None = next(iter(bounded(question.response_schema).iter_errors(response)), None)  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
-    except (SchemaTooCostly, RecursionError):
+        fault = checks(question.response_schema).fault(response)
+    except SchemaTooCostly:
         raise Refused("invalid_response", "the response takes too long to check: give a shorter one") from None
-    if error is not None:
-        where = "/".join(str(part) for part in error.absolute_path)
+    except ValueError as error:
+        raise Refused("invalid_response", f"the schema of the question {error}: reject it instead") from None
+    if fault is not None:
+        where = "/".join(str(part) for part in fault.path)
         raise Refused(
-            "invalid_response", f"the response does not match{f' at {where}' if where else ''}: {error.message[:500]}"
+            "invalid_response", f"the response does not match{f' at {where}' if where else ''}: {fault.message}"
         )

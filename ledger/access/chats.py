@@ -12,7 +12,7 @@ from typing import Final
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.views import ConversationLine
-from turnstile.schema.base import Tolerant
+from turnstile.schema.base import Tolerant, stored_json
 from turnstile.schema.cards import Card, CardMetadata, ThoughtCall
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId
 from turnstile.schema.states import SteerStatus
@@ -137,7 +137,7 @@ def _card(row: Row) -> ChatCard:
     calls = row["tool_calls"]
     card = Card(
         card_id=row["card_id"],
-        content=None if row["content"] is None else json.loads(row["content"]),
+        content=None if row["content"] is None else stored_json(row["content"]),
         tool_calls=None if calls is None else [ThoughtCall.model_validate(each) for each in json.loads(calls)],
         tool_call_id=row["tool_call_id"],
         metadata=CardMetadata.model_validate_json(row["metadata"]),

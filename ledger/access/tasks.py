@@ -4,17 +4,16 @@ from datetime import datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator, Json
-from pydantic_core import from_json
 
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.queries import Connection, query
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import JsonObject, Tolerant, stored_json
 from turnstile.schema.cards import CardContent, read_content
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId
 
 
 def _content(value: object) -> object:
-    return read_content(from_json(value)) if isinstance(value, str) else value
+    return read_content(stored_json(value)) if isinstance(value, str) else value
 
 
 class TaskScope(Tolerant):

@@ -11,7 +11,7 @@ from datetime import datetime
 from pydantic import Field, JsonValue, ValidationError
 
 from turnstile.ledger.turns.views import SentCall, StepView
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import JsonObject, Tolerant, too_deep
 from turnstile.schema.cards import Card, CardType, CardUnreadable, ToolResultContent, content_of, value_of
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.steers import Steer
@@ -202,7 +202,7 @@ def _parse_arguments(arguments: str) -> JsonValue:
         found: JsonValue = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
-    return found
+    return arguments if too_deep(found) else found
 
 
 def _list_or_empty(value: JsonValue) -> list[JsonValue]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pydantic import Json
+from pydantic import Json, JsonValue
 
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
@@ -79,11 +79,12 @@ class LiveWorker(Tolerant):
 
 
 class ToolTarget(Tolerant):
-    """The target subject of a tool."""
+    """The target subject of a tool, and the schema of its arguments."""
 
     project_id: ProjectId
     tool_name: str
     target_subject: str | None
+    parameters: Json[JsonValue] | None = None
 
 
 async def list_target_uses(conn: Connection) -> list[TargetUse]:

@@ -93,5 +93,6 @@ FROM state.workers w WHERE w.worker_target <> '_bridge' AND w.last_seen_at > now
 ORDER BY w.instance, w.worker_target LIMIT :row_limit::int;
 
 -- name: list_tool_targets :many
--- The tools of all projects, and where their calls go.
-SELECT t.project_id, t.tool_name, t.target_subject FROM resource.tools t ORDER BY t.project_id, t.tool_name LIMIT :row_limit::int;
+-- The tools of all projects, where their calls go, and the schemas of their arguments.
+SELECT t.project_id, t.tool_name, t.target_subject, t.parameters
+FROM resource.tools t ORDER BY t.project_id, t.tool_name LIMIT :row_limit::int;

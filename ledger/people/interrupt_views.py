@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Json, JsonValue
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import JsonObject, Tolerant, stored_json
 from turnstile.schema.cards import ToolCallContent, read_content
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, InterruptId, ProjectId
 from turnstile.schema.people.interrupt_requests import InterruptView
@@ -92,7 +92,7 @@ async def get_interrupt(
     if row is None:
         return None
     columns = _columns(row)
-    found = None if row["content"] is None else read_content(json.loads(row["content"]))
+    found = None if row["content"] is None else read_content(stored_json(row["content"]))
     if isinstance(found, ToolCallContent):
         columns |= {"arguments": found.arguments, "target_subject": found.target_subject}
     return InterruptView.model_validate(columns)
@@ -119,7 +119,7 @@ async def list_call_arguments(
     """The arguments of the calls that these questions are about, without large ones and those whose card is gone."""
     cards = [each.tool_call_card_id for each in interrupts]
     rows = await query("list_call_contents").many(conn, project_id=project, card_ids=cards, content_limit=_SHORT_BYTES)
-    contents = {row["card_id"]: read_content(json.loads(row["content"])) for row in rows}
+    contents = {row["card_id"]: read_content(stored_json(row["content"])) for row in rows}
     found: dict[InterruptId, JsonObject] = {}
     for each in interrupts:
         if isinstance(content := contents.get(each.tool_call_card_id), ToolCallContent):

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.schema.base import Tolerant
+from turnstile.schema.base import Tolerant, stored_json
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import BoxId, CardId, ChannelId, ProjectId
 
@@ -39,7 +39,7 @@ def card_of(row: Row) -> Card:
     return Card.model_validate(
         {
             "card_id": row["card_id"],
-            "content": json.loads(row["content"]),
+            "content": stored_json(row["content"]),
             "tool_calls": None if calls is None else json.loads(calls),
             "tool_call_id": row["tool_call_id"],
             "metadata": json.loads(row["metadata"]),

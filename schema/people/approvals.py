@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
-from turnstile.schema.parameters import bounded, json_schema, unchecked
+from turnstile.schema.parameters import checks
 
 EXPIRES_AFTER_SECONDS = 7 * 86_400.0
 """How long an interrupt is open, unless its policy says otherwise."""
@@ -32,8 +32,8 @@ class Decision(StrEnum):
 
 
 def _condition(value: JsonObject) -> JsonObject:
-    if (keyword := unchecked(json_schema(value))) is not None:
-        raise ValueError(f"{keyword} cannot be evaluated here, so that every call would ask: write it without")
+    if said := checks(value).annotations:
+        raise ValueError(f"{min(said)} cannot be evaluated here, so that every call would ask: write it without")
     return value
 
 
@@ -81,7 +81,7 @@ class ApprovalRule(Approval):
         if self.when is None:
             return True
         try:
-            return next(iter(bounded(self.when).iter_errors(arguments)), None) is None
+            return checks(self.when).fault(arguments) is None
         except Exception:  # noqa: BLE001 -- strangers wrote the schema, and what cannot be evaluated asks
             return True
 

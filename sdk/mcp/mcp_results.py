@@ -13,8 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import DATA_KEY
-from turnstile.schema.check_bounds import SchemaTooCostly
-from turnstile.schema.parameters import bounded
+from turnstile.schema.parameters import SchemaTooCostly, checks
 from turnstile.sdk.mcp.mcp_server import McpServer
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 from turnstile.sdk.tools.answer import ToolFailed
@@ -69,13 +68,13 @@ def _check(schema: JsonObject, result: types.CallToolResult) -> None:
     if result.structured_content is None:
         raise ToolFailed("invalid_result", "the MCP server's answer lacks its structured content")
     try:
-        fault = next(iter(bounded(schema).iter_errors(result.structured_content)), None)
-    except (SchemaTooCostly, RecursionError):
+        fault = checks(schema).fault(result.structured_content)
+    except SchemaTooCostly:
         raise ToolFailed("invalid_result", "checking the MCP server's answer takes too long") from None
-    except Exception as error:  # noqa: BLE001 -- a stranger's schema: references that lead nowhere, and the like
-        raise ToolFailed("invalid_result", f"the output schema cannot be used: {type(error).__name__}") from None
+    except ValueError as error:
+        raise ToolFailed("invalid_result", f"the output schema {error}") from None
     if fault is not None:
-        where = "/".join(map(str, fault.absolute_path))[:200]
+        where = "/".join(map(str, fault.path))[:200]
         raise ToolFailed("invalid_result", f"the MCP server's answer does not fit its output schema at /{where}")
 
 

@@ -5,7 +5,6 @@ the hints that decide something. What cannot be accepted is left out, with the r
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from turnstile.schema.wire import subjects
 from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of
 
 LONGEST_DESCRIPTION = 8192
-LARGEST_SCHEMA = 65_536
-_DEEPEST = 32
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _UNSEEN = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
@@ -141,37 +138,6 @@ def _texts(value: JsonValue) -> Iterator[str]:
 
 def _check(what: str, schema: JsonObject) -> None:
     try:
-        if len(json.dumps(schema).encode()) > LARGEST_SCHEMA:
-            raise Unacceptable(f"{what} has more than {LARGEST_SCHEMA} bytes")
-        if _depth(schema) > _DEEPEST:
-            raise Unacceptable(f"{what} is nested deeper than {_DEEPEST}")
         json_schema(schema)
-    except RecursionError:
-        raise Unacceptable(f"{what} is nested too deeply") from None
     except ValueError as error:
         raise Unacceptable(f"{what} {str(error)[:200]}") from None
-    if foreign := _foreign(schema):
-        raise Unacceptable(f"{what} refers to {foreign[:100]!a}, which is outside of it")
-
-
-def _depth(value: JsonValue) -> int:
-    match value:
-        case dict():
-            return 1 + max(map(_depth, value.values()), default=0)
-        case list():
-            return 1 + max(map(_depth, value), default=0)
-        case _:
-            return 0
-
-
-def _foreign(value: JsonValue) -> str | None:
-    """A reference in a schema that leads out of it."""
-    match value:
-        case {"$ref": str(target)} if not target.startswith("#"):
-            return target
-        case dict():
-            return next(filter(None, map(_foreign, value.values())), None)
-        case list():
-            return next(filter(None, map(_foreign, value)), None)
-        case _:
-            return None

@@ -168,6 +168,15 @@ async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: S
     assert tool.says.startswith("nobody listens for cg.v1r4.demo.*.cmd.tool.doctored.count")
 
 
+async def test_a_schema_that_cannot_be_enforced_is_told(stack: Stack) -> None:
+    await put_tool(stack.pool, DEMO, counting().definitions()[0])
+    await rows(stack.pool, """UPDATE resource.tools SET parameters = '{"properties": {"q": {"pattern": "(?=a)"}}}'""")
+    async with running_here(stack, run_both):
+        tool = (await told(stack))["tool count_words of demo"]
+    assert tool.status == "warn"
+    assert "has pattern at /properties/q/pattern, which cannot be enforced" in tool.says
+
+
 @pytest.fixture
 async def own(tmp_path: Path) -> AsyncIterator[EmbeddedServers]:
     """Servers of a data directory that a test may stop; nothing has migrated them."""

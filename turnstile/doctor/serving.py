@@ -27,6 +27,7 @@ from turnstile.ledger.operations.monitor import (
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.parameters import checks
 from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection, connect
@@ -243,6 +244,9 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
     if pattern is None:
         says = f"its target_subject {tool.target_subject!r} is no subject of a tool"
         return Check(name=name, status="warn", says=says, hint="correct it with `turnstile tool put`")
+    if (problem := _unenforced(tool)) is not None:
+        hint = "write the schema without it and `turnstile tool put` it; until then its calls are refused"
+        return Check(name=name, status="warn", says=f"the schema of its parameters {problem}", hint=hint)
     own = [each for each in found if each.takes(pattern)]
     if any(each.listens for each in own):
         return Check(name=name, status="ok", says="somebody listens")
@@ -252,6 +256,15 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
         return Check(name=name, status="warn", says=says, hint=hint)
     hint = "start its program; until then its calls wait, and end as timeouts (docs/tools.md)"
     return Check(name=name, status="fail", says=f"nobody listens for {pattern}", hint=hint)
+
+
+def _unenforced(tool: ToolTarget) -> str | None:
+    """What of the tool's schema cannot be enforced, as rows of other writers may have it."""
+    try:
+        checks(tool.parameters if isinstance(tool.parameters, dict) else {})
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _pattern(tool: ToolTarget) -> str | None:

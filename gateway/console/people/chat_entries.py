@@ -13,6 +13,7 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.gateway.console.people.schema_slots import shown_json
 from turnstile.ledger.access.chats import ChatCard, ChatTurn
+from turnstile.schema.base import too_deep
 from turnstile.schema.cards import (
     CardType,
     FallbackDeliverable,
@@ -208,7 +209,8 @@ def _thought(each: ChatCard, calls: dict[ToolCallId | None, Call], delivered: De
 
 def _call(call: ThoughtCall) -> Call:
     try:
-        shown = shown_json(cast("JsonValue", json.loads(call.arguments)))
+        value = cast("JsonValue", json.loads(call.arguments))
+        shown = call.arguments if too_deep(value) else shown_json(value)
     except (ValueError, RecursionError):
         shown = call.arguments
     return Call(call.tool_call_id, call.tool_name, shown)

@@ -7,10 +7,8 @@ and cannot be typed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, cast
+from typing import cast
 
-from jsonschema.exceptions import ValidationError
 from pydantic import JsonValue
 
 from turnstile.gateway.console.people.schema_slots import (
@@ -24,11 +22,11 @@ from turnstile.gateway.console.people.schema_slots import (
     slot,
 )
 from turnstile.schema.base import JsonObject
-from turnstile.schema.parameters import bounded
+from turnstile.schema.parameters import Fault as Violation
+from turnstile.schema.parameters import checks
 from turnstile.schema.people.digests import parameters_digest
 
 _MOST_FIELDS = 60
-_MOST_FAULTS = 20
 _REST = "rest"
 _WHOLE = "whole"
 ALL = ""
@@ -122,7 +120,7 @@ class SchemaForm:
         if isinstance(schema.get("required"), list):
             schema["required"] = [name for name in _required(self.schema) if name not in self.envs]
         try:
-            errors: list[ValidationError] = list(islice(bounded(schema).iter_errors(whole), _MOST_FAULTS))  # pyright: ignore[reportUnknownMemberType, reportArgumentType] -- the stubs leave it open
+            errors = checks(schema).faults(whole)
         except Exception:  # noqa: BLE001 -- strangers wrote the schema; the bridge says what is wrong with it
             return {}
         faults: dict[str, str] = {}
@@ -131,11 +129,11 @@ class SchemaForm:
                 faults.setdefault(name, sentence)
         return faults
 
-    def _told(self, error: ValidationError, whole: JsonObject) -> list[tuple[str, str]]:
+    def _told(self, error: Violation, whole: JsonObject) -> list[tuple[str, str]]:
         """Where an error belongs, and what it says there."""
         by_label = {each.label: each.name for each in self.slots if each.name not in (_REST, _WHOLE)}
-        path = [str(part) for part in error.absolute_path]
-        if not path and error.validator == "required":
+        path = [str(part) for part in error.path]
+        if not path and error.keyword == "required":
             wanted = [name for name in _required(self.schema) if name not in whole and name not in self.envs]
             return [(by_label.get(name, ALL), "This is needed.") for name in wanted] or [(ALL, error.message[:300])]
         other = next((each.name for each in self.slots if each.name in (_REST, _WHOLE)), ALL)
@@ -215,7 +213,7 @@ def _unfit(schema: JsonObject | None, value: JsonValue) -> str | None:
     if schema is None:
         return None
     try:
-        error: ValidationError | None = next(iter(bounded(schema).iter_errors(cast("Any", value))), None)  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
+        error = checks(schema).fault(value)
     except Exception:  # noqa: BLE001 -- a model wrote the schema; the bridge says what is wrong with it
         return None
     return None if error is None else error.message[:300]

@@ -1,5 +1,6 @@
 """What of a model's calls becomes a command, with which arguments, and what the model is told (protocol §7.3, §7.4)."""
 
+import json
 import logging
 from typing import Any
 
@@ -246,11 +247,20 @@ def test_a_tool_that_cannot_be_called_is_not_put(fields: dict[str, Any]) -> None
     ("column", "value", "told"),
     [
         ("parameters", '{"type": "object", "properties": {"q": {"type": "nonsense"}}}', "no JSON schema"),
-        ("parameters", '{"type": "object", "properties": {"q": {"$ref": "http://example.com/q"}}}', "cannot be used"),
+        (
+            "parameters",
+            '{"type": "object", "properties": {"q": {"$ref": "http://example.com/q"}}}',
+            "$ref at /properties/q/$ref",
+        ),
+        (
+            "parameters",
+            '{"type": "object", "properties": {"q": {"pattern": "(?=a)"}}}',
+            "pattern at /properties/q/pattern, which cannot be enforced",
+        ),
         ("target_subject", "cg.v1r4.another.public.cmd.tool.search.run", "cannot be reached"),
         ("target_subject", "cg.v1r4.{project_id}.public.evt.agent.alice.task", "cannot be reached"),
     ],
-    ids=["no schema", "schema elsewhere", "another project", "no command"],
+    ids=["no schema", "schema elsewhere", "look-around", "another project", "no command"],
 )
 async def test_a_row_that_cannot_be_called_is_told_to_the_model(
     tenant: Tenant, column: str, value: str, told: str
@@ -267,3 +277,21 @@ async def test_a_row_that_cannot_be_called_is_told_to_the_model(
     assert (status, ended.view.status) == ("failed", "success")
     assert told in message
     await nothing_was_sent(hand)
+
+
+@pytest.mark.parametrize("levels", [65, 198, 254, 255, 480, 900, 2_000])
+async def test_arguments_that_are_nested_too_deeply_are_told_and_the_turn_goes_on(tenant: Tenant, levels: int) -> None:
+    deep, deepest = (f'{{"q": {"[" * (each - 1)}{"]" * (each - 1)}}}' for each in (levels, 64))
+    async with hand_of(tenant, definition(parameters={"type": "object"})) as hand:
+        turn = await hand.start(calling(("search", deep)), calling(("search", deepest)))
+        call = call_of(turn, step=2)
+        await hand.called(call)
+        described = await tenant.client.request("describe", {"tool_call_id": call})
+        await hand.report(call)
+        ended = await hand.ended(turn)
+    refused, good = heard_by_model(ended)
+    assert "nested deeper than 64 levels" in refused["error"]["message"]
+    assert good == {"status": "success", "result": "found"}
+    assert (ended.view.status, len(ended.steps)) == ("success", 3)
+    assert json.dumps(arguments(ended, call)) == deepest
+    assert described["status"] == "accepted"

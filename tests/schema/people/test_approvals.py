@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from turnstile.schema import bounded_checks
+from turnstile.schema import checks
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, ApprovalRule, InterruptRule, approval
@@ -43,8 +43,8 @@ def test_a_condition_asks_where_the_arguments_match_it() -> None:
     [
         {"not": {"pattern": "(?=a)b"}},
         {"not": {"format": "email"}},
-        {"properties": {"a": {"not": {"uniqueItems": True}}}},
-        {"anyOf": [{"patternProperties": {"^a": False}}]},
+        {"$ref": "#/$defs/none"},
+        {"anyOf": [{"patternProperties": {"^(?=a)": False}}]},
         {"$ref": "https://example.org/schema"},
         {"$ref": "#/properties/a"},
         {"$defs": {"a": {"unevaluatedProperties": False}}},
@@ -64,15 +64,12 @@ def test_names_of_properties_are_no_keywords() -> None:
     assert not found.asks({"format": "text"})
 
 
-@pytest.mark.parametrize(
-    "when", [{"$ref": "#/$defs/none"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}]
-)
-def test_a_condition_that_fails_while_it_is_evaluated_asks(when: JsonObject) -> None:
-    assert rule({"when": when}).asks({"a": 1})
+def test_a_condition_that_says_nothing_asks() -> None:
+    assert rule({"when": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}).asks({"a": 1})
 
 
 def test_a_condition_that_takes_too_long_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_checks, "MOST_LOOKS", 1_000)
+    monkeypatch.setattr(checks, "MOST_LOOKS", 10)
     deep: dict[str, Any] = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 3} for n in range(20)}
     deep["l20"] = {"const": "never"}
     assert rule({"when": {"$ref": "#/$defs/l0", "$defs": deep}}).asks({"a": 1})

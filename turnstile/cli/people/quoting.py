@@ -9,7 +9,7 @@ import unicodedata
 
 from pydantic import JsonValue
 
-from turnstile.schema.parameters import bounded
+from turnstile.schema.parameters import checks
 
 BAR = "│ "
 _HIDDEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
@@ -47,7 +47,7 @@ def answer_of(text: str, schema: dict[str, JsonValue] | None) -> JsonValue:
 
 def _fits(schema: dict[str, JsonValue], value: JsonValue) -> bool:
     try:
-        return next(iter(bounded(schema).iter_errors(value)), None) is None  # pyright: ignore[reportArgumentType] -- any value may be checked
+        return checks(schema).fault(value) is None
     except Exception:  # noqa: BLE001 -- a model wrote the schema; the bridge says what is wrong with the answer
         return False
 
