@@ -2,13 +2,18 @@
 
 A name is resolved at each request, all its addresses are checked, and the connection goes to one that was checked, so
 a name that is rebound meanwhile leads nowhere else. Redirects are not followed, a proxy of the environment is not used,
-and of an answer only the status is read.
+and of an answer only the status is read. Whether a name has no address or one that is not public is not told: whoever
+may name receivers must not learn by that what there is in our network.
 """
 
 import asyncio
 import socket
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,6 +24,7 @@ from turnstile.schema.errors import Refused
 
 REFUSED: Final = "push_url_refused"
 _RESOLVE_SECONDS: Final = 5.0
+_MOST, _SHARE = 64, 4
 _NAT64: Final = "64:ff9b:"
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -41,8 +47,74 @@ class Destination:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-async def destination(url: str, *, private: bool) -> Destination:
-    """Where a URL leads; raises `Refused` (push_url_refused) for what is no URL, or leads where it must not."""
+Resolve = Callable[[str, int], Sequence[str]]
+"""Gives the addresses of a name, and blocks until it has them; raises `OSError`, `UnicodeError`."""
+
+
+def _resolve(host: str, port: int) -> Sequence[str]:
+    return [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+class Names:
+    """Resolves names that strangers wrote, in threads of its own: a name may take its server half a minute.
+
+    The shared threads of the loop are those by which model servers are found. At most `_SHARE` names of one project are
+    resolved at a time, and `_MOST` of all, also those that are waited for no more; further ones of it wait. The threads
+    are daemons, so that no name server keeps a process from its end.
+    """
+
+    def __init__(self, resolve: Resolve = _resolve) -> None:
+        self._resolve = resolve
+        self._busy: Counter[str] = Counter()
+        self._freed = asyncio.Condition()
+        self._waking: set[asyncio.Task[None]] = set()
+
+    async def addresses(self, project: str, host: str, port: int) -> Sequence[str]:
+        """The addresses of a name; none if it has none, or if they are not found in time."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_RESOLVE_SECONDS):
+                async with self._freed:
+                    await self._freed.wait_for(lambda: self._has_room(project))
+                    self._busy[project] += 1
+                found: asyncio.Future[Sequence[str]] = loop.create_future()
+                look = partial(self._look, found, project, host, port)
+                threading.Thread(target=look, name="turnstile-name", daemon=True).start()
+                return await found
+        except TimeoutError:
+            return ()
+
+    def _has_room(self, project: str) -> bool:
+        return self._busy[project] < _SHARE and self._busy.total() < _MOST
+
+    def _look(self, found: "asyncio.Future[Sequence[str]]", project: str, host: str, port: int) -> None:
+        """Resolve a name, in its thread."""
+        addresses: Sequence[str] = ()
+        with suppress(OSError, UnicodeError, ValueError):
+            addresses = self._resolve(host, port)
+        with suppress(RuntimeError):  # the loop is closed
+            found.get_loop().call_soon_threadsafe(self._done, found, project, addresses)
+
+    def _done(self, found: "asyncio.Future[Sequence[str]]", project: str, addresses: Sequence[str]) -> None:
+        if not found.done():
+            found.set_result(addresses)
+        self._busy[project] -= 1
+        if not self._busy[project]:
+            del self._busy[project]
+        waking = asyncio.create_task(self._wake())
+        self._waking.add(waking)
+        waking.add_done_callback(self._waking.discard)
+
+    async def _wake(self) -> None:
+        async with self._freed:
+            self._freed.notify_all()
+
+
+async def destination(url: str, names: Names, project: str, *, private: bool) -> Destination:
+    """Where a URL leads; raises `Refused` (push_url_refused) for what is no URL, or leads where it must not.
+
+    Resolving its name counts towards the project's share.
+    """
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname or "", parts.port
@@ -53,9 +125,9 @@ async def destination(url: str, *, private: bool) -> Destination:
     if scheme == "http" and not private:
         raise Refused(REFUSED, "url: notifications go over https")
     port = port or _PORTS[scheme]
-    found = await _addresses(host, port)
-    if not private and not all(is_public(each) for each in found):
-        raise Refused(REFUSED, "url: its host has an address that is not public")
+    found = await names.addresses(project, host, port)
+    if not found or (not private and not all(map(is_public, found))):
+        raise Refused(REFUSED, f"url: its host has no {'' if private else 'public '}address now")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Destination(scheme, host, port, path, found[0])
 
@@ -99,13 +171,3 @@ def is_public(address: str) -> bool:
         if inner is not None:
             return is_public(str(inner))
     return found.is_global and not found.is_multicast
-
-
-async def _addresses(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_RESOLVE_SECONDS):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError, UnicodeError):
-        raise Refused(REFUSED, "url: its host has no address now") from None
-    return [str(each[4][0]) for each in found]

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from turnstile.activities.models.access import NO_KEY, ModelAccess
@@ -34,6 +35,7 @@ _EITHER = ("gemini",)
 """Providers that need only one of the variables that litellm reports as missing."""
 _COUNTED = ("openai", "azure")
 """Providers whose tokens litellm counts with the model's own encoding."""
+_COUNTING_THREADS = 2
 _BYTES_PER_TOKEN = 3
 """Less than of most texts, so that an estimate is rather too large."""
 _OWN = "hosted_vllm"
@@ -62,6 +64,7 @@ class LitellmModel:
         self._access = access or ModelAccess()
         self._sdk: LitellmSdk | None = None
         self._loading = asyncio.Lock()
+        self._counting = ThreadPoolExecutor(_COUNTING_THREADS, "turnstile-count")
 
     async def stream(self, request: ModelRequest, own: OwnServer | None = None) -> AsyncGenerator[ModelEvent, None]:
         """Yields the answer as it arrives; raises the `ModelError` that `provider_errors` derives from an error.
@@ -108,7 +111,8 @@ class LitellmModel:
         if own:
             form["model"] = f"{_OWN}/{model}"
         try:
-            tokens = await asyncio.to_thread(sdk.count, form)
+            # the shared threads are those by which servers of models are found: long texts shall not keep them
+            tokens = await asyncio.get_running_loop().run_in_executor(self._counting, sdk.count, form)
         except Exception as error:  # noqa: BLE001 -- litellm raises any class for a form that it cannot count
             log.warning("%s: tokens are estimated by size: %s", model, type(error).__name__)
             return TokenCount(estimated_tokens(form), exact=False)
@@ -130,6 +134,7 @@ class LitellmModel:
         """Close litellm's clients, if it was loaded."""
         if self._sdk is not None:
             await self._sdk.close()
+        self._counting.shutdown(wait=False, cancel_futures=True)
 
     def _provider(self, sdk: LitellmSdk, model: str) -> str:
         provider = sdk.provider(model)
@@ -203,5 +208,5 @@ def _begins_another(call: _Started, piece: ToolCallFragment) -> bool:
 def _is_complete(arguments: str) -> bool:
     try:
         return isinstance(json.loads(arguments), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -24,7 +24,7 @@ import httpx
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import ClaimedPush, claim_pushes, fail_push, record_push
 from turnstile.runtime.faults import Fault, hit
-from turnstile.runtime.outbound import destination, outbound_client, post
+from turnstile.runtime.outbound import Names, destination, outbound_client, post
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import ProjectId
@@ -56,6 +56,7 @@ class PushSender:
     private: bool = False
     """Whether notifications may go to private addresses."""
     meter: Meter = SILENT.meter
+    names: Names = field(default_factory=Names)
 
     def __post_init__(self) -> None:
         self._in_hand: dict[asyncio.Task[None], ProjectId] = {}
@@ -102,7 +103,7 @@ class PushSender:
         body = json.dumps(body_of(push)).encode()
         gone, error = False, ""
         try:
-            to = await destination(push.url, private=self.private)
+            to = await destination(push.url, self.names, push.project_id, private=self.private)
             status = await post(client, to, body, headers_of(push, body, int(time.time())), seconds=_SEND_SECONDS)
             gone = status == HTTPStatus.GONE
             error = "" if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES else f"it answered {status}"

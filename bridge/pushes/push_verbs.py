@@ -6,7 +6,7 @@ from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
 from turnstile.runtime.faults import Fault, hit
-from turnstile.runtime.outbound import destination
+from turnstile.runtime.outbound import Names, destination
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
@@ -15,8 +15,9 @@ from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, Pu
 class PushVerbs:
     """The verbs over one ledger; each sees the channel of its subject alone."""
 
-    def __init__(self, pool: Pool, *, private: bool) -> None:
+    def __init__(self, pool: Pool, names: Names, *, private: bool) -> None:
         self._pool = pool
+        self._names = names
         self._private = private
 
     def handlers(self) -> Mapping[str, VerbHandler]:
@@ -26,7 +27,7 @@ class PushVerbs:
     async def set(self, request: VerbRequest) -> PushReply:
         """Tell a receiver; raises `Refused` (push_url_refused, unknown_turn, too_many_receivers)."""
         wanted = request.parse(PushSetRequest)
-        await destination(wanted.url, private=self._private)
+        await destination(wanted.url, self._names, request.project_id, private=self._private)
         await self._pool.run(
             lambda conn: set_receiver(
                 conn,

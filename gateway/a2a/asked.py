@@ -15,6 +15,7 @@ from turnstile.gateway.http.endpoints import Call
 from turnstile.gateway.kernel import Kernel
 from turnstile.ledger.access.tasks import TaskRow, TaskScope, get_task
 from turnstile.ledger.people.interrupt_views import list_call_arguments, list_interrupts
+from turnstile.runtime.outbound import Names
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId
@@ -39,6 +40,8 @@ class Asked:
     request_id: RequestId
     given: JsonObject
     """Its parameters as they were sent."""
+    names: Names
+    """By which names of receivers are resolved."""
     private_receivers: bool = False
     """Whether notifications may go to private addresses."""
 

@@ -35,7 +35,8 @@ async def checked_receiver(asked: Asked, wanted: SendMessageConfiguration) -> Ta
         return None
     receiver = wanted.task_push_notification_config
     _check(receiver)
-    await destination(receiver.url, private=asked.private_receivers)
+    project = asked.call.principal.project_id
+    await destination(receiver.url, asked.names, project, private=asked.private_receivers)
     return receiver
 
 

@@ -7,7 +7,7 @@ its request types and checks are used here, and no more.
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from a2a import types
@@ -30,6 +30,7 @@ from turnstile.gateway.bounds import About
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.kernel import Kernel
 from turnstile.ledger.access.tasks import describe_target
+from turnstile.runtime.outbound import Names
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import AgentId
@@ -57,6 +58,7 @@ class Agents:
 
     kernel: Kernel
     about: About
+    names: Names = field(default_factory=Names)
 
     async def card(self, call: Call[Any, Any]) -> Answer:
         """The card of an agent."""
@@ -77,7 +79,7 @@ class Agents:
             request_id = _id_in(given)
             request, operation, params = _asked(given, call)
             target, private = await self._target(call), self.about.private_receivers
-            asked = Asked(self.kernel, call, target, request_id, params, private)
+            asked = Asked(self.kernel, call, target, request_id, params, self.names, private)
             result = await operation(asked, request)
         except (errors.A2AError, TurnstileError) as error:
             return Answer(error_answer(request_id, error))

@@ -49,6 +49,7 @@ from turnstile.processes.connections import Servers, open_servers, watchdog_time
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on_bridge
 from turnstile.processes.pump import thread_limits, thread_starter
+from turnstile.runtime.outbound import Names
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.throttle import Throttle
 from turnstile.runtime.waiting import await_server, unless_stopped
@@ -92,7 +93,7 @@ class Bridge:
             **RosterVerbs(pool, publisher).handlers(),
             **InterruptReads(pool).handlers(),
             **BudgetReads(pool).handlers(),
-            **PushVerbs(pool, private=settings.gateway.push_to_private_addresses).handlers(),
+            **PushVerbs(pool, Names(), private=settings.gateway.push_to_private_addresses).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
