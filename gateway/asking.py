@@ -17,7 +17,7 @@ from turnstile.ledger.access.pages import is_box_of_channel
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
+from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import BoxId, ChannelId, ProjectId, new_box_id, token
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers as names
@@ -65,7 +65,8 @@ class Asking:
     ) -> Answer:
         """Request a verb and return its accepted reply; `own_boxes`: the boxes that it names were made for it here.
 
-        Raises `BadRequest`, `Refused` or `Overloaded` with the bridge's code, and `ServerUnavailable`.
+        Raises `BadRequest`, `Refused` or `Overloaded` with the bridge's code, `ServerUnavailable`, and
+        `TurnstileError` itself (internal_error) where the bridge failed.
         """
         client = BridgeClient(self._conn, principal.project_id, channel)
         if principal.channel_id is not None:
@@ -115,6 +116,8 @@ def accepted(reply: type[Answer], answer: JsonObject) -> Answer:
     if read.status is ReplyStatus.BUSY:
         wait = answer.get("retry_after_seconds")
         raise Overloaded(code, message, retry_after=float(wait) if isinstance(wait, int | float) else None)
+    if read.status is ReplyStatus.ERROR and code == TurnstileError.code:
+        raise TurnstileError(message)  # a fault of the bridge: the same request fails again
     if read.status is ReplyStatus.ERROR and code != "result_too_large":
         raise ServerUnavailable(message)
     if code == BadRequest.code:

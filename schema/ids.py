@@ -34,6 +34,7 @@ InterruptId = NewType("InterruptId", str)
 ConversationId = NewType("ConversationId", str)
 """A caller's name for a conversation with an agent of a channel; empty for the one that a profile's memory keeps."""
 
+_LONGEST_NAME = 512
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 EXCLUSIVE_PREFIX = "svc1_"
@@ -113,6 +114,19 @@ def token(value: str, name: str) -> str:
     if not _TOKEN.match(value):
         raise BadRequest(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -, got {value[:60]!r}")
     return value
+
+
+def conversation_named(text: str, name: str = "conversation_id") -> ConversationId:
+    """The conversation that this text names: itself where it is a token, else a token derived from it.
+
+    Raises `BadRequest`, which names the field, for one that is empty, has more than 512 bytes or cannot be printed.
+    """
+    if _TOKEN.match(text):
+        return ConversationId(text)
+    data = text.encode("utf-8", "surrogatepass")
+    if not 0 < len(data) <= _LONGEST_NAME or not text.isprintable():
+        raise BadRequest(f"{name} must be 1 to {_LONGEST_NAME} bytes of printable text, got {text[:60]!r}")
+    return ConversationId(f"c-{hashlib.sha256(data).hexdigest()[:32]}")
 
 
 def worker_target(value: str, name: str) -> str:

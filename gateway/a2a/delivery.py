@@ -26,7 +26,7 @@ async def deliver(asked: Asked, request: SendMessageRequest) -> TaskRow:
     if not said.task_id:
         return await _begin(asked, said)
     row = await asked.row(said.task_id)
-    if said.context_id and said.context_id != context_of(row):
+    if said.context_id not in ("", context_of(row)) and context_id(said, "") != context_of(row):
         raise InvalidParamsError("message.contextId: the task is in another context")
     if row.ended_at is not None:
         raise UnsupportedOperationError("the task is over: send a message without taskId")

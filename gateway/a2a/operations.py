@@ -80,8 +80,10 @@ async def list_tasks(asked: Asked, request: ListTasksRequest) -> TaskPage:
     size = request.page_size if request.HasField("page_size") else _PAGE
     if not 1 <= size <= _LARGEST_PAGE:
         raise InvalidParamsError(f"pageSize: 1 to {_LARGEST_PAGE}")
-    if isinstance(state := asked.given.get("status"), str) and state not in set(TaskState.keys()):
-        raise InvalidParamsError("status: no task has this state")
+    state = asked.given.get("status")
+    names = list(TaskState.keys())
+    if request.status not in TaskState.values() or (isinstance(state, str) and state not in names):
+        raise InvalidParamsError(f"status: no task has this state; there are {', '.join(names[1:])}")
     length = _history_length(request)
     context = ConversationId(request.context_id) if request.context_id else None
     found, after = await _scanned(asked, request, context, size, with_history=length != 0)

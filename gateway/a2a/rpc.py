@@ -8,15 +8,13 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from a2a import types
 from a2a.utils import constants, errors
 from a2a.utils.proto_utils import validate_proto_required_fields
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
-from pydantic import JsonValue
-from pydantic_core import from_json
 from starlette.responses import Response
 
 from turnstile.gateway.a2a import operations, push_configs, streaming
@@ -27,12 +25,12 @@ from turnstile.gateway.a2a.objects import A2aObject
 from turnstile.gateway.a2a.refusals import RequestId
 from turnstile.gateway.addressed import Target, look_up
 from turnstile.gateway.bounds import About
-from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.http.endpoints import Answer, Call, decoded
 from turnstile.gateway.kernel import Kernel
 from turnstile.ledger.access.tasks import describe_target
 from turnstile.runtime.outbound import Names
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId
 
 _LONGEST_ID: Final = 256
@@ -102,9 +100,9 @@ def _unknown() -> Refused:
 
 def _read(body: bytes) -> JsonObject:
     try:
-        given = cast("JsonValue", from_json(body, allow_inf_nan=False))
-    except ValueError:
-        raise errors.JSONParseError("the body is not valid JSON") from None
+        given = decoded(body)
+    except BadRequest as error:
+        raise errors.JSONParseError(str(error)) from None
     if not isinstance(given, dict):
         raise errors.InvalidRequestError("one request is an object; batches are not done")
     return given
@@ -133,7 +131,7 @@ def _asked(given: JsonObject, call: Call[Any, bytes]) -> tuple[Message, _Operati
     kind, operation = _OPERATIONS[method]
     try:
         request = ParseDict(params, kind(), ignore_unknown_fields=True)
-    except (ParseError, ValueError, TypeError, RecursionError):
+    except (ParseError, ValueError, TypeError, RecursionError, ArithmeticError):
         raise errors.InvalidParamsError(f"params: they cannot be read as {kind.DESCRIPTOR.name}") from None
     validate_proto_required_fields(request)
     return request, operation, params

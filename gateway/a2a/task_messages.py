@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import token
+from turnstile.schema.ids import conversation_named
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt, InterruptReason
 
@@ -72,7 +72,7 @@ def context_id(said: Said, scope: str) -> str:
     if not said.context_id:
         return "c-" + hashlib.sha256(f"{scope}/{said.key}".encode()).hexdigest()[:32]
     try:
-        return token(said.context_id, "message.contextId")
+        return conversation_named(said.context_id, "message.contextId")
     except BadRequest as error:
         raise InvalidParamsError(str(error)) from None
 

@@ -16,15 +16,15 @@ from ag_ui.core import (
 )
 
 from turnstile.gateway.http.problems import BadField, Unsupported
+from turnstile.gateway.openai.fields import is_empty
 from turnstile.gateway.openai.messages import Said
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import ConversationId, token
+from turnstile.schema.ids import ConversationId, conversation_named
 
 NOTES: Final = "agui"
 """The key in a turn's metadata under which its run is named."""
 _RUN_LENGTH = 128
-_EMPTY: tuple[object, ...] = (None, {}, [], "")
 
 
 class RunQuery(Strict):
@@ -37,9 +37,9 @@ class RunQuery(Strict):
 def thread_of(given: RunAgentInput) -> ConversationId:
     """The conversation of a run; raises `BadField` for one that cannot be one."""
     try:
-        return ConversationId(token(given.thread_id, "threadId"))
-    except BadRequest:
-        raise BadField("threadId: 1 to 128 characters of A-Z a-z 0-9 _ - are needed", "threadId") from None
+        return conversation_named(given.thread_id, "threadId")
+    except BadRequest as error:
+        raise BadField(str(error), "threadId") from None
 
 
 def run_key(given: RunAgentInput) -> str:
@@ -54,24 +54,16 @@ def check_supported(given: RunAgentInput) -> None:
     """Raises `Unsupported`, which names the field, for what no turn can do, and `BadField` for ids that cannot be."""
     thread_of(given)
     run_key(given)
-    if given.tools:
-        raise Unsupported("tools: those of the front end are not supported; an agent has its profile's", "tools")
-    if given.state not in _EMPTY:
-        raise Unsupported("state: no state is shared with the front end; leave it out", "state")
+    if not is_empty(given.state):
+        raise Unsupported("state: it has content, and no state is shared with agents here; leave it out", "state")
     if given.parent_run_id is not None:
         raise Unsupported("parentRunId: a thread has no branches; leave it out", "parentRunId")
 
 
 def cancels(given: RunAgentInput, query: RunQuery) -> bool:
-    """Whether the turn is stopped when its client goes away; raises `Unsupported` for other properties."""
-    props: object = {} if given.forwarded_props in _EMPTY else given.forwarded_props
-    if not isinstance(props, dict):
-        raise BadField("forwardedProps: an object is needed", "forwardedProps")
-    fields = cast("dict[str, Any]", props)
-    for name in fields:
-        if name not in RunQuery.model_fields:
-            shown = f"forwardedProps.{name}" if len(name) <= 100 and name.isprintable() else "forwardedProps"
-            raise Unsupported(f"{shown} is not supported", shown)
+    """Whether the turn is stopped when its client goes away; other properties are the front end's own, and pass."""
+    props: object = given.forwarded_props
+    fields = cast("dict[str, Any]", props) if isinstance(props, dict) else dict[str, Any]()
     if fields.get("on_disconnect") not in (None, "cancel", "continue"):
         raise BadField("forwardedProps.on_disconnect: cancel or continue", "forwardedProps.on_disconnect")
     return "cancel" in (fields.get("on_disconnect"), query.on_disconnect)
@@ -125,6 +117,11 @@ def history_in(given: RunAgentInput) -> list[Said]:
             case _:  # instructions are read apart; reasoning and activities are shown and not said
                 pass
     return said
+
+
+def not_offered(given: RunAgentInput) -> list[str]:
+    """The names of the front end's own tools, which no agent is offered."""
+    return [tool.name for tool in given.tools or ()]
 
 
 def notes_of(given: RunAgentInput) -> JsonObject:

@@ -15,6 +15,7 @@ from ag_ui.core import (
     PROTOCOL_VERSION,
     AssistantMessage,
     BaseEvent,
+    CustomEvent,
     FunctionCall,
     Interrupt,
     Message,
@@ -47,12 +48,13 @@ from ag_ui.core import (
 from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import END, Part, Position
 from turnstile.gateway.events.step_log import Event, Piece
-from turnstile.gateway.openai.responses import objects
-from turnstile.gateway.openai.responses.items import Entry, ItemLog, message_id
+from turnstile.gateway.openai.responses.items import ActLog, Called, Entry, Returned, Spoken
 from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.schema.ids import AgentTurnId, CardId, step_card_id, step_id
 from turnstile.schema.states import ChunkType, TurnStatus
 
+TOOLS_NOT_OFFERED = "turnstile.tools_not_offered"
+"""The name of the event that tells a front end that its own tools are not there."""
 OWN = "turnstile"
 """The key of our own notes in AG-UI's metadata."""
 Told = Iterator[BaseEvent]
@@ -77,6 +79,8 @@ class Run:
     messages: Sequence[Message]
     begin: Position
     """The place in the turn after which it tells."""
+    not_offered: Sequence[str] = ()
+    """Tools of the front end, which the agent is not offered."""
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class RunStream:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._log = ItemLog()
+        self._log = ActLog()
         self._kept: list[Message] = []
         """What the client has from before this run, and every snapshot repeats."""
         self._thought: dict[str, str] = {}
@@ -106,6 +110,9 @@ class RunStream:
         yield RunStartedEvent(
             thread_id=run.thread_id, run_id=run.run_id, protocol_version=PROTOCOL_VERSION, metadata=run.notes
         )
+        if run.not_offered:
+            reason = "agents here have the tools of their profiles, and none of the front end's"
+            yield CustomEvent(name=TOOLS_NOT_OFFERED, value={"tools": [*run.not_offered], "reason": reason})
         if self._stale:
             yield self._snapshot()
 
@@ -219,19 +226,19 @@ class RunStream:
             yield ReasoningEndEvent(message_id=named)
 
     def _entries(self, entries: Sequence[Entry]) -> Told:
-        for position, item in entries:
-            match item:
-                case objects.Message():
-                    yield from self._message(item)
-                case objects.FunctionCall():
-                    yield from self._call(position.step, item)
-                case objects.FunctionCallOutput(call_id=call, output=output):
+        for position, act in entries:
+            match act:
+                case Spoken(card=card, text=text):
+                    yield from self._message(card, text)
+                case Called():
+                    yield from self._call(position.step, act)
+                case Returned(call=call, output=output):
                     named = f"{step_id(self._run.turn, position.step)}-{call}"
                     self._said.append(ToolMessage(id=named, tool_call_id=call, content=output))
                     yield ToolCallResultEvent(message_id=named, tool_call_id=call, content=output, role="tool")
 
-    def _message(self, item: objects.Message) -> Told:
-        named, text = item.id.removeprefix(message_id(CardId(""))), item.text
+    def _message(self, card: CardId, text: str) -> Told:
+        named: str = card
         if self._text is not None and "".join(self._text.told) == text:
             named, self._text = self._text.message_id, None
         else:
@@ -241,17 +248,17 @@ class RunStream:
         yield TextMessageEndEvent(message_id=named)
         self._said.append(AssistantMessage(id=named, content=text))
 
-    def _call(self, step: int, item: objects.FunctionCall) -> Told:
+    def _call(self, step: int, act: Called) -> Told:
         yield from self._void()
         parent = step_card_id(step_id(self._run.turn, step), "thought")
-        call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+        call = ToolCall(id=act.call, function=FunctionCall(name=act.name, arguments=act.arguments))
         last = self._said[-1] if self._said else None
         if isinstance(last, AssistantMessage) and last.id == parent:
             self._said[-1] = last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]})
         else:
             self._said.append(AssistantMessage(id=parent, tool_calls=[call]))
-        yield ToolCallStartEvent(tool_call_id=call.id, tool_call_name=item.name, parent_message_id=parent)
-        yield ToolCallArgsEvent(tool_call_id=call.id, delta=item.arguments)
+        yield ToolCallStartEvent(tool_call_id=call.id, tool_call_name=act.name, parent_message_id=parent)
+        yield ToolCallArgsEvent(tool_call_id=call.id, delta=act.arguments)
         yield ToolCallEndEvent(tool_call_id=call.id)
 
     def _void(self) -> Told:

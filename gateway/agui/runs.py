@@ -17,7 +17,7 @@ from ag_ui.encoder import EventEncoder
 from turnstile.gateway.addressed import look_up
 from turnstile.gateway.agui.answers import interrupt_of
 from turnstile.gateway.agui.begins import Thread
-from turnstile.gateway.agui.run_input import RunQuery, cancels, check_supported
+from turnstile.gateway.agui.run_input import RunQuery, cancels, check_supported, not_offered
 from turnstile.gateway.agui.run_stream import Run, RunStream
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN
@@ -85,7 +85,7 @@ class Runs:
                     raise
                 return Answer(self._streamed(_only(_failed(error)), stack.pop_all()))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-            run = Run(view.agent_turn_id, given.thread_id, given.run_id, given.messages, begin)
+            run = Run(view.agent_turn_id, given.thread_id, given.run_id, given.messages, begin, not_offered(given))
             told = _ending_well(_Telling(kernel, view, run).events(reader))
             return Answer(self._streamed(told, stack.pop_all(), (call.principal, view) if stops else None))
 

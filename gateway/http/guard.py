@@ -23,6 +23,7 @@ from turnstile.gateway.bounds import Doors
 from turnstile.gateway.http.problems import Problem, headers_of, problem_of
 from turnstile.runtime.telemetry import Meter, Metric
 from turnstile.schema.errors import BadRequest, Limited, Refused, TurnstileError
+from turnstile.schema.ids import uuid7
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("turnstile.gateway.access")
@@ -33,7 +34,7 @@ _SAFE: Mapping[str, str] = {
 }
 _ALLOWED_METHODS = "GET, POST, PUT, DELETE"
 _ALLOWED_HEADERS = "authorization, *"
-_EXPOSED_HEADERS = "location, mcp-session-id, preference-applied, retry-after"
+_EXPOSED_HEADERS = "location, mcp-session-id, preference-applied, retry-after, x-request-id"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _DRAINED_BYTES = 256 << 20
 TOKEN = "turnstile.token"  # noqa: S105 -- a key
@@ -81,7 +82,7 @@ class Guard:
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # a bug: the client is told that there is one, the log what it is
-                log.exception("a request failed: %s", scope.get(ROUTE, "unmatched"))
+                log.exception("a request failed: %s, x-request-id %s", scope.get(ROUTE, "unmatched"), seen.request_id)
                 failure = TurnstileError(type(error).__name__)
                 await self._tell(failure, scope, body, seen)
         finally:
@@ -98,7 +99,7 @@ class Guard:
         self._meter.count(Metric.HTTP_REQUESTS, route=route, status=status)
         self._meter.count(Metric.HTTP_BYTES, seen.sent)
         self._meter.observe(Metric.HTTP_SECONDS, seen.first or seconds, route=route)
-        extra = {"route": route, "status": status, "token": scope.get(TOKEN, "")}
+        extra = {"route": route, "status": status, "token": scope.get(TOKEN, ""), "request": seen.request_id}
         method = scope["method"] if scope["method"] in _METHODS else "other"
         access_log.debug("%s %s %s %.0f ms", method, route, status, seconds * 1000, extra=extra)
 
@@ -156,6 +157,8 @@ class _Seen:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
+        self.request_id = f"req_{uuid7()}"
+        """What log lines about the request and its answer's `x-request-id` have."""
         self.origin: str | None = None
         self.status = 0
         self.sent = 0
@@ -171,6 +174,7 @@ class _Seen:
             for name, value in _SAFE.items():
                 headers.setdefault(name, value)
             headers.setdefault("cache-control", "no-store")
+            headers["x-request-id"] = self.request_id
             if TOKEN not in self._scope:
                 headers["connection"] = "close"
             if self.origin is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.gateway.v1.resources import TOKEN
+from turnstile.gateway.v1.resources import TOKEN, ConversationName
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import ResultField
 
@@ -21,7 +21,7 @@ class Ask(Strict):
 
     instruction: str = Field(min_length=1)
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
-    conversation_id: str | None = Field(default=None, pattern=TOKEN)
+    conversation_id: ConversationName | None = None
     wait_seconds: float = Field(default=USUAL_WAIT, ge=0, le=LONGEST_WAIT)
 
 
@@ -69,7 +69,8 @@ ASK_SCHEMA: Final = _object(
     },
     conversation_id={
         "type": "string",
-        "pattern": TOKEN,
+        "minLength": 1,
+        "maxLength": 512,
         "description": "A conversation with the agent: its turns follow each other and remember what was said.",
     },
     wait_seconds=_wait("How long to wait for the answer; after that the answer is a handle for turn_get.", USUAL_WAIT),

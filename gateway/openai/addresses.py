@@ -6,8 +6,8 @@ from turnstile.gateway.openai.chat import Chat
 from turnstile.gateway.openai.chat_answer import ChatCompletion
 from turnstile.gateway.openai.chat_request import ChatCreate
 from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
-from turnstile.gateway.openai.responses.objects import Response
-from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve
+from turnstile.gateway.openai.responses.objects import ItemList, Response
+from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreate, ResponseRetrieve
 from turnstile.gateway.openai.responses.response_handlers import Responses
 from turnstile.schema.access import Right
 
@@ -80,6 +80,16 @@ def _responses(responses: Responses) -> list[Endpoint]:
             handler=responses.get,
             query=ResponseRetrieve,
             answer=Response,
+        ),
+        Endpoint(
+            name="openai_list_input_items",
+            method="GET",
+            path="/openai/v1/responses/{response_id}/input_items",
+            right=Right.READ,
+            summary="What a response's turn had read before it began.",
+            handler=responses.input_items,
+            query=ItemsQuery,
+            answer=ItemList,
         ),
         Endpoint(
             name="openai_cancel_response",

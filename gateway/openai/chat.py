@@ -33,7 +33,7 @@ from turnstile.gateway.openai.chat_answer import (
 )
 from turnstile.gateway.openai.chat_request import ChatCreate, said_in
 from turnstile.gateway.openai.chat_text import ToldText
-from turnstile.gateway.openai.error_objects import error_response
+from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.targets import find_target, known_model
 from turnstile.gateway.v1.resources import Turn
@@ -48,18 +48,18 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
 
 _DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
-_STATUS = {TurnStatus.TIMEOUT: HTTPStatus.GATEWAY_TIMEOUT, TurnStatus.CANCELED: HTTPStatus.CONFLICT}
 _NOBODY = 499
 """The status in the log of a request whose client has gone."""
 
 
 class TurnFailed(TurnstileError):
-    """The turn ended without a deliverable of its own."""
+    """The turn ended without a deliverable of its own: no client may ask again by itself."""
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(turn.error or f"the turn ended: {turn.status}")
-        self.code = turn.error_code or turn.status
-        self.status = _STATUS.get(TurnStatus(turn.status), HTTPStatus.BAD_GATEWAY)
+        self.code = code_of(turn)
+        is_too_long = self.code == CONTEXT_LENGTH
+        self.status = HTTPStatus.BAD_REQUEST if is_too_long else HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 @dataclass(frozen=True, slots=True)

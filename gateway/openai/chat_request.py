@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Self, cast
 from pydantic import Field, JsonValue, model_validator
 
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.openai.fields import OpenAiRequest, notes_of, unsupported
+from turnstile.gateway.openai.fields import OpenAiRequest, is_empty, notes_of, unsupported
 from turnstile.gateway.openai.messages import Said, Speaker, text_in
 from turnstile.schema.base import JsonObject
 from turnstile.schema.wire.box_requests import CARD_LIMIT
@@ -19,6 +19,13 @@ _SPEAKERS: Final[Mapping[str, Speaker]] = {
 }
 _UNSUPPORTED_ROLES: Final = frozenset({"tool", "function"})
 _KINDS: Final = frozenset({"text"})
+_PASSED: Final = frozenset(
+    {
+        *("role", "content", "id", "name", "cache_control", "annotations", "refusal", "provider_specific_fields"),
+        *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+    }
+)
+"""Fields of a message of which a turn reads the content alone."""
 
 
 class StreamOptions(OpenAiRequest):
@@ -42,7 +49,6 @@ class ChatCreate(OpenAiRequest):
         "logprobs": (False,),
         "modalities": (["text"],),
         "n": (1,),
-        "parallel_tool_calls": (True, False),
         "presence_penalty": (0, 0.0),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
@@ -110,14 +116,15 @@ def said_in(messages: Sequence[JsonValue]) -> list[Said]:
 def _said(message: JsonValue, param: str) -> Said:
     role = message.get("role") if isinstance(message, dict) else None
     if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
-        raise unsupported(f"{param}.role", known=True)
+        hint = "an agent calls its own tools, so leave out results of calls"
+        raise unsupported(f"{param}.role", role, hint=hint)
     if not isinstance(role, str) or role not in _SPEAKERS:
         raise BadField(f"{param}.role: one of {', '.join(_SPEAKERS)}", f"{param}.role")
     fields = cast("JsonObject", message)
     for name, value in fields.items():
         # a client sends back what it got, which has fields that tell nothing here
-        if name not in ("role", "content") and value not in (None, []):
-            raise unsupported(f"{param}.{name}")
+        if name not in _PASSED and not is_empty(value):
+            raise unsupported(f"{param}.{name}", value)
     content = fields.get("content")
     if content is None and role == "assistant":
         return Said("assistant", "")

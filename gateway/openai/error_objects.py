@@ -6,9 +6,15 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from turnstile.gateway.http.problems import Problem, headers_of
+from turnstile.gateway.v1.resources import Turn
 
 PREFIX = "/openai/"
 _PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
+CONTEXT_LENGTH = "context_length_exceeded"
+"""OpenAI's code for what does not fit into a model's context."""
+_TOO_LONG = "context_window_exceeded"
 
 
 class ErrorObject(BaseModel):
@@ -35,12 +41,20 @@ def error_object(problem: Problem) -> ErrorObject:
     return ErrorObject(message=problem.detail, type=_type_of(problem.status), param=problem.param, code=problem.code)
 
 
+def code_of(turn: Turn) -> str:
+    """Why a turn delivered nothing of its own, as OpenAI's clients know it."""
+    code = turn.error_code or turn.status
+    return CONTEXT_LENGTH if code == _TOO_LONG else code
+
+
 def error_response(problem: Problem, *, over: bool = False) -> Response:
     """The response for a problem, with the headers of the problem itself.
 
-    OpenAI's clients repeat 409, 429 and 5xx unasked. They are told not to where that is of no use, and where the
-    request may have been done (`over`): a repeat could run an agent twice.
+    Clients repeat 408, 409, 429 and 5xx unasked. So what the kernel refuses is 422 here instead of 409; and OpenAI's
+    own are told not to repeat what is of no use, or may have been done (`over`): a repeat could run an agent twice.
     """
+    if problem.status == HTTPStatus.CONFLICT:
+        problem = problem.model_copy(update={"status": int(HTTPStatus.UNPROCESSABLE_ENTITY)})
     headers = {**headers_of(problem), "content-type": "application/json"}
     if over or problem.status not in _PASSING:
         headers["x-should-retry"] = "false"

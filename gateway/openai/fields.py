@@ -1,9 +1,11 @@
 """Fields of OpenAI's requests: those that are supported are read, and others are refused by name, never ignored. Pure.
 
-A value that is OpenAI's default for a field (`n: 1`, `tool_choice: "none"`) changes nothing: it passes, as null does.
+A value that is OpenAI's default for a field (`n: 1`, `tool_choice: "none"`) changes nothing: it passes, as null does,
+and as hints do that only change what an answer costs.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
 from pydantic import JsonValue, model_validator
@@ -11,6 +13,8 @@ from pydantic import JsonValue, model_validator
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.schema.base import JsonObject, Strict
 
+PASSED = frozenset({"cache_control", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"})
+"""Fields of a request that change nothing of what is answered here, whatever their value."""
 NOTES = "openai"
 """The key in a turn's metadata under which a request's own notes are."""
 
@@ -30,15 +34,52 @@ class OpenAiRequest(Strict):
             return given
         fields = cast("JsonObject", given)
         for name, value in fields.items():
-            if name not in cls.model_fields and not _passes(value, cls.harmless.get(name, ())):
-                raise unsupported(f"{cls.within}{name}", known=name in cls.harmless)
+            known = cls.harmless.get(name)
+            if name in cls.model_fields or name in PASSED or value is None or (known and _passes(value, known)):
+                continue
+            raise unsupported(f"{cls.within}{name}", value, cls.harmless.get(name, ()))
         return {name: value for name, value in fields.items() if name in cls.model_fields and value is not None}
 
 
-def unsupported(param: str, *, known: bool = False) -> Unsupported:
-    """The error for a field; `known`: some of its values are supported."""
+def unsupported(param: str, sent: JsonValue = None, accepted: Sequence[JsonValue] = (), hint: str = "") -> Unsupported:
+    """The error for a field: what was sent, which values are accepted, and what to do."""
     name = param if 0 < len(param) <= 100 and param.isprintable() else "a field"
-    return Unsupported(f"{name}: this value is not supported" if known else f"{name} is not supported", name)
+    field = name.rpartition(".")[2]
+    what = "" if sent is None else f" ({_shown(sent)} was sent)"
+    if accepted and field not in _HINTS:
+        told = f"{name}: this value is not supported{what}; {' or '.join(_shown(each) for each in accepted)} is"
+    else:
+        told = f"{name} is not supported{what}; {hint or _HINTS.get(field, 'leave it out')}"
+    return Unsupported(told, name)
+
+
+_HINTS: Mapping[str, str] = {
+    "tools": "an agent has the tools of its profile, so leave it out: `turnstile tool put` adds one",
+    "functions": "an agent has the tools of its profile, so leave it out: `turnstile tool put` adds one",
+    "response_format": "leave it out, and ask for fields by `result_fields` of POST /v1/turns",
+    "reasoning_effort": "leave it out: the profile's llm_config says it",
+    "reasoning": "leave it out: the profile's llm_config says it",
+    "stop": "leave it out: the profile's llm_config says it",
+    "seed": "leave it out: the profile's llm_config says it",
+}
+
+
+def _shown(value: JsonValue) -> str:
+    """A value of a request as its sender knows it: small ones as they are, others by their kind."""
+    match value:
+        case bool() | int() | float():
+            return json.dumps(value)[:40]
+        case str() if len(value) <= 40 and value.isprintable():
+            return json.dumps(value, ensure_ascii=False)
+        case str():
+            return "a text"
+        case list():
+            return f"a list of {len(value)}" if value else "[]"
+        case dict():
+            kind = value.get("type")
+            return f"an object of type {kind}" if isinstance(kind, str) and kind.isidentifier() else "an object"
+        case None:
+            return "null"
 
 
 def notes_of(metadata: Mapping[str, str] | None, **named: str | None) -> JsonObject:
@@ -53,5 +94,14 @@ def notes_of(metadata: Mapping[str, str] | None, **named: str | None) -> JsonObj
     return {NOTES: notes} if notes else {}
 
 
+def is_empty(value: object) -> bool:
+    """Whether a value asks for nothing: null, an empty text or list, or an object whose values all do."""
+    if isinstance(value, dict):
+        return all(is_empty(each) for each in cast("dict[str, object]", value).values())
+    return value is None or value in ("", [])
+
+
 def _passes(value: JsonValue, harmless: tuple[JsonValue, ...]) -> bool:
-    return value is None or any(type(value) is type(each) and value == each for each in harmless)
+    if isinstance(value, dict) and any(isinstance(each, dict) for each in harmless) and is_empty(value):
+        return True
+    return any(type(value) is type(each) and value == each for each in harmless)

@@ -7,13 +7,23 @@ from typing import Literal, NamedTuple, cast
 from pydantic import JsonValue
 
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.openai.fields import unsupported
+from turnstile.gateway.openai.fields import is_empty, unsupported
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.wire.box_requests import TextPart
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 Speaker = Literal["instructions", "user", "assistant"]
+
+
+_KINDS = {
+    "image": "an image",
+    "image_url": "an image",
+    "audio": "a sound",
+    "file": "a file",
+    "refusal": "a refusal",
+}
+_PASSED = frozenset({"type", "text", "role", "cache_control", "annotations", "logprobs", "citations"})
 
 
 class Said(NamedTuple):
@@ -64,12 +74,13 @@ def _text_of(part: JsonValue, param: str, kinds: Collection[str]) -> str:
     if not isinstance(kind, str):
         raise BadField(f"{param}: a part is an object with a type", f"{param}.type")
     if kind not in kinds:
-        raise unsupported(f"{param}.type", known=True)
+        what = _KINDS.get(kind.removeprefix("input_"), "a part of another type")
+        raise unsupported(f"{param}.type", hint=f"{what} was sent, and agents read {' and '.join(sorted(kinds))} only")
     fields = cast("JsonObject", part)
     for name, value in fields.items():
         # a client sends back what it got: annotations and logprobs of a text, which has none here
-        if name not in ("type", "text") and value not in (None, []):
-            raise unsupported(f"{param}.{name}")
+        if name not in _PASSED and not is_empty(value):
+            raise unsupported(f"{param}.{name}", value)
     if not isinstance(text := fields.get("text"), str):
         raise BadField(f"{param}.text: a text is needed", f"{param}.text")
     return text

@@ -6,9 +6,9 @@ They are of their own, so that a change of a verb is no change of the API. Reque
 import base64
 import binascii
 from datetime import MAXYEAR, MINYEAR, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
 from turnstile.ledger.access.pages import Place, TurnSummary
 from turnstile.ledger.turns.usage import UsageLine
@@ -29,6 +29,7 @@ from turnstile.schema.ids import (
     InterruptId,
     SteerId,
     ToolCallId,
+    conversation_named,
 )
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt
@@ -43,6 +44,10 @@ TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
 _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
+ConversationName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(conversation_named)]
+"""Any text names a conversation; one that is no token of subjects is known by a token derived from it."""
+
+
 class TurnCreate(Strict):
     """A turn to run. It needs an agent or a profile with instances, and an instruction, a box or the agent's memory."""
 
@@ -54,7 +59,7 @@ class TurnCreate(Strict):
     """A profile for this turn; without an agent an instance of it runs the turn."""
     instruction: str | None = Field(default=None, min_length=1)
     """What is asked."""
-    conversation_id: str | None = Field(default=None, pattern=TOKEN)
+    conversation_id: ConversationName | None = None
     """A conversation with the agent: its turns follow each other and remember what was said."""
     channel_id: str | None = Field(default=None, pattern=TOKEN)
     """The channel; by default the token's, else the gateway's."""
@@ -262,7 +267,7 @@ class PageQuery(Strict):
 class TurnsQuery(PageQuery, ChannelQuery):
     """Which turns."""
 
-    conversation_id: str | None = Field(default=None, pattern=TOKEN)
+    conversation_id: ConversationName | None = None
     """Only of this conversation."""
 
 

@@ -1,9 +1,13 @@
 """What a turn was asked with, and what it had read and made when it ended, for the next that goes on from there."""
 
+from collections.abc import Sequence
+
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.cards import card_of
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import Card
 from turnstile.schema.ids import AgentTurnId, CardId, ProjectId
 
 
@@ -28,6 +32,12 @@ async def list_turn_past(conn: Connection, project: ProjectId, turn: AgentTurnId
     """
     rows = await query("list_turn_past").many(conn, project_id=project, agent_turn_id=turn, row_limit=row_limit)
     return [CardId(row["card_id"]) for row in rows]
+
+
+async def list_cards(conn: Connection, project: ProjectId, cards: Sequence[CardId]) -> list[Card]:
+    """These cards, in this order; those that are not there are left out."""
+    rows = await query("list_cards").many(conn, project_id=project, cards=list(cards))
+    return [card_of(row) for row in rows]
 
 
 async def find_requested_turn(conn: Connection, project: ProjectId, correlation: str) -> AgentTurnId | None:

@@ -58,3 +58,10 @@ ORDER BY x.part, x.position LIMIT :row_limit::int;
 SELECT i.agent_turn_id FROM state.agent_inbox i
 WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
 ORDER BY i.message_type = 'turn' DESC LIMIT 1;
+
+-- name: list_cards :many
+-- These cards of a project, in the order in which they are named.
+SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+FROM unnest(:cards::text[]) WITH ORDINALITY n (card_id, place)
+JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
+ORDER BY n.place;

@@ -245,7 +245,7 @@ async def enqueue_turn(
         "new_context_box_id": command.new_context_box_id,
         "new_output_box_id": command.new_output_box_id,
         "runtime_config": request.runtime_config.model_dump_json(exclude_none=True),
-        "budget": None if request.budget is None else json.dumps(request.budget.stored() or None),
+        "budget": json.dumps(limits) if request.budget is not None and (limits := request.budget.stored()) else None,
         "metadata": json.dumps(request.metadata),
         "card_ids": columns["card_ids"],
         "card_contents": columns["card_contents"],

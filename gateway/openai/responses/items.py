@@ -1,17 +1,19 @@
-"""What an agent did, as the items of a response, in the order in which it did it (protocol §14.4). Pure.
+"""What an agent did, in the order in which it did it, and that as the items of a response (protocol §14.4). Pure.
 
-Items derive from cards alone, so the same cards are the same items, whether streamed or read. A deliverable that
-repeats what the agent said last is no item of its own.
+Both derive from cards alone, so the same cards are the same items, whether streamed or read. A deliverable that repeats
+what the agent said last is no item of its own. A call that the kernel has run is one item, `mcp_call`, with its result:
+OpenAI's clients take a `function_call` for something that they have to run. Texts that follow each other end with, or
+begin with, a blank line, since clients join them with nothing between.
 """
 
 import json
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
-from turnstile.gateway.events.positions import END, Position
-from turnstile.gateway.openai.responses.objects import FunctionCall, FunctionCallOutput, Item, Message, OutputText
+from turnstile.gateway.events.positions import END, Part, Position
+from turnstile.gateway.openai.responses.objects import Item, McpCall, Message, OutputText
 from turnstile.gateway.v1.outputs import is_fallback
 from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.schema.cards import (
@@ -21,71 +23,173 @@ from turnstile.schema.cards import (
     ToolResultContent,
     read_content,
 )
-from turnstile.schema.ids import CardId
+from turnstile.schema.ids import CardId, ToolCallId
+from turnstile.schema.states import TurnStatus
+
+APART: Final = "\n\n"
+OWN_LABEL: Final = "turnstile"
+"""The server's label of tools that are of no MCP server."""
+_CLOSING: Final = 509
+"""The place among a step's results of calls that the turn's end closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A text of the agent."""
+
+    card: CardId
+    text: str
+    goes_on: bool = False
+    """Whether calls follow, so that it is not the last text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call that the agent made."""
+
+    card: CardId
+    """The thought that made it."""
+    call: ToolCallId
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The result of a call."""
+
+    call: ToolCallId
+    output: str
+    """What a model reads of it, as JSON or as a text."""
+    error: str | None = None
+    """Why it failed, if it did."""
 
 
 class Entry(NamedTuple):
-    """An item, and where it is among the turn's events; `b` numbers the items of one card."""
+    """An act, and where it is among the turn's events; `b` numbers the acts of one card."""
 
     position: Position
-    item: Item
+    act: Spoken | Called | Returned
 
 
-class ItemLog:
+class ActLog:
     """Takes a turn's cards in their order, then its outcome."""
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
         self._said: str | None = None
         self._delivered: set[CardId] = set()
 
     def take(self, position: Position, card: CardAnswer) -> list[Entry]:
-        """The items of a card."""
-        items = self._items_of(card)
-        self.items += items
-        return [Entry(replace(position, b=n), item) for n, item in enumerate(items)]
+        """The acts of a card."""
+        return [Entry(replace(position, b=n), act) for n, act in enumerate(self._acts_of(card))]
 
     def end(self, turn: Turn) -> list[Entry]:
-        """The item of a deliverable that no step made."""
+        """The deliverable, if no step made it."""
         output = turn.output
         if output is None or output.card_id in self._delivered:
             return []
-        items = self._delivery(output.card_id, output.data if output.text is None else output.text)
-        self.items += items
-        return [Entry(END, item) for item in items]
+        acts = self._delivery(output.card_id, output.data if output.text is None else output.text)
+        return [Entry(END, act) for act in acts]
 
-    def _items_of(self, card: CardAnswer) -> list[Item]:
+    def _acts_of(self, card: CardAnswer) -> list[Spoken | Called | Returned]:
         content = read_content(card.content) if isinstance(card.content, dict) else None
         match card.type, content:
             case CardType.THOUGHT, TextContent(text=text):
-                said: list[Item] = [_message(card.card_id, text)] if text else []
                 self._said = text or self._said
                 calls = card.tool_calls or []
+                said: list[Spoken | Called | Returned] = [Spoken(card.card_id, text, bool(calls))] if text else []
                 return said + [
-                    FunctionCall(
-                        id=f"fc_{call.tool_call_id}",
-                        call_id=call.tool_call_id,
-                        name=call.tool_name,
-                        arguments=call.arguments,
-                    )
-                    for call in calls
+                    Called(card.card_id, each.tool_call_id, each.tool_name, each.arguments) for each in calls
                 ]
             case CardType.TOOL_RESULT, ToolResultContent() if card.tool_call_id is not None:
-                output = _result_of(content)
-                return [FunctionCallOutput(id=f"fco_{card.card_id}", call_id=card.tool_call_id, output=output)]
+                return [_returned(card.tool_call_id, content)]
             case CardType.DELIVERABLE, TextContent(text=text):
-                return self._delivery(card.card_id, text)
+                return [*self._delivery(card.card_id, text)]
             case CardType.DELIVERABLE, JsonContent(data=data):
-                return self._delivery(card.card_id, data)
+                return [*self._delivery(card.card_id, data)]
             case _:
                 return []
 
-    def _delivery(self, card: CardId, delivered: JsonValue) -> list[Item]:
+    def _delivery(self, card: CardId, delivered: JsonValue) -> list[Spoken]:
         self._delivered.add(card)
         if isinstance(delivered, dict) and is_fallback(delivered):
             return []  # the kernel's own account of a turn that delivered nothing
         text = delivered if isinstance(delivered, str) else _json(delivered)
-        return [] if text == self._said else [_message(card, text)]
+        return [] if text == self._said else [Spoken(card, text)]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An item that is new, or done: a call's item is both, at different places."""
+
+    position: Position
+    index: int
+    item: Item
+    is_new: bool
+
+
+class ItemLog:
+    """The items of a response, as far as its turn is known."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._acts = ActLog()
+        self._places: dict[ToolCallId, tuple[int, int]] = {}
+        """The index of each call's item, and its step."""
+        self._apart = ""
+        """What the next text begins with."""
+
+    @property
+    def before_text(self) -> str:
+        """What the next text begins with, so that it does not run into the one before."""
+        return self._apart
+
+    def take(self, position: Position, card: CardAnswer) -> list[Placed]:
+        """The items of a card, and the call that it answers."""
+        placed = [self._placed(entry) for entry in self._acts.take(position, card)]
+        return [each for each in placed if each is not None]
+
+    def close(self, before: int, status: str = "incomplete") -> list[Placed]:
+        """The calls of steps before this one that nothing answered."""
+        placed: list[Placed] = []
+        for number, (index, step) in enumerate(self._places.values()):
+            item = self.items[index]
+            if isinstance(item, McpCall) and item.status == "in_progress" and step < before:
+                self.items[index] = item = item.model_copy(update={"status": status})
+                placed.append(Placed(Position(step, Part.RESULTS, _CLOSING, number), index, item, is_new=False))
+        return placed
+
+    def end(self, turn: Turn) -> list[Placed]:
+        """The calls that nothing answered, such as the one that delivers, then a deliverable that no step made."""
+        status = "completed" if turn.status == TurnStatus.SUCCESS else "incomplete"
+        placed = [self._placed(entry) for entry in self._acts.end(turn)]
+        return [*self.close(END.step, status), *(each for each in placed if each is not None)]
+
+    def _placed(self, entry: Entry) -> Placed | None:
+        position, act = entry
+        match act:
+            case Spoken(card=card, text=text, goes_on=goes_on):
+                whole = self._apart + text + (APART if goes_on else "")
+                self._apart = "" if goes_on else APART
+                return self._new(position, Message(id=message_id(card), content=[OutputText(text=whole)]))
+            case Called(card=card, call=call, name=name, arguments=arguments):
+                self._places[call] = len(self.items), position.step
+                server = name.partition("__")[0] if "__" in name.strip("_") else OWN_LABEL
+                named = {"id": call_item_id(card, call), "server_label": server, "name": name}
+                return self._new(position, McpCall.model_validate({**named, "arguments": arguments}))
+            case Returned(call=call, output=output, error=error):
+                index, _ = self._places.get(call, (None, 0))
+                if index is None:
+                    return None
+                told = {"status": "completed", "output": output}
+                if error is not None:
+                    told = {"status": "failed", "error": error}
+                self.items[index] = item = self.items[index].model_copy(update=told)
+                return Placed(position, index, item, is_new=False)
+
+    def _new(self, position: Position, item: Item) -> Placed:
+        self.items.append(item)
+        return Placed(position, len(self.items) - 1, item, is_new=True)
 
 
 def message_id(card: CardId) -> str:
@@ -93,14 +197,16 @@ def message_id(card: CardId) -> str:
     return f"msg_{card}"
 
 
-def _message(card: CardId, text: str) -> Message:
-    return Message(id=message_id(card), content=[OutputText(text=text)])
+def call_item_id(thought: CardId, call: ToolCallId) -> str:
+    """The id of the item that a call is: it leads to the step that made it."""
+    return f"mcp_{thought.removesuffix('-thought')}-{call}"
 
 
-def _result_of(content: ToolResultContent) -> str:
+def _returned(call: ToolCallId, content: ToolResultContent) -> Returned:
     if content.error is not None:
-        return _json({"error": {"code": content.error.code, "message": content.error.message}})
-    return content.result if isinstance(content.result, str) else _json(content.result)
+        code, message = content.error.code, content.error.message
+        return Returned(call, _json({"error": {"code": code, "message": message}}), f"{code}: {message}")
+    return Returned(call, content.result if isinstance(content.result, str) else _json(content.result))
 
 
 def _json(value: JsonValue) -> str:

@@ -32,28 +32,49 @@ class Message(BaseModel):
         return "".join(each.text for each in self.content)
 
 
-class FunctionCall(BaseModel):
-    """A call that the agent made; its tool is called by the kernel, not by the client."""
+class McpCall(BaseModel):
+    """A call that the agent made and the kernel has run: nothing for a client to do."""
 
-    type: Literal["function_call"] = "function_call"
+    type: Literal["mcp_call"] = "mcp_call"
     id: str
-    call_id: str
+    server_label: str
+    """The MCP server whose tool it is, or `turnstile`."""
     name: str
     arguments: str
-    status: ItemStatus = "completed"
+    output: str | None = None
+    error: str | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    approval_request_id: None = None
 
 
-class FunctionCallOutput(BaseModel):
-    """The result of a call."""
+Item = Message | McpCall
 
-    type: Literal["function_call_output"] = "function_call_output"
+
+class InputText(BaseModel):
+    """The text of a user's message."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class UserMessage(BaseModel):
+    """What a user said."""
+
+    type: Literal["message"] = "message"
     id: str
-    call_id: str
-    output: str
+    role: Literal["user"] = "user"
     status: ItemStatus = "completed"
+    content: list[InputText]
 
 
-Item = Message | FunctionCall | FunctionCallOutput
+class ItemList(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"] = "list"
+    data: list[UserMessage | Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class InputDetails(BaseModel):
@@ -131,7 +152,8 @@ class Response(BaseModel):
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    store: Literal[True] = True
+    store: bool = True
+    """As it was asked for; it is kept as any turn is."""
     temperature: float | None = None
     text: TextConfig = TextConfig()
     tool_choice: Literal["auto"] = "auto"

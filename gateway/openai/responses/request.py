@@ -1,24 +1,38 @@
 """A request for a response: what of OpenAI's is read, and what it is to a turn. Pure."""
 
-import re
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.openai.fields import NOTES, OpenAiRequest, notes_of, unsupported
+from turnstile.gateway.openai.fields import NOTES, OpenAiRequest, is_empty, notes_of, unsupported
 from turnstile.gateway.openai.messages import Said, Speaker, text_in
+from turnstile.gateway.openai.responses.objects import Item, ItemList, UserMessage
 from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import conversation_named
 
-_CONVERSATION = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SPEAKERS: Mapping[str, Speaker] = {
     "user": "user",
     "assistant": "assistant",
     "system": "instructions",
     "developer": "instructions",
 }
-_MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
+_MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase", "name", "cache_control"})
+_SHOWN_ONLY = frozenset({"reasoning", "mcp_list_tools"})
+"""Items that tell a client something, and say nothing to an agent."""
+
+
+class ItemRef(NamedTuple):
+    """An item of an earlier response, by its id."""
+
+    item: str
+    param: str
+    text: str | None = None
+    """What it says, if it was sent whole: it counts where the item is not there, or says something else."""
+    is_needed: bool = True
+    """Whether the request is refused where the item is not there."""
 
 
 class MutuallyExclusive(BadField):
@@ -31,11 +45,9 @@ class ResponseCreate(OpenAiRequest):
     """A response to make."""
 
     harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
-        "include": ([],),
-        "parallel_tool_calls": (True,),
+        "include": (["reasoning.encrypted_content"],),
         "reasoning": ({},),
         "service_tier": ("auto", "default"),
-        "store": (True,),
         "stream_options": ({}, {"include_obfuscation": False}),
         "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
         "tool_choice": ("auto", "none"),
@@ -55,11 +67,13 @@ class ResponseCreate(OpenAiRequest):
     previous_response_id: str | None = None
     prompt_cache_key: str | None = Field(default=None, max_length=512)
     safety_identifier: str | None = Field(default=None, max_length=512)
+    store: bool = True
+    """Given back; the turn is kept as any other."""
     stream: bool = False
     temperature: float | None = Field(default=None, ge=0, le=2)
     user: str | None = Field(default=None, max_length=512)
 
-    @field_validator("background", "stream", mode="before")
+    @field_validator("background", "store", "stream", mode="before")
     @classmethod
     def _boolean(cls, value: object) -> object:
         if not isinstance(value, bool):
@@ -80,20 +94,23 @@ class ResponseCreate(OpenAiRequest):
             given = given["id"]
         if given is None:
             return None
-        if not isinstance(given, str) or not _CONVERSATION.fullmatch(given):
-            raise BadField("conversation: an id of 1 to 128 letters, digits, _ and - is needed", "conversation")
-        return given
+        if not isinstance(given, str):
+            raise BadField("conversation: an id, as a text or an object, is needed", "conversation")
+        try:
+            return conversation_named(given, "conversation")
+        except BadRequest as error:
+            raise BadField(str(error), "conversation") from None
 
-    def said(self) -> list[Said]:
-        """The texts in it, in their order; raises `BadField` and `Unsupported`, which name the item."""
-        texts = [] if self.instructions is None else [Said("instructions", self.instructions)]
+    def said(self) -> list[Said | ItemRef]:
+        """What is in it, in its order; raises `BadField` and `Unsupported`, which name the item."""
+        texts: list[Said | ItemRef] = [] if self.instructions is None else [Said("instructions", self.instructions)]
         if isinstance(self.input, str):
             texts.append(Said("user", self.input))
         elif isinstance(self.input, list):
-            texts += [_said_in(item, f"input.{place}") for place, item in enumerate(self.input)]
+            texts += said_in(self.input, "input")
         elif self.input is not None:
             raise BadField("input: a text, or a list of messages, is needed", "input")
-        if not any(each.text for each in texts if each.speaker != "instructions"):
+        if not any(isinstance(each, ItemRef) or (each.text and each.speaker != "instructions") for each in texts):
             raise BadField("input: it says nothing", "input")
         return texts
 
@@ -116,9 +133,32 @@ class ResponseCreate(OpenAiRequest):
             safety_identifier=self.safety_identifier,
             user=self.user,
         )
-        if self.background and isinstance(own := noted[NOTES], dict):
-            own["background"] = True
+        if isinstance(own := noted[NOTES], dict):
+            own |= {**({"background": True} if self.background else {}), **({} if self.store else {"store": False})}
         return noted
+
+
+class ItemsQuery(Strict):
+    """A page of items."""
+
+    after: str | None = Field(default=None, max_length=512)
+    """The id of the item before the first one."""
+    limit: int = Field(default=20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    include: str | None = None
+    """Nothing more can be included."""
+
+    def page(self, items: Sequence[UserMessage | Item]) -> ItemList:
+        """The page of these, which are in the order of what was said; raises `BadField` (after)."""
+        ordered = list(items) if self.order == "asc" else list(items)[::-1]
+        names = [each.id for each in ordered]
+        if self.after is not None:
+            if self.after not in names:
+                raise BadField("after: no item has this id", "after")
+            ordered = ordered[names.index(self.after) + 1 :]
+        data = ordered[: self.limit]
+        ends = (data[0].id, data[-1].id) if data else (None, None)
+        return ItemList(data=data, first_id=ends[0], last_id=ends[1], has_more=len(ordered) > len(data))
 
 
 class ResponseRetrieve(Strict):
@@ -129,17 +169,42 @@ class ResponseRetrieve(Strict):
     include_obfuscation: Literal["false"] = "false"
 
 
-def _said_in(item: JsonValue, param: str) -> Said:
+def said_in(items: Sequence[JsonValue], param: str) -> list[Said | ItemRef]:
+    """What input items say; raises `BadField` and `Unsupported`, which name the item."""
+    said = [_said_in(item, f"{param}.{place}") for place, item in enumerate(items)]
+    return [each for each in said if each is not None]
+
+
+def _said_in(item: JsonValue, param: str) -> Said | ItemRef | None:
     if not isinstance(item, dict):
         raise BadField(f"{param}: a message is needed", param)
-    if item.get("type", "message") != "message":
-        raise unsupported(f"{param}.type", known=True)
+    named = item.get("id")
+    match item.get("type"):
+        case "message" | None if "role" in item or not isinstance(named, str):
+            return _message_in(item, param)
+        case "item_reference" | None if isinstance(named, str):
+            return ItemRef(named, f"{param}.id")
+        case "item_reference":
+            raise BadField(f"{param}.id: a reference has the id of an item", f"{param}.id")
+        case "mcp_call":
+            return ItemRef(named, f"{param}.id", is_needed=False) if isinstance(named, str) else None
+        case str() as kind if kind in _SHOWN_ONLY:
+            return None
+        case kind:
+            hint = "messages, items of earlier responses and item_reference are; agents run their tools themselves"
+            raise unsupported(f"{param}.type", kind, hint=hint)
+
+
+def _message_in(item: JsonObject, param: str) -> Said | ItemRef:
     for name, value in item.items():
-        if name not in _MESSAGE_FIELDS and value is not None:
-            raise unsupported(f"{param}.{name}")
-    role = item.get("role")
+        if name not in _MESSAGE_FIELDS and not is_empty(value):
+            raise unsupported(f"{param}.{name}", value)
+    role, named = item.get("role"), item.get("id")
     speaker = _SPEAKERS.get(role) if isinstance(role, str) else None
     if speaker is None:
         raise BadField(f"{param}.role: user, assistant, system or developer is needed", f"{param}.role")
     kinds = ("output_text", "input_text") if speaker == "assistant" else ("input_text",)
-    return Said(speaker, text_in(item.get("content"), f"{param}.content", kinds))
+    text = text_in(item.get("content"), f"{param}.content", kinds)
+    if speaker == "assistant" and isinstance(named, str):
+        return ItemRef(named, f"{param}.id", text, is_needed=False)
+    return Said(speaker, text)

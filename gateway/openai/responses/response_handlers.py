@@ -7,7 +7,7 @@ again. A stream that is cut by the gateway stops nothing; `starting_after` goes 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,30 +21,37 @@ from turnstile.gateway.http.problems import BadField, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.error_objects import error_response
-from turnstile.gateway.openai.messages import composed
+from turnstile.gateway.openai.messages import Said, composed
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
-from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve
+from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, ResponseCreate, ResponseRetrieve
 from turnstile.gateway.openai.responses.response_reading import (
+    ItemCards,
     asked_with,
     begun,
+    cards_of_items,
+    items_of,
     read_response,
     turn_in,
+    turn_of_item,
     unknown_response,
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
 from turnstile.gateway.openai.targets import find_target, known_model
 from turnstile.gateway.v1.resources import TurnStop
 from turnstile.gateway.v1.turn_handlers import key_in
-from turnstile.ledger.access.past import list_turn_past
+from turnstile.ledger.access.past import list_cards, list_turn_past
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.wire.box_requests import CARD_LIMIT, CardPart, Part, TextPart
 from turnstile.schema.wire.descriptions import TurnView
 
 _STOP_SECONDS: Final = 10.0
 """How long a cancel waits for the end of its turn."""
+_MOST_TURNS: Final = 100
+"""Earlier responses whose items one request may name."""
 _FAREWELL: Final = b": the gateway stops; go on with starting_after\n\n"
 
 
@@ -54,6 +61,12 @@ class PreviousResponse(BadField):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message, "previous_response_id")
         self.code = code
+
+
+class ItemNotFound(BadField):
+    """An item that a request names is not there."""
+
+    code: str = "item_not_found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,15 @@ class Responses:
             raise BadField("starting_after: only a stream has a place to go on from", "starting_after")
         return Answer(await read_response(self.kernel.pool, view))
 
+    async def input_items(self, call: Call[ItemsQuery, object]) -> Answer:
+        """What a response's turn had read before it began, as items."""
+        view = await self._view(call.principal, call.path["response_id"])
+        project, turn = view.project_id, view.agent_turn_id
+        past = await self.kernel.pool.run(lambda conn: list_turn_past(conn, project, turn, row_limit=CARD_LIMIT))
+        cards = await self.kernel.pool.run(lambda conn: list_cards(conn, project, past))
+        own = next((n for n, card in enumerate(cards) if card.metadata.agent_turn_id == turn and _is_made(card)), None)
+        return Answer(call.query.page(items_of(cards[:own])))
+
     async def cancel(self, call: Call[object, object]) -> Answer:
         """Stop a response; one that is over stays as it is."""
         view = await self._view(call.principal, call.path["response_id"])
@@ -108,13 +130,14 @@ class Responses:
         """The turn of a new response, or of the same request before."""
         kernel, principal = self.kernel, call.principal
         wanted: ResponseCreate = call.body
-        told, conversation = composed(wanted.said()), wanted.conversation_id()
+        said, conversation = wanted.said(), wanted.conversation_id()
+        instructions = composed([each for each in said if isinstance(each, Said)]).instructions
         notes, target = wanted.notes(), await find_target(kernel.pool, principal.project_id, wanted.model)
         previous = await self._previous(principal, wanted.previous_response_id)
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
-        fields: JsonObject = {"runtime_config": wanted.runtime_config(told.instructions), "metadata": notes}
+        fields: JsonObject = {"runtime_config": wanted.runtime_config(instructions), "metadata": notes}
         parts: list[Part] = [] if previous is None else await self._past(previous)
-        parts += told.parts
+        parts += await self._parts(principal, said)
         if conversation is not None:
             fields["conversation_id"] = conversation
         last = parts[-1]
@@ -128,6 +151,36 @@ class Responses:
         with known_model(wanted.model):
             turn = await kernel.enqueue(call, channel, target, fields, key)
         return await kernel.turns.described(principal, turn)
+
+    async def _parts(self, principal: Principal, said: Sequence[Said | ItemRef]) -> list[Part]:
+        """What is in a request as parts of a box; raises `ItemNotFound` for an item that it names and is not there."""
+        known = await self._items(principal, {each.item for each in said if isinstance(each, ItemRef)})
+        parts: list[Part] = []
+        for each in said:
+            item = known.get(each.item) if isinstance(each, ItemRef) else None
+            if isinstance(each, Said):
+                parts += composed([each]).parts
+            elif item is not None and (each.text is None or (item.text or "").strip() == each.text.strip()):
+                parts += [CardPart(card_id=card) for card in item.cards]
+            elif each.text is not None:
+                parts += composed([Said("assistant", each.text)]).parts
+            elif each.is_needed:
+                raise ItemNotFound(f"{each.param}: the project has no such item; send the message itself", each.param)
+        if not parts:
+            raise BadField("input: it says nothing", "input")
+        return parts
+
+    async def _items(self, principal: Principal, items: Collection[str]) -> dict[str, ItemCards]:
+        """Those of these items that are there for the token."""
+        turns = {turn for item in items if (turn := turn_of_item(item)) is not None}
+        if len(turns) > _MOST_TURNS:
+            raise BadField(f"input: items of at most {_MOST_TURNS} responses; use previous_response_id", "input")
+        found: dict[str, ItemCards] = {}
+        for turn in turns:
+            with contextlib.suppress(Refused):
+                view = await self.kernel.turns.described(principal, turn)
+                found |= await cards_of_items(self.kernel.pool, view)
+        return found
 
     async def _previous(self, principal: Principal, response: str | None) -> TurnView | None:
         """The turn to go on from; raises `PreviousResponse` if it is not there or not over."""
@@ -231,3 +284,8 @@ class Responses:
                     told += stream.end(turn, await read_response(kernel.pool, now))
                 if told:
                     yield b"".join(each.frame() for each in told)
+
+
+def _is_made(card: Card) -> bool:
+    """Whether a turn makes such a card by itself; what it was asked is not."""
+    return card.type != CardType.INSTRUCTION

@@ -1,21 +1,26 @@
 """A turn as a response, read from the ledger: what it was asked with, what it did, how it ended (protocol §14.4)."""
 
 import re
-from typing import Final, cast
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
 
 from turnstile.gateway.events.feed import SHOWN
-from turnstile.gateway.events.positions import Position
+from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.openai.error_objects import code_of
 from turnstile.gateway.openai.fields import NOTES
-from turnstile.gateway.openai.responses.items import ItemLog
+from turnstile.gateway.openai.responses.items import ItemLog, call_item_id, message_id
 from turnstile.gateway.openai.responses.objects import (
     Failure,
     Incomplete,
     InputDetails,
+    InputText,
+    Item,
     Named,
     OutputDetails,
     Response,
     Status,
     Usage,
+    UserMessage,
 )
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import CardAnswer, Turn
@@ -24,12 +29,14 @@ from turnstile.ledger.access.past import TurnRequest, get_turn_request
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card, CardType, TextContent, read_content
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentTurnId, CardId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.chunk_order import step_number
 
+_ITEM = re.compile(r"(?:msg|mcp)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.{1,200}")
 _ID = re.compile(r"resp_([A-Za-z0-9_-]{1,128})")
 PREFIX: Final = "resp_"
 
@@ -45,6 +52,64 @@ def turn_in(response: str) -> AgentTurnId:
 def unknown_response() -> Refused:
     """The error for a response that is not there, or is another's."""
     return Refused("unknown_response", "the project has no such response")
+
+
+def turn_of_item(item: str) -> AgentTurnId | None:
+    """The turn that made an item, by the item's id; None if no turn can have made it."""
+    found = _ITEM.fullmatch(item)
+    return None if found is None else AgentTurnId(found[1])
+
+
+class ItemCards(NamedTuple):
+    """What an item is made of."""
+
+    cards: list[CardId]
+    text: str | None = None
+    """What it says, if it is a message."""
+
+
+async def cards_of_items(pool: Pool, view: TurnView) -> dict[str, ItemCards]:
+    """The items of a turn by their ids, with the cards that they are made of: of a call all its step's results."""
+    rows = await pool.run(lambda conn: list_turn_progress(conn, view.project_id, view.agent_turn_id))
+    made = [(row.step_id, row.card) for row in rows if row.card is not None and row.card.type in SHOWN]
+    found: dict[str, ItemCards] = {}
+    for step, card in made:
+        results = [each.card_id for where, each in made if where == step and each.type == CardType.TOOL_RESULT]
+        if card.type in (CardType.THOUGHT, CardType.DELIVERABLE):
+            cards = [card.card_id, *(results if card.tool_calls else [])]
+            found[message_id(card.card_id)] = ItemCards(cards, text_of_card(card))
+            for call in card.tool_calls or ():
+                found[call_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards)
+    delivered = view.deliverable_card_id
+    if delivered is not None:
+        found.setdefault(message_id(delivered), ItemCards([delivered]))
+    return found
+
+
+def text_of_card(card: Card) -> str | None:
+    """The text on a card; None if it has another content."""
+    content = read_content(card.content) if isinstance(card.content, dict) else None
+    return content.text if isinstance(content, TextContent) else None
+
+
+def items_of(cards: Sequence[Card]) -> list[UserMessage | Item]:
+    """Cards of any turns as items, in their order: instructions as what users said."""
+    log, items = ItemLog(), list[UserMessage | Item]()
+    places = dict[int, int]()
+    for number, card in enumerate(cards, 1):
+        text = text_of_card(card)
+        if card.type == CardType.INSTRUCTION and text:
+            items.append(UserMessage(id=message_id(card.card_id), content=[InputText(text=text)]))
+            continue
+        for placed in log.take(Position(number, Part.CARDS, 1, 0), CardAnswer.of(card)):
+            if placed.is_new:
+                places[placed.index] = len(items)
+                items.append(placed.item)
+            else:
+                items[places[placed.index]] = placed.item
+    return [
+        item.model_copy(update={"status": "incomplete"}) if item.status == "in_progress" else item for item in items
+    ]
 
 
 async def asked_with(pool: Pool, view: TurnView) -> TurnRequest:
@@ -106,7 +171,7 @@ def begun(view: TurnView, request: TurnRequest, status: Status) -> Response:
     )
 
 
-_NOTED = ("background", "metadata", "previous_response_id", "prompt_cache_key", "safety_identifier", "user")
+_NOTED = ("background", "metadata", "previous_response_id", "prompt_cache_key", "safety_identifier", "store", "user")
 
 
 def _status(turn: Turn) -> Status:
@@ -130,7 +195,7 @@ def _incomplete(turn: Turn) -> Incomplete | None:
 def _failure(turn: Turn) -> Failure | None:
     if turn.status in (TurnStatus.SUCCESS, TurnStatus.CANCELED):
         return None
-    return Failure(code=turn.error_code or turn.status, message=turn.error or f"the turn ended: {turn.status}")
+    return Failure(code=code_of(turn), message=turn.error or f"the turn ended: {turn.status}")
 
 
 def _usage(counted: TurnUsage) -> Usage:

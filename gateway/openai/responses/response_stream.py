@@ -2,8 +2,8 @@
 
 A client's place is its last `sequence_number` and nothing else (`numbers`). Text that becomes void, by another attempt
 of its step or because it was not what the step's cards say, closes its item as incomplete; the text then comes as a new
-item. So items that were added are never taken back, and their `output_index` counts them all; the response of the last
-event has those that hold. The id of an item of text ends with the number of items that were voided before it, if any.
+item of the same id. So items that were added are never taken back, and their `output_index` counts them all; the
+response of the last event has those that hold, under the ids that were streamed.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from turnstile.gateway.events.positions import BEGIN, END, Part, Position
 from turnstile.gateway.events.step_log import Event, Piece
-from turnstile.gateway.openai.responses.items import Entry, ItemLog, message_id
+from turnstile.gateway.openai.responses.items import APART, ItemLog, Placed, message_id
 from turnstile.gateway.openai.responses.numbers import CREATED, IN_PROGRESS, QUEUED, Mark, Sub
 from turnstile.gateway.openai.responses.objects import (
-    FunctionCall,
-    FunctionCallOutput,
     Item,
+    McpCall,
     Message,
     OutputText,
     Response,
@@ -86,8 +85,10 @@ class ResponseStream:
     def known(self, events: list[Event]) -> None:
         """Take the events that its client has had, of those that are known, so that items are counted from there."""
         for event in events:
-            if event.position <= self.cursor and isinstance(event.data, CardAnswer):
-                self._log.take(event.position, event.data)
+            if event.position <= self.cursor:
+                self._log.close(event.position.step)
+                if isinstance(event.data, CardAnswer):
+                    self._log.take(event.position, event.data)
 
     def status(self, status: str) -> Iterator[StreamEvent]:
         """The events that tell where the turn stands before it does anything."""
@@ -103,6 +104,8 @@ class ResponseStream:
 
     def take(self, event: Event) -> Iterator[StreamEvent]:
         """The events for one of the turn's; nothing for its outcome."""
+        if not isinstance(event.data, Turn):
+            yield from self._entries(self._log.close(event.position.step))
         match event.data:
             case Piece(kind=kind, text=text):
                 if self._open is not None and (self._open.step, self._open.attempt) != (
@@ -121,8 +124,10 @@ class ResponseStream:
 
     def end(self, turn: Turn, response: Response) -> Iterator[StreamEvent]:
         """The events for the turn's outcome, with the whole response."""
+        last = self._log.end(turn)
+        yield from self._entries([each for each in last if not each.is_new])  # at places before the end
         yield from self._void(END)
-        yield from self._entries(self._log.end(turn))
+        yield from self._entries([each for each in last if each.is_new])
         yield from self._told(_ENDS[response.status], Mark(END, Sub.RESPONSE), response=response)
 
     def _piece(self, position: Position, text: str) -> Iterator[StreamEvent]:
@@ -133,40 +138,47 @@ class ResponseStream:
         if self._open is None or not self._whole:
             self._open, self._whole = self._opened(position), True
             yield from self._begun(position, self._open.item_id, index)
+            text = self._log.before_text + text
         yield from self._delta(position, self._open.item_id, index, text)
 
-    def _entries(self, entries: list[Entry]) -> Iterator[StreamEvent]:
-        first = len(self._log.items) - len(entries)
-        for index, (position, item) in enumerate(entries, first):
-            match item:
+    def _entries(self, entries: list[Placed]) -> Iterator[StreamEvent]:
+        for each in entries:
+            position, index = each.position, each.index
+            match item := each.item:
                 case Message():
                     yield from self._message(position, item, index)
-                case FunctionCall(id=item_id, name=name, arguments=text):
-                    begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
-                    named = {"output_index": index + self._voids, "item_id": item_id}
-                    yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, begun)
-                    delta, told = (Mark(position, sub, self._voids) for sub in (Sub.DELTA, Sub.TOLD))
-                    yield from self._told("response.function_call_arguments.delta", delta, delta=text, **named)
-                    done = "response.function_call_arguments.done"
-                    yield from self._told(done, told, name=name, arguments=text, **named)
+                case McpCall() if each.is_new:
+                    yield from self._called(position, item, index)
+                case McpCall(id=item_id, status=status):
+                    if status != "incomplete":
+                        done = Mark(position, Sub.PART_DONE, self._voids)
+                        named = {"output_index": index + self._voids, "item_id": item_id}
+                        yield from self._told(f"response.mcp_call.{status}", done, **named)
                     yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
-                case FunctionCallOutput():
-                    yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, item)
-                    yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
+
+    def _called(self, position: Position, item: McpCall, index: int) -> Iterator[StreamEvent]:
+        text, named = item.arguments, {"output_index": index + self._voids, "item_id": item.id}
+        begun = item.model_copy(update={"arguments": ""})
+        yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, begun)
+        going, delta, told = (Mark(position, sub, self._voids) for sub in (Sub.PART_ADDED, Sub.DELTA, Sub.TOLD))
+        yield from self._told("response.mcp_call.in_progress", going, **named)
+        yield from self._told("response.mcp_call_arguments.delta", delta, delta=text, **named)
+        yield from self._told("response.mcp_call_arguments.done", told, arguments=text, **named)
 
     def _message(self, position: Position, item: Message, index: int) -> Iterator[StreamEvent]:
         if self._open is not None and not self._whole:
             yield from self._void(position, index)
-        item_id = self._id(item.id) if self._open is None else self._open.item_id
         if self._open is None:
-            yield from self._begun(position, item_id, index)
-            yield from self._delta(position, item_id, index, item.text)
+            yield from self._begun(position, item.id, index)
+            yield from self._delta(position, item.id, index, item.text)
+        elif item.text.endswith(APART):
+            yield from self._delta(position, item.id, index, APART)
         self._open, self._whole = None, True
-        named = {"output_index": index + self._voids, "item_id": item_id, "content_index": 0}
+        named = {"output_index": index + self._voids, "item_id": item.id, "content_index": 0}
         told, part, done = (Mark(position, sub, self._voids, True) for sub in (Sub.TOLD, Sub.PART_DONE, Sub.DONE))
         yield from self._told("response.output_text.done", told, text=item.text, logprobs=[], **named)
         yield from self._told("response.content_part.done", part, part=item.content[0], **named)
-        yield from self._item("done", replace(done, is_open=False), index, item.model_copy(update={"id": item_id}))
+        yield from self._item("done", replace(done, is_open=False), index, item)
 
     def _begun(self, position: Position, item_id: str, index: int) -> Iterator[StreamEvent]:
         begun = Message(id=item_id, status="in_progress", content=[])
@@ -200,7 +212,4 @@ class ResponseStream:
 
     def _opened(self, position: Position) -> _Open:
         card = step_card_id(step_id(self._turn, position.step), "thought")
-        return _Open(position.step, position.a, self._id(message_id(card)))
-
-    def _id(self, item_id: str) -> str:
-        return f"{item_id}-{self._voids}" if self._voids else item_id
+        return _Open(position.step, position.a, message_id(card))

@@ -252,22 +252,30 @@ async def test_a_failed_turn_is_an_error_with_its_code_and_runs_once(gpt: AsyncO
         {"text": "so far", "error": {"code": "provider_auth", "message": "no", "retryable": False, "after_chunks": 1}}
     )
     eager = gpt.with_options(max_retries=3)
-    with pytest.raises(openai.InternalServerError) as raised:
+    with pytest.raises(openai.UnprocessableEntityError) as raised:
         await ask(eager, fails)
-    assert raised.value.status_code == 502
-    assert (body_of(raised.value)["code"], body_of(raised.value)["type"]) == ("provider_auth", "server_error")
+    assert (body_of(raised.value)["code"], body_of(raised.value)["type"]) == ("provider_auth", "invalid_request_error")
+    assert raised.value.request_id
     await only_turn(tenant)  # the client did not repeat it
     with pytest.raises(openai.APIError) as ended:
         await streamed(eager, fails)
     assert body_of(ended.value)["code"] == "provider_auth"
 
 
-async def test_a_stopped_turn_is_a_conflict(gpt: AsyncOpenAI, tenant: Tenant) -> None:
+async def test_what_does_not_fit_into_the_context_is_told_as_openai_does(gpt: AsyncOpenAI, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    fails = script({"text": "x", "error": {"code": "context_window_exceeded", "message": "no", "retryable": False}})
+    with pytest.raises(openai.BadRequestError) as raised:
+        await ask(gpt, fails)
+    assert body_of(raised.value)["code"] == "context_length_exceeded"
+
+
+async def test_a_stopped_turn_is_no_status_that_clients_repeat(gpt: AsyncOpenAI, tenant: Tenant) -> None:
     await tenant.agent("player")
     asking = asyncio.create_task(ask(gpt, LATE))
     turn = await only_turn(tenant)
     await tenant.client.request("stop", {"agent_turn_id": turn.agent_turn_id, "reason": "enough"})
-    with pytest.raises(openai.ConflictError) as raised:
+    with pytest.raises(openai.UnprocessableEntityError) as raised:
         await asking
     assert body_of(raised.value)["code"] == "stopped"
 
@@ -297,7 +305,7 @@ async def test_a_request_with_a_key_is_found_again(gpt: AsyncOpenAI, tenant: Ten
     )
     assert whole.id == chunks[0].id == f"chatcmpl-{turn.agent_turn_id}"
     assert whole.choices[0].message.content == text_of(chunks) == WORDS
-    with pytest.raises(openai.ConflictError) as raised:
+    with pytest.raises(openai.UnprocessableEntityError) as raised:
         await ask(gpt, says("another"), extra_headers=headers)
     assert body_of(raised.value)["code"] == "correlation_conflict"
     await only_turn(tenant)
@@ -369,7 +377,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("store", True),
     ("service_tier", "flex"),
     ("web_search_options", {}),
-    ("prompt_cache_key", "k"),
     ("something_new", "k"),
 ]
 
@@ -387,7 +394,7 @@ async def test_what_is_not_supported_is_refused_by_name(gpt: AsyncOpenAI, tenant
         ([{"role": "user", "content": [image]}], "messages.0.content.0.type"),
         ([user, {"role": "tool", "tool_call_id": "c", "content": "x"}], "messages.1.role"),
         ([user, {"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages.1.tool_calls"),
-        ([{**user, "name": "ada"}], "messages.0.name"),
+        ([{**user, "mood": "good"}], "messages.0.mood"),
         ([{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}], "messages.0.content.0.cache"),
     ]:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -400,10 +407,19 @@ async def test_what_is_not_supported_is_refused_by_name(gpt: AsyncOpenAI, tenant
         "tool_choice": "none",
         "response_format": {"type": "text"},
         "store": False,
+        "prompt_cache_key": "k",
+        "parallel_tool_calls": False,
     }
     nulls = {"seed": None, "stop": None, "logprobs": None, "stream": None, "metadata": None}
     made = await ask(gpt, says("fine"), extra_body={**harmless, **nulls})
     assert made.choices[0].message.content == "fine"
+    part = {"type": "text", "text": says("so it is"), "cache_control": {"type": "ephemeral"}, "role": "user"}
+    spoken: Any = [
+        {"role": "user", "name": "ada", "content": [part]},
+        {"role": "assistant", "content": "yes", "reasoning_content": "because", "tool_calls": None, "refusal": None},
+    ]
+    again = await gpt.chat.completions.create(model=ALICE, messages=spoken)
+    assert again.choices[0].message.content == "so it is"
 
 
 async def test_bad_requests_are_told_as_openai_tells_them(

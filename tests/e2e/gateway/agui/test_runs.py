@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from ag_ui.core import PROTOCOL_VERSION, RunErrorEvent, RunFinishedEvent, RunStartedEvent
+from ag_ui.core import PROTOCOL_VERSION, CustomEvent, RunErrorEvent, RunFinishedEvent, RunStartedEvent
 
 from tests.e2e.gateway.agui.front_end import FrontEnd
 from tests.support.gateway import client, token_of
@@ -188,10 +188,8 @@ async def test_what_is_not_supported_is_refused_by_name(web: httpx.AsyncClient, 
     await tenant.agent("player")
     image = {"type": "image", "source": {"type": "url", "value": "https://example.com/a.png"}}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"tools": [{"name": "draw", "description": "Draws."}]}, "tools"),
         ({"state": {"open": True}}, "state"),
         ({"parentRunId": "r1"}, "parentRunId"),
-        ({"forwardedProps": {"theme": "dark"}}, "forwardedProps.theme"),
         ({"messages": [{"id": "1", "role": "user", "content": [image]}]}, "messages.0.content"),
     ]
     front = FrontEnd(web)
@@ -199,7 +197,8 @@ async def test_what_is_not_supported_is_refused_by_name(web: httpx.AsyncClient, 
     for fields, param in cases:
         assert await front.refusal(**fields) == (400, "unsupported_parameter", param)
     bad: list[tuple[dict[str, Any], str]] = [
-        ({"threadId": "a/b"}, "threadId"),
+        ({"threadId": "a\0b"}, "threadId"),
+        ({"threadId": "x" * 513}, "threadId"),
         ({"runId": ""}, "runId"),
         ({"messages": []}, "messages"),
         ({"messages": [{"id": "1", "role": "user", "content": ""}]}, "messages.0.content"),
@@ -211,6 +210,22 @@ async def test_what_is_not_supported_is_refused_by_name(web: httpx.AsyncClient, 
         assert await front.refusal(**fields) == (400, "bad_request", param)
     assert await FrontEnd(web, "nobody").refusal(messages=front.messages) == (404, "unknown_agent", None)
     assert await turns(tenant) == 0
+
+
+async def test_what_a_front_end_brings_besides_passes_and_its_tools_are_told_to_be_missing(
+    web: httpx.AsyncClient, tenant: Tenant
+) -> None:
+    await tenant.agent("chat")
+    front = FrontEnd(web, thread="thread:19:abc@thread.tacv2/1")
+    empty: dict[str, Any] = {"state": {"theme": None, "open": []}, "forwardedProps": {"theme": "dark", "config": {}}}
+    first = await front.run("one", tools=[{"name": "draw", "description": "Draws."}], **empty)
+    [told] = [event for event in first.events if isinstance(event, CustomEvent)]
+    assert (told.name, told.value["tools"]) == ("turnstile.tools_not_offered", ["draw"])
+    second = await front.run("two")
+    assert "before that: one" in second.said[-1][1]
+    assert not [event for event in second.events if isinstance(event, CustomEvent)]
+    assert isinstance(first.events[0], RunStartedEvent)
+    assert first.events[0].thread_id == front.thread
 
 
 async def test_a_token_sees_its_channel_and_does_what_its_role_may(

@@ -31,8 +31,8 @@ def data(value: object) -> dict[str, object]:
 def test_a_deliverable_that_repeats_is_no_item() -> None:
     thought, deliverable = card("agent.thought", "t", text("so")), card("task.deliverable", "d", text("so"))
     assert texts(thought, deliverable) == ["so"]
-    assert texts(thought, card("task.deliverable", "d", text("else"))) == ["so", "else"]
-    assert texts(thought, card("agent.thought", "u", text("so"))) == ["so", "so"]
+    assert texts(thought, card("task.deliverable", "d", text("else"))) == ["so", "\n\nelse"]
+    assert texts(thought, card("agent.thought", "u", text("so"))) == ["so", "\n\nso"]
     assert texts(card("task.deliverable", "d", data({"fields": [{"name": "a", "value": 1}]}))) == [
         '{"fields":[{"name":"a","value":1}]}'
     ]
@@ -49,7 +49,7 @@ def test_calls_and_results_are_items_in_their_order() -> None:
     made = texts(
         card("agent.thought", "t", text(""), tool_calls=calls), card("tool.result", "r", result, tool_call_id="c1")
     )
-    assert made == ["function_call", "function_call", "function_call_output"]
+    assert made == ["mcp_call", "mcp_call"]
 
 
 def test_cards_that_cannot_be_read_are_no_items() -> None:

@@ -7,9 +7,10 @@ from pydantic import ValidationError
 
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.gateway.openai.messages import Said
-from turnstile.gateway.openai.responses.request import MutuallyExclusive, ResponseCreate
+from turnstile.gateway.openai.responses.request import ItemRef, MutuallyExclusive, ResponseCreate
 from turnstile.gateway.openai.responses.response_reading import turn_in
 from turnstile.schema.errors import Refused
+from turnstile.schema.ids import conversation_named
 
 
 def request(**fields: Any) -> ResponseCreate:
@@ -34,7 +35,7 @@ def test_texts_are_read_in_their_order() -> None:
         Said("instructions", "be brief"),
         Said("instructions", "be kind"),
         Said("user", "hi"),
-        Said("assistant", "hello"),
+        ItemRef("msg_1", "input.2.id", "hello", is_needed=False),
         Said("user", "and?"),
     ]
 
@@ -62,8 +63,8 @@ def test_a_bad_input_is_named(param: str, value: object) -> None:
     ("param", "item"),
     [
         ("input.0.type", {"type": "function_call_output", "call_id": "c", "output": "o"}),
-        ("input.0.type", {"type": "item_reference", "id": "msg_1"}),
-        ("input.0.name", {"role": "user", "content": "x", "name": "ada"}),
+        ("input.0.type", {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}"}),
+        ("input.0.mood", {"role": "user", "content": "x", "mood": "good"}),
         ("input.0.content.0.type", {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
         ("input.0.content.0.type", {"role": "user", "content": [{"type": "output_text", "text": "x"}]}),
     ],
@@ -72,6 +73,47 @@ def test_other_items_are_unsupported_by_name(param: str, item: object) -> None:
     with pytest.raises(Unsupported) as refused:
         request(input=[item]).said()
     assert refused.value.param == param
+
+
+def test_items_that_were_answered_are_read_by_their_ids() -> None:
+    items: list[Any] = [
+        {"type": "item_reference", "id": "msg_1"},
+        {"id": "msg_2"},
+        {"type": "mcp_call", "id": "mcp_1", "name": "n", "server_label": "s", "arguments": "{}", "output": "o"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+    ]
+    assert request(input=items).said() == [
+        ItemRef("msg_1", "input.0.id"),
+        ItemRef("msg_2", "input.1.id"),
+        ItemRef("mcp_1", "input.2.id", is_needed=False),
+    ]
+
+
+def test_what_only_changes_costs_passes() -> None:
+    hints: list[dict[str, Any]] = [
+        {"prompt_cache_retention": "24h"},
+        {"parallel_tool_calls": False},
+        {"reasoning": {"effort": None, "summary": None}},
+        {"text": {"format": None, "verbosity": None}},
+        {"include": ["reasoning.encrypted_content"]},
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hello", "role": "user"}], "name": "a"}
+            ]
+        },
+    ]
+    for fields in hints:
+        assert request(**fields).said() == [Said("user", "hello")]
+
+
+def test_a_refusal_says_what_was_sent_and_what_to_do() -> None:
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
+    with pytest.raises(Unsupported, match="an image was sent, and agents read input_text only"):
+        request(input=[image]).said()
+    with pytest.raises(Unsupported, match=r'tool_choice.*\("required" was sent\); "auto" or "none" is'):
+        request(tool_choice="required")
+    with pytest.raises(Unsupported, match=r"tools.*a list of 1 was sent.*turnstile tool put"):
+        request(tools=[{"type": "web_search"}])
 
 
 def test_defaults_pass_and_everything_else_is_refused_by_name() -> None:
@@ -87,7 +129,8 @@ def test_one_past_at_a_time() -> None:
     with pytest.raises(MutuallyExclusive):
         request(conversation="c", previous_response_id="resp_1")
     assert request(conversation={"id": "c"}).conversation_id() == "c"
-    ids: list[Any] = ["", "a.b", "x" * 129, 3, {"id": 3}, {"id": "c", "more": 1}, []]
+    assert request(conversation="thread:19:a/b").conversation_id() == conversation_named("thread:19:a/b")
+    ids: list[Any] = ["", "a\0b", "x" * 513, 3, {"id": 3}, {"id": "c", "more": 1}, []]
     for bad in ids:
         with pytest.raises(BadField):
             request(conversation=bad).conversation_id()

@@ -38,7 +38,7 @@ ENDED = Turn.model_validate(
 )
 SHAPE = [("I look. " * 3, True), ("", True), ("the end", False)]
 """What each step says, and whether it makes a call."""
-FINAL = ["I look. " * 3, "call", "result", "call", "result", "the end"]
+FINAL = ["I look. " * 3 + "\n\n", "result", "result", "the end"]
 
 
 def shown(status: Status) -> Response:
@@ -147,28 +147,27 @@ class Client:
         item: dict[str, Any] = self.items[int(event["output_index"])] if is_known else {}
         if kind == "response.output_item.added":
             assert event["output_index"] == len(self.items)
-            assert event["item"]["id"] not in [each["id"] for each in self.items]
+            assert event["item"]["id"] not in [each["id"] for each in self.items if each["status"] != "incomplete"]
             self.items.append({**event["item"], "text": "", "arguments": "", "open": True})
         elif "item_id" in event and item:
             assert item["open"]
             assert item["id"] == event["item_id"]
         if kind == "response.output_text.delta":
             item["text"] += event["delta"]
-        elif kind == "response.function_call_arguments.delta":
+        elif kind == "response.mcp_call_arguments.delta":
             item["arguments"] += event["delta"]
         elif kind == "response.output_text.done":
             assert item["text"] == event["text"]
         elif kind == "response.output_item.done":
             assert item["open"]
             assert item["id"] == event["item"]["id"]
-            item.update(open=False, status=event["item"]["status"])
+            item.update(open=False, status=event["item"]["status"], output=event["item"].get("output"))
         elif kind == "response.completed":
             self.final = Response.model_validate(event["response"])
 
     def held(self) -> list[str]:
-        names = {"message": "text", "function_call": None, "function_call_output": "output"}
-        whole = [item for item in self.items if item["status"] == "completed"]
-        return ["call" if (name := names[item["type"]]) is None else item[name] for item in whole]
+        names = {"message": "text", "mcp_call": "output"}
+        return [item[names[item["type"]]] for item in self.items if item["status"] == "completed"]
 
 
 READS = st.lists(
