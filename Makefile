@@ -14,12 +14,14 @@
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
 #   make pictures  the pictures of docs/console.md, in Chromium, of a demo project on the real system   ARGS="turn costs"
 #   make mcp-conformance  MCP's own suite, with npm and Node 22, against our client and, with MCP_CONFORMANCE=directory, /mcp (docs/mcp-server.md)
+#   make real-clients  other people's clients, with npm and pip, in REAL_CLIENTS=directory, against a gateway (docs/gateway.md)
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
 MCP_CONFORMANCE ?=
+REAL_CLIENTS ?=
 JOBS ?= 2
 
 BIN := .venv/bin
@@ -32,7 +34,7 @@ UV ?=
 install = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python $(1) || )$(PIP) install --quiet $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump demo-tree demo-temporal test test-long check bench chaos explore pictures mcp-conformance clean
+.PHONY: help demo demo-pump demo-tree demo-temporal test test-long check bench chaos explore pictures mcp-conformance real-clients clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -93,6 +95,12 @@ chaos: $(DEV_STAMP)
 explore: $(DEV_STAMP)
 	$(BIN)/python -m lab.explore all --states 100000 --pairs 400 $(ARGS)
 	$(BIN)/python -m lab.explore --mutations
+
+real-clients: $(DEV_STAMP)
+	@test -n "$(REAL_CLIENTS)" || { echo "say where to install the clients: make real-clients REAL_CLIENTS=/tmp/clients" >&2; exit 1; }
+	$(PYTHON) -m venv $(REAL_CLIENTS)/venv && $(REAL_CLIENTS)/venv/bin/pip install -q openai-agents a2a-sdk 'google-adk[a2a]'
+	npm install --prefix $(REAL_CLIENTS) node@22 ai @ai-sdk/openai
+	REAL_CLIENTS=$(REAL_CLIENTS) $(BIN)/python -m pytest -m long tests/e2e/gateway/test_real_clients.py $(ARGS)
 
 mcp-conformance: $(DEV_STAMP)
 	for scenario in initialize tools_call elicitation-sep1034-client-defaults sse-retry; do \

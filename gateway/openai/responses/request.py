@@ -45,7 +45,7 @@ class ResponseCreate(OpenAiRequest):
     """A response to make."""
 
     harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
-        "include": (["reasoning.encrypted_content"],),
+        "include": ([], ["reasoning.encrypted_content"]),
         "reasoning": ({},),
         "service_tier": ("auto", "default"),
         "stream_options": ({}, {"include_obfuscation": False}),

@@ -1,5 +1,6 @@
 """A gateway beside the worker and bridge of the module's stack."""
 
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
 from turnstile.embedded.ports import free_port
 from turnstile.gateway.events import feeds
+
+collect_ignore = [] if "REAL_CLIENTS" in os.environ else ["test_real_clients.py"]
 
 
 @pytest.fixture(scope="module")
