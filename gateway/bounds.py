@@ -1,6 +1,7 @@
 """What a gateway is held against: sizes, times and rates, as its settings say; and what it says of itself."""
 
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Doors:
     origins: frozenset[str]
     any_address: bool = False
     """Whether a bare IP address will do: no name can be rebound to it."""
+    proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Whose `X-Forwarded-For` says where a request comes from."""
 
 
 @dataclass(frozen=True, slots=True)

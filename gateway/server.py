@@ -9,6 +9,7 @@ It takes no signals and changes no logging: the process that runs it does both.
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import struct
 from collections.abc import Generator
@@ -23,6 +24,8 @@ from turnstile.gateway.http.problems import headers_of, problem_of
 from turnstile.schema.errors import BadRequest, ConfigError
 
 _HEAD_BYTES = 32 * 1024
+_FIELD_BYTES = 16 * 1024
+_BARE = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 _BACKLOG = 2048
 _SEND_BYTES = 128 * 1024
 _GRACE_SECONDS = 10
@@ -94,6 +97,9 @@ def _protocol(connections: Connections, seconds: float) -> type[H11Protocol]:
 
         def handle_events(self) -> None:
             """Also called for what came during the answer before."""
+            if self.conn.their_state is h11.IDLE and is_ambiguous(self.conn.trailing_data[0]):
+                self.send_400_response("")
+                return
             super().handle_events()
             state = self.conn.their_state
             begun = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
@@ -119,6 +125,22 @@ def _protocol(connections: Connections, seconds: float) -> type[H11Protocol]:
                 self._deadline = None
 
     return Bounded
+
+
+def is_ambiguous(data: bytes) -> bool:
+    """Whether the head of a request, as far as it came, is one that a proxy before us may have read another way.
+
+    So are lines that end with a bare LF or hold a bare CR, folded fields, a body with two lengths, and fields that are
+    too long.
+    """
+    head, _, _ = data.lstrip(b"\r\n").partition(b"\r\n\r\n")
+    if len(head) > _HEAD_BYTES or _BARE.search(head) is not None:
+        return True
+    lines = head.split(b"\r\n")
+    if any(len(line) > _FIELD_BYTES or line[:1] in (b" ", b"\t") for line in lines):
+        return True
+    names = [line.partition(b":")[0].strip().lower() for line in lines[1:]]
+    return names.count(b"content-length") + names.count(b"transfer-encoding") > 1
 
 
 class HttpServer(uvicorn.Server):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -25,7 +25,20 @@ from turnstile.schema.errors import Refused
 REFUSED: Final = "push_url_refused"
 _RESOLVE_SECONDS: Final = 5.0
 _MOST, _SHARE = 64, 4
-_NAT64: Final = "64:ff9b:"
+_PUBLIC_V6: Final = ip_network("2000::/3")
+_SPECIAL_V6: Final = tuple(
+    ip_network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
+)
+_SPECIAL_V4: Final = tuple(
+    ip_network(each)
+    for each in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24"),
+        *("192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24"),
+        *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+    )
+)
+"""IANA's special-purpose blocks, multicast and what is reserved: all else of IPv4 is the public internet's."""
+_NAT64: Final = ip_network("64:ff9b::/96")
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -165,9 +178,11 @@ def is_public(address: str) -> bool:
     """Whether an IP address is one of the public internet, also within IPv6."""
     found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):
+        # Of IPv6 only 2000::/3 is given out for the public internet.
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is None and str(found).startswith(_NAT64):
+        if inner is None and found in _NAT64:
             inner = IPv4Address(int(found) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return found.is_global and not found.is_multicast
+        return found in _PUBLIC_V6 and not any(found in each for each in _SPECIAL_V6)
+    return not any(found in each for each in _SPECIAL_V4)

@@ -20,7 +20,7 @@ from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
 from turnstile.gateway.console.rendering import refused
 from turnstile.gateway.console.sessions import CSRF, check_csrf, check_origin, csrf_of, session_of
 from turnstile.gateway.http.endpoints import NoQuery, parsed, read_query
-from turnstile.gateway.http.guard import ROUTE, TOKEN
+from turnstile.gateway.http.guard import ADDRESS, ROUTE, TOKEN
 from turnstile.gateway.http.problems import Unauthenticated
 from turnstile.schema.access import Principal, Right, Secret
 from turnstile.schema.errors import TurnstileError
@@ -46,7 +46,7 @@ class PageDispatch:
         access, secret = self._console.access, session_of(request)
         if secret is None:
             return to_enter(self._console, request)
-        address = "" if request.client is None else request.client.host
+        address = str(request.scope.get(ADDRESS, ""))
         try:
             principal = await access.principal(secret, address)
         except Unauthenticated:

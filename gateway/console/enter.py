@@ -12,7 +12,7 @@ from turnstile.gateway.console.page import Console
 from turnstile.gateway.console.rendering import bare, own_page, see_other
 from turnstile.gateway.console.sessions import begin, check_origin, end, is_loopback
 from turnstile.gateway.console.templating import CONSOLE
-from turnstile.gateway.http.guard import ROUTE
+from turnstile.gateway.http.guard import ADDRESS, ROUTE
 from turnstile.gateway.http.problems import Unauthenticated, status_of
 from turnstile.schema.access import Secret, read_secret
 from turnstile.schema.errors import Refused
@@ -87,7 +87,7 @@ class _Entrance:
             secret = self._console.once.take(once)
         if secret is None:
             raise Unauthenticated("the token is not valid")
-        await self._console.access.principal(secret, "" if request.client is None else request.client.host)
+        await self._console.access.principal(secret, str(request.scope.get(ADDRESS, "")))
         return secret
 
     def _page(self, wanted: object, status: int = 200, wrong: str = "", once: str | None = None) -> Response:

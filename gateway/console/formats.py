@@ -5,7 +5,6 @@ their code point.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,13 +14,10 @@ from urllib.parse import quote
 from markupsafe import Markup
 from pydantic_core import to_jsonable_python
 
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
-    "\u202a-\u202e\u2028\u2029\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff\ud800-\udfff]"
-)
+from turnstile.schema.visible import visible
+
 _SENDER: Final = "token."
 _SHOWN_ID: Final = 6
-_JOINERS: Final = "\u200c\u200d"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _THOUSAND, _MILLION = 1000, 1_000_000
 
@@ -30,20 +26,6 @@ class Kept(str):
     """Text that a page must hold as it is, such as the value of a field; it is escaped all the same."""
 
     __slots__ = ()
-
-
-def visible(text: str) -> str:
-    """The text with what is not seen shown as `[U+202E]`; joiners stay where scripts and emoji need them."""
-    if text.isascii() and text.isprintable():
-        return text
-
-    def shown(found: re.Match[str]) -> str:
-        place, character = found.start(), found[0]
-        if character in _JOINERS and 0 < place < len(text) - 1 and not (text[place - 1] + text[place + 1]).isascii():
-            return character
-        return f"[U+{ord(character):04X}]"
-
-    return _UNSEEN.sub(shown, text)
 
 
 def finalized(value: object) -> object:

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 from markupsafe import Markup, escape
 
-from turnstile.gateway.console.formats import visible
+from turnstile.schema.visible import visible
 
 RENDERED: Final = 20_000
 """Characters of a text that is rendered; a longer one is shown as it is."""

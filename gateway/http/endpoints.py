@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.bearers import Access, secret_in
-from turnstile.gateway.http.guard import ROUTE, TOKEN
+from turnstile.gateway.http.guard import ADDRESS, ROUTE, TOKEN
 from turnstile.gateway.http.problems import BadField
 from turnstile.schema.access import Principal, Right, Secret
 from turnstile.schema.base import JsonObject, Strict
@@ -126,7 +126,7 @@ class Dispatch:
 
 async def admitted(request: Request, access: Access, right: Right) -> tuple[Principal, Secret]:
     """Who asks, and with which token; raises as `Access` does."""
-    address = "" if request.client is None else request.client.host
+    address = str(request.scope.get(ADDRESS, ""))
     secret = secret_in(request.headers)
     principal = await access.principal(secret, address)
     request.scope[TOKEN] = principal.token_id

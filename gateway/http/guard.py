@@ -10,8 +10,8 @@ a client that sends all before it reads would never read why. The connection of 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from ipaddress import ip_address
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -36,9 +36,13 @@ _ALLOWED_METHODS = "GET, POST, PUT, DELETE"
 _ALLOWED_HEADERS = "authorization, *"
 _EXPOSED_HEADERS = "location, mcp-session-id, preference-applied, retry-after, x-request-id"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""No page can have one of these rebound, and its own origin is compared with the whole of Host."""
 _DRAINED_BYTES = 256 << 20
 TOKEN = "turnstile.token"  # noqa: S105 -- a key
 """The key of the scope under which the id of the request's token is."""
+ADDRESS = "turnstile.address"
+"""The key of the scope under which the address of the client is: the peer's, or what a trusted proxy says."""
 ROUTE = "turnstile.route"
 """The key of the scope under which a matched endpoint leaves its name."""
 
@@ -66,6 +70,7 @@ class Guard:
         if scope["type"] != "http":
             return
         headers, origin = Headers(scope=scope), None
+        scope[ADDRESS] = client_address(scope, headers, self._doors.proxies)
         seen, body = _Seen(scope, send), _Body(headers, receive)
         try:
             try:
@@ -112,7 +117,7 @@ class Guard:
         if len(named) != 1:
             raise BadRequest("a request needs exactly one Host")
         host = named[0].lower()
-        if host in self._doors.hosts or (self._doors.any_address and _is_address(host)):
+        if host in self._doors.hosts or _is_loopback(host) or (self._doors.any_address and _is_address(host)):
             return
         raise Refused("host_not_allowed", "the gateway is not known by this name: list it in [gateway].allowed_hosts")
 
@@ -128,6 +133,32 @@ class Guard:
         if len(given) == 1 and origin in (f"http://{host}", f"https://{host}"):
             return None
         raise Refused("origin_not_allowed", "pages of this origin may not ask: list it in [gateway].allowed_origins")
+
+
+def client_address(scope: Scope, headers: Headers, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
+    """The address of who asks.
+
+    Behind trusted proxies it is the last one in `X-Forwarded-For` that is not a trusted proxy's: what stands before it
+    anybody can write. Without them the header says nothing.
+    """
+    peer = scope.get("client")
+    found = "" if peer is None else str(peer[0])
+    said = [each.strip() for line in headers.getlist("x-forwarded-for") for each in line.split(",")]
+    while proxies and said and _is_in(found, proxies):
+        address = said.pop()
+        if not _is_address(f"[{address}]" if ":" in address else address):
+            break
+        found = address
+    return found
+
+
+def _is_in(address: str, networks: Sequence[IPv4Network | IPv6Network]) -> bool:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return any((inner or found) in each for each in networks)
 
 
 class _Body:
@@ -186,6 +217,12 @@ class _Seen:
         else:
             self.sent += len(message.get("body", b""))
         await self._send(message)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether this is one of the machine's own names, at any port: one that was forwarded (`ssh -L`) has another."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdecimal() and name else host) in _LOOPBACK
 
 
 def _is_address(host: str) -> bool:

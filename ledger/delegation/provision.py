@@ -14,7 +14,7 @@ from turnstile.ledger.queries import Again, Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.delegation.provision import ProvisionArguments, ProvisionRefused
-from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, StepId, ToolCallId, is_exclusive
 from turnstile.schema.states import AgentStatus
 
 
@@ -118,6 +118,8 @@ def _row(
     owner: str | None,
     more: JsonObject,
 ) -> RosterRow:
+    if wanted.worker_target is not None and is_exclusive(wanted.worker_target):
+        raise ProvisionRefused("auth_failed")  # a service's or a person's own process: an operator's profile names it
     tags = wanted.known_tags
     return RosterRow(
         profile_box_id=profile.profile_box_id,

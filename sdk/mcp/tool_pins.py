@@ -18,20 +18,17 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.parameters import json_schema, object_schema
 from turnstile.schema.people.digests import canonical
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.visible import hidden_places, visible
 from turnstile.schema.wire import subjects
 from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of
 
 LONGEST_DESCRIPTION = 8192
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_UNSEEN = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
-)
-"""Characters that nobody sees, by which a text can say to a model what it does not say to people."""
 
 
 def seen(text: str) -> str:
     """The text without characters that nobody sees."""
-    return _UNSEEN.sub("", text)
+    return visible(text, lambda _: "")
 
 
 class Unacceptable(BadRequest):
@@ -108,8 +105,9 @@ def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
         "output_schema": tool.output_schema,
         "hints": hints,
     }
-    if (unseen := next(filter(None, map(_UNSEEN.search, _texts(pinned))), None)) is not None:
-        raise Unacceptable(f"its definition has a character that nobody sees, U+{ord(unseen[0]):04X}")
+    unseen = next((text[place] for text in _texts(pinned) for place in hidden_places(text)), None)
+    if unseen is not None:
+        raise Unacceptable(f"its definition has a character that nobody sees, U+{ord(unseen):04X}")
     try:
         digest = hashlib.sha256(canonical(pinned)).hexdigest()
         found = RemoteTool(tool.name, description, object_schema(parameters), tool.output_schema, hints, digest)

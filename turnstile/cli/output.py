@@ -7,7 +7,6 @@ characters are removed from the text of models and users, so that it cannot cont
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from turnstile.cli.errors import Failure
+from turnstile.schema.visible import escape, visible
 from turnstile.telemetry.logs import TextFormatter, json_lines
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDE = 200
 _INDENT = 4
 _MIN_CELL = 12
@@ -38,8 +37,8 @@ Item = TypeVar("Item", bound=BaseModel)
 
 
 def clean(text: str) -> str:
-    """`text` without control characters but newline and tab."""
-    return _CONTROL.sub("", text)
+    """`text` without what nobody sees."""
+    return visible(text, lambda _: "")
 
 
 def clock(moment: datetime | None) -> str:
@@ -85,7 +84,7 @@ class Output:
 
     def document(self, value: JsonValue | BaseModel | Sequence[BaseModel]) -> None:
         """Print one JSON document."""
-        self._write(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n")
+        self._write(_json(_plain(value), indent=2) + "\n")
 
     def result(self, value: JsonValue | BaseModel, text: str) -> None:
         """Print the result of a command: `text` as a line, or with `--json` the document."""
@@ -96,7 +95,7 @@ class Output:
 
     def json_line(self, value: JsonValue | BaseModel) -> None:
         """Print one JSON object on a line."""
-        self._write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
+        self._write(_json(_plain(value)) + "\n")
 
     def records(
         self, title: str, items: Sequence[Item], columns: Mapping[str, Callable[[Item], object]], *, cut: str = ""
@@ -227,6 +226,11 @@ class Output:
     def _write(self, text: str) -> None:
         self._out.file.write(text)
         self._out.file.flush()
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """JSON in which what nobody sees is escaped: a terminal shows it, too."""
+    return visible(json.dumps(value, indent=indent, ensure_ascii=False), escape, exact=True)
 
 
 def _plain(value: JsonValue | BaseModel | Sequence[BaseModel]) -> object:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -212,7 +213,9 @@ def doors_of(section: GatewaySettings, url: str, listener: socket.socket) -> Doo
     named = {f"{name}:{port}" for name in (*_LOOPBACK, _bracketed(section.host))}
     named |= {urlsplit(url).netloc.lower(), *(name.lower() for name in section.allowed_hosts)}
     own = {each.rstrip("/").lower() for each in section.allowed_origins}
-    return Doors(frozenset(named), frozenset(own), any_address=section.host not in ("127.0.0.1", "::1"))
+    proxies = tuple(ip_network(each, strict=False) for each in section.trusted_proxies)
+    any_address = section.host not in ("127.0.0.1", "::1")
+    return Doors(frozenset(named), frozenset(own), any_address=any_address, proxies=proxies)
 
 
 def _bracketed(host: str) -> str:

@@ -6,7 +6,7 @@ embedded server: the one of this process, or that of a running `turnstile up`.
 
 import json
 from collections.abc import Callable
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
@@ -284,6 +284,13 @@ class LimitsSettings(Strict):
         )
 
 
+def _network(value: str) -> str:
+    try:
+        return str(ip_network(value, strict=False))
+    except ValueError:
+        raise ValueError("needs an address or a network, such as 10.0.0.0/8") from None
+
+
 class GatewaySettings(Strict):
     """`[gateway]`: HTTP for applications and people (protocol §14)."""
 
@@ -292,6 +299,9 @@ class GatewaySettings(Strict):
     url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
     allowed_hosts: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list[str], max_length=64)
     allowed_origins: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list[str], max_length=64)
+    trusted_proxies: Annotated[list[Annotated[str, AfterValidator(_network)]], BeforeValidator(_listed)] = Field(
+        default_factory=list[str], max_length=64
+    )
     database_pool_size: int = Field(default=6, ge=1, le=1000)
     max_body_kb: int = Field(default=1024, ge=1, le=65_536)
     max_connections: int = Field(default=5000, ge=1, le=1_000_000)

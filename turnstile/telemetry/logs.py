@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from turnstile.runtime.log_context import bound
+from turnstile.schema.visible import escape, visible
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -36,11 +37,15 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and (error := record.exc_info[1]) is not None:
             line["error"] = type(error).__name__
             line["frames"] = _frames(error)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return visible(json.dumps(line, ensure_ascii=False, default=str), escape, exact=True)
 
 
 class TextFormatter(logging.Formatter):
     """Formats a record as its message, followed by the exception if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, in which what nobody sees is escaped."""
+        return visible(super().format(record), escape)
 
     def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802 -- the standard library's name
         """The exception's type and frames."""

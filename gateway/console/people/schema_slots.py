@@ -6,7 +6,6 @@ What has no field of its own, or would not be seen in one (control characters, w
 
 import json
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,14 +15,13 @@ from typing import Final, NoReturn, cast
 from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.visible import is_hidden
 
 _MOST_CHOICES = 50
 _LONG_TEXT = 80
 _LONGEST_LIST = 200
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,30})")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
-_UNSEEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 
 
 class Missing(StrEnum):
@@ -174,10 +172,7 @@ def hints(slot: Slot) -> str:
 
 def is_plain(text: str) -> bool:
     """Whether all of a text is seen where it is shown; line breaks and tabs are."""
-    return all(
-        each in "\n\t" or (unicodedata.category(each) not in _UNSEEN and each not in _BLANK and not _selects(each))
-        for each in set(text)
-    )
+    return not any(is_hidden(each) for each in set(text) - {"\n", "\t"})
 
 
 def shown_json(value: JsonValue) -> str:
@@ -268,10 +263,6 @@ def _number(text: str) -> JsonValue:
 def _same(one: JsonValue, other: Given) -> bool:
     """Whether two values are the same JSON: 1 and true are not."""
     return type(one) is type(other) and one == other
-
-
-def _selects(character: str) -> bool:
-    return "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef" or character == "\u180f"
 
 
 def _no_number(text: str) -> NoReturn:

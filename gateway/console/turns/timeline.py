@@ -12,11 +12,12 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from turnstile.gateway.console.formats import duration, visible
+from turnstile.gateway.console.formats import duration
 from turnstile.ledger.access.now import TurnCall
 from turnstile.ledger.turns.views import StepView
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.interrupts import Interrupt
+from turnstile.schema.visible import visible
 from turnstile.schema.wire.descriptions import TurnView
 
 Kind = Literal["queue", "step", "attempt", "failed", "call", "bad", "people", "live", "end"]

@@ -70,6 +70,7 @@ async def test_a_derived_agent_belongs_to_its_source(tenant: Tenant) -> None:
         ({"agent_id": "old", "profile_name": "other"}, "existing_agent_profile_mutation_forbidden"),
         ({"agent_id": "old", "owner_agent_id": "me"}, "existing_agent_owner_mutation_forbidden"),
         ({"agent_id": "old", "worker_target": "elsewhere"}, "existing_agent_worker_target_mutation_forbidden"),
+        ({"agent_id": "new", "profile_name": "worker", "worker_target": "svc1_tally_main"}, "auth_failed"),
         ({"agent_id": "old", "tags": ["x"]}, "existing_agent_tags_mutation_forbidden"),
         ({"action": "derive", "agent_id": "old", "derived_from": "a", "profile_name": "other"}, "profile_mismatch"),
     ],

@@ -156,9 +156,15 @@ async def test_requests_of_a_known_token_are_none_of_a_stranger(
 async def test_a_rebound_name_reaches_nothing(url: str, web: httpx.AsyncClient) -> None:
     """A page of evil.example whose name now means this machine sends its own name as Host."""
     port = urlsplit(url).port
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1.evil.example:{port}", "", "[::1]:1"):
+    for host in (
+        "evil.example",
+        f"evil.example:{port}",
+        f"127.0.0.1.evil.example:{port}",
+        "",
+        "localhost.evil.example",
+    ):
         assert code(await web.get("/v1/turns", headers={"host": host})) == (421, "host_not_allowed"), host
-    for host in (f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+    for host in (f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}", "127.0.0.1", "[::1]:1"):  # forwarded ports
         assert (await web.get("/v1/turns", headers={"host": host})).status_code == 200
 
 

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from tests.e2e.gateway.test_access import code
 from tests.e2e.gateway.test_streams import LONG, begun
+from tests.gateway.test_heads import AMBIGUOUS
 from tests.support.gateway import client, serving, token_of
 from tests.support.guarded import CONNECTIONS, Guarded, ended
 from tests.support.processes.stack import Stack
@@ -173,3 +175,24 @@ async def test_the_head_of_a_stream_is_no_stream(guarded: Guarded, tenant: Tenan
         assert (await web.get(f"/v1/turns/{turn}")).json()["ended_at"] is None
         await web.post(f"/v1/turns/{turn}/stop", json={})
     await tenant.ended(turn)
+
+
+@pytest.mark.parametrize("head", range(len(AMBIGUOUS)))
+async def test_a_head_that_can_be_read_two_ways_is_refused(guarded: Guarded, head: int) -> None:
+    """Also behind a good request on the same connection."""
+    before = guarded.head("GET /v1/agents HTTP/1.1") + b"\r\n"
+    for sent, answers in ((AMBIGUOUS[head], [b"400"]), (before + AMBIGUOUS[head], [b"200", b"400"])):
+        async with guarded.connected() as (reader, writer):
+            writer.write(sent)
+            _, said = await ended(reader)
+        found = [line.split()[1] for line in said.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+        if not answers[1:] or found != [b"200"]:  # the kernel may drop an answer of a connection that is being closed
+            assert found == answers, said[:300]
+
+
+async def test_a_port_that_was_forwarded_is_no_other_host(guarded: Guarded) -> None:
+    async with client(guarded.url, guarded.token) as web:
+        for host, status in (("localhost:9999", 200), ("127.0.0.1:1", 200), ("[::1]:80", 200), ("evil.example", 421)):
+            assert (await web.get("/v1/agents", headers={"host": host})).status_code == status
+        forged = {"host": "localhost:9999", "origin": "http://localhost:8888"}
+        assert (await web.get("/v1/agents", headers=forged)).status_code == 403

@@ -16,8 +16,8 @@ from turnstile.gateway.console.formats import (
     money,
     part,
     tokens,
-    visible,
 )
+from turnstile.schema.visible import visible
 
 
 @pytest.mark.parametrize(

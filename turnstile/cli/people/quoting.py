@@ -5,22 +5,18 @@ person decides by what stands here.
 """
 
 import json
-import unicodedata
 
 from pydantic import JsonValue
 
 from turnstile.schema.parameters import checks
+from turnstile.schema.visible import escape, visible
 
 BAR = "│ "
-_HIDDEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Control and format characters, unassigned and private ones, and separators of lines."""
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and marks that show nothing."""
 
 
 def escaped(text: str) -> str:
     """`text` in which what does not show as itself is written as JSON writes it (`\\u202e`)."""
-    return "".join(_shown(each) for each in text)
+    return visible(text, escape, exact=True).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def quoted_value(value: JsonValue) -> list[str]:
@@ -50,16 +46,3 @@ def _fits(schema: dict[str, JsonValue], value: JsonValue) -> bool:
         return checks(schema).fault(value) is None
     except Exception:  # noqa: BLE001 -- a model wrote the schema; the bridge says what is wrong with the answer
         return False
-
-
-def _shown(character: str) -> str:
-    category = unicodedata.category(character)
-    space = category == "Zs" and character != " "
-    if category not in _HIDDEN and not space and character not in _BLANK and not _selects(character):
-        return character
-    return json.dumps(character)[1:-1] if character > "\x7e" or character < " " else f"\\u{ord(character):04x}"
-
-
-def _selects(character: str) -> bool:
-    """Whether it is a variation selector: any number of them show nothing."""
-    return "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef" or character == "\u180f"
