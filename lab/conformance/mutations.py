@@ -523,10 +523,18 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Core invariants",
         "One enqueue is one turn",
-        "ledger/migrations/0003_create_state.sql",
-        "CREATE UNIQUE INDEX inbox_correlation ON",
-        "CREATE INDEX inbox_correlation ON",
+        "ledger/turns/intake.sql",
+        "AND i.message_type IN {turn_types}\n    ORDER BY i.message_type <> :message_type LIMIT 1",
+        "AND i.message_type IN {turn_types} AND false\n    ORDER BY i.message_type <> :message_type LIMIT 1",
         "tests/ledger/races/test_races.py::test_3_a_simultaneous_duplicate_leases_once",
+    ),
+    Mutation(
+        "Core invariants",
+        "One enqueue is one turn",
+        "ledger/fragments.sql",
+        "active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id,",
+        "active_agent_turn_id = coalesce(h.active_agent_turn_id, n.agent_turn_id), active_inbox_id = n.inbox_id,",
+        "tests/e2e/turns/test_turns.py::test_turns_of_one_agent_queue",
     ),
     Mutation(
         "Core invariants",
