@@ -110,7 +110,7 @@ def _with_own_key(principal: Principal, payload: JsonObject) -> JsonObject:
 def accepted(reply: type[Answer], answer: JsonObject) -> Answer:
     """The reply if it was accepted; raises as `Asking.ask` does."""
     read = reply.model_validate(answer)
-    if read.status is ReplyStatus.ACCEPTED:
+    if read.is_done:
         return read
     code, message = read.error_code or str(read.status), read.error or f"the bridge answered {read.status}"
     if read.status is ReplyStatus.BUSY:

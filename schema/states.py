@@ -157,6 +157,7 @@ class ReplyStatus(StrEnum):
     """`status` of every L0 primitive's reply (protocol §6)."""
 
     ACCEPTED = "accepted"
+    STEERED = "steered"  # of enqueue only: an earlier turn hears the instruction
     BUSY = "busy"
     REJECTED = "rejected"
     ERROR = "error"

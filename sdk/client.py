@@ -375,7 +375,7 @@ def accepted(model: type[Answer], answer: JsonObject) -> Answer:
     request may be accepted later.
     """
     reply = model.model_validate(answer)
-    if reply.status is ReplyStatus.ACCEPTED:
+    if reply.is_done:
         return reply
     code, message = reply.error_code or str(reply.status), reply.error or f"the bridge answered {reply.status}"
     if code == ServerUnavailable.code:

@@ -30,7 +30,7 @@ from turnstile.schema.budgets.budget_requests import (
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, SteerId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InboxId, InterruptId, SteerId, ToolCallId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
@@ -69,6 +69,7 @@ class _Turn(TurnView):
     output: _Output | None = None
     duplicate: bool = False
     steered: bool = False
+    steer_inbox_id: InboxId | None = None
     stopped: tuple[AgentTurnId, ...] = ()
 
 
@@ -280,7 +281,7 @@ class HttpTurn(Turn):
 
     async def _made(self, path: str, body: JsonObject, correlation_id: str | None) -> AgentTurnId:
         made = await self._backend.request("POST", path, _Turn, body, _idempotent(correlation_id))
-        self.reply = EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})
+        self.reply = _reply(made)
         self._asked = made.agent_turn_id
         return made.agent_turn_id
 
@@ -443,3 +444,18 @@ def _idempotent(correlation_id: str | None) -> dict[str, str]:
     if not (correlation_id.isascii() and correlation_id.isprintable()):
         raise BadRequest("correlation_id: over HTTP it has ASCII characters only")
     return {"idempotency-key": f'"{correlation_id}"'}
+
+
+def _reply(made: _Turn) -> EnqueueReply:
+    """What the bridge replied, of the turn that the gateway answered."""
+    if not made.steered:
+        return EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})
+    return EnqueueReply(
+        status=ReplyStatus.STEERED,
+        agent_id=made.agent_id,
+        conversation_id=made.conversation_id,
+        steered_turn_id=made.agent_turn_id,
+        inbox_id=made.steer_inbox_id,
+        trace_id=made.trace_id,
+        duplicate=made.duplicate,
+    )

@@ -233,10 +233,10 @@ def turn_in(reply: DescribeReply) -> TurnView:
 
 
 def turn_of(reply: EnqueueReply) -> AgentTurnId:
-    """The turn that an accepted request made."""
-    if reply.agent_turn_id is None:
+    """The turn that an accepted request made, or that hears it."""
+    if (turn := reply.agent_turn_id or reply.steered_turn_id) is None:
         raise Refused("internal_error", "the bridge accepted the request and named no turn")
-    return reply.agent_turn_id
+    return turn
 
 
 def _chunk_of(event: WatchEvent, turn: AgentTurnId) -> Chunk | None:

@@ -5,6 +5,7 @@ net: ends of queued turns are announced, the turn in hand is rung for, or ended 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from turnstile.bridge.people.steering import tell_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
@@ -21,8 +22,8 @@ from turnstile.runtime.telemetry import Telemetry
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import ConversationId
-from turnstile.schema.states import MultitaskStrategy, ReplyStatus, TurnStatus
+from turnstile.schema.ids import ConversationId, InboxId
+from turnstile.schema.states import InboxStatus, MultitaskStrategy, ReplyStatus, SteerStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueReply
 
@@ -30,6 +31,14 @@ _NEEDS_PRINCIPAL = (
     "a multitask_strategy needs to know whose turns are meant: set TURNSTILE_PRINCIPAL to your name, which then ends"
     " the subject of each request (req.sys.bridge.enqueue.{name}), or ask the gateway"
 )
+
+_ROW: Final = {
+    SteerStatus.WAITING: InboxStatus.PENDING,
+    SteerStatus.TAKEN: InboxStatus.PROCESSING,
+    SteerStatus.APPLIED: InboxStatus.CONSUMED,
+    SteerStatus.SKIPPED: InboxStatus.SKIPPED,
+}
+"""Where the inbox row of a steer stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +98,12 @@ class MultitaskEnqueues:
 def _steered(command: Enqueue, made: Steered) -> EnqueueReply:
     steer = made.steer
     return EnqueueReply(
-        status=ReplyStatus.ACCEPTED,
+        status=ReplyStatus.STEERED,
         agent_id=steer.agent_id,
         conversation_id=command.request.conversation_id or ConversationId(""),
-        agent_turn_id=made.agent_turn_id,
+        steered_turn_id=made.agent_turn_id,
+        inbox_id=InboxId(steer.steer_id),
+        inbox_status=_ROW[steer.steer_status],
         trace_id=headers.trace_id(steer.context_headers.get(headers.TRACEPARENT, "--")),
         duplicate=not steer.is_new,
-        steered=True,
     )

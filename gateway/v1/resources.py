@@ -26,6 +26,7 @@ from turnstile.schema.ids import (
     CardId,
     ChannelId,
     ConversationId,
+    InboxId,
     InterruptId,
     SteerId,
     ToolCallId,
@@ -99,6 +100,8 @@ class Turn(TurnView):
     """What it delivered; null while it is not over."""
     steered: bool = False
     """Whether the request's instruction went to this turn as a steer (strategy `steer`), and made none."""
+    steer_inbox_id: InboxId | None = None
+    """If so, the inbox row of the steer, which is the steer's id; the `inbox_id` is the turn's."""
     stopped: tuple[AgentTurnId, ...] = ()
     """The turns that make way for the request's (strategies `interrupt` and `rollback`)."""
     duplicate: bool = False

@@ -45,6 +45,7 @@ from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavaila
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
 from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
+from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
 
@@ -95,16 +96,17 @@ class Turns:
     async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
         """The new turn; once it is over, if that is waited for."""
         principal, wait = call.principal, wait_in(call.headers)
-        if reply.agent_turn_id is None:
+        if (turn_id := reply.agent_turn_id or reply.steered_turn_id) is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
-        turn = await self.described(principal, reply.agent_turn_id)
+        turn = await self.described(principal, turn_id)
         turn, waited = await self._waited(call, turn, wait)
         answer = Turn.model_validate(
             {
                 **turn.model_dump(),
                 "output": await self._output(turn),
                 "duplicate": reply.duplicate,
-                "steered": reply.steered,
+                "steered": reply.status is ReplyStatus.STEERED,
+                "steer_inbox_id": reply.inbox_id if reply.status is ReplyStatus.STEERED else None,
                 "stopped": reply.stopped,
             }
         )

@@ -120,11 +120,17 @@ class Reply(Tolerant):
     """The fields of every primitive's reply (protocol §6)."""
 
     status: ReplyStatus
-    """`accepted`: done. `busy`: try again. `rejected`: refused. `error`: a server failed."""
+    """`accepted`: done. `steered` (of `enqueue`): an earlier turn hears it. `busy`: try again. `rejected`: refused.
+    `error`: a server failed."""
     error_code: str | None = None
     """The reason as a stable code; null if accepted."""
     error: str | None = None
     """The reason, for people."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request was done, now or before."""
+        return self.status in {ReplyStatus.ACCEPTED, ReplyStatus.STEERED}
 
 
 class EnqueueReply(Reply):
@@ -135,13 +141,14 @@ class EnqueueReply(Reply):
     conversation_id: ConversationId | None = None
     """The conversation that the turn is in; empty for the one that a profile's memory keeps."""
     agent_turn_id: AgentTurnId | None = None
-    """The turn: its `task` event has this id."""
+    """The turn that the request made: its `task` event has this id. Null if an earlier turn is steered."""
     turn_epoch: int | None = None
     """The fencing number of the turn's lease."""
     inbox_id: InboxId | None = None
     """The row of the agent's inbox."""
     inbox_status: InboxStatus | None = None
-    """`queued` while the agent is busy, `pending` once the agent is leased to the turn."""
+    """As the row says: `queued` while the agent is busy, `pending` once the agent is leased to the turn, `processing`
+    if the turn is started at once."""
     context_box_id: BoxId | None = None
     """The box that the turn reads."""
     output_box_id: BoxId | None = None
@@ -152,8 +159,9 @@ class EnqueueReply(Reply):
     """Whether the same request was made before: then these are its ids, and nothing was written."""
     stopped: tuple[AgentTurnId, ...] = ()
     """With the strategies `interrupt` and `rollback`: the turns that make way for this one."""
-    steered: bool = False
-    """With the strategy `steer`: whether the instruction went to an earlier turn, which the reply then names."""
+    steered_turn_id: AgentTurnId | None = None
+    """With the status `steered`: the earlier turn that hears the instruction. `inbox_id` is then that of the steer's
+    own row, which is the steer's id."""
 
 
 class DescribeRequest(Strict):

@@ -167,7 +167,13 @@ async def test_each_strategy_concerns_the_turns_of_the_token(url: str, tenant: T
         assert first["agent_turn_id"] in refused.json()["detail"]
         told = (await ask(mine, "steer", "be quick")).json()
         assert (told["steered"], told["agent_turn_id"]) == (True, first["agent_turn_id"])
+        row = "inbox_id = $1 AND agent_turn_id = $2 AND message_type = 'steer'"
+        found = await tenant.rows(
+            f"SELECT FROM state.agent_inbox WHERE {row}", told["steer_inbox_id"], told["agent_turn_id"]
+        )
+        assert len(found) == 1
         made = (await ask(mine, "rollback")).json()
+        assert (made["steered"], made["steer_inbox_id"]) == (False, None)
         assert (made["steered"], made["stopped"]) == (False, [first["agent_turn_id"]])
         await tenant.ended(AgentTurnId(first["agent_turn_id"]))  # else it makes way for the next one, too
         async with turnstile.Client(url, token=tokens[0]) as python:

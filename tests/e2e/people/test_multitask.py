@@ -40,7 +40,7 @@ async def request(hand: Hand, *steps: JsonObject, caller: Caller | None = ME, **
 async def over(hand: Hand, strategy: str, *steps: JsonObject, caller: Caller = ME, **fields: Any) -> EnqueueReply:
     """Enqueue with this strategy, which must be accepted."""
     reply = await request(hand, *steps, caller=caller, multitask_strategy=strategy, **fields)
-    assert reply.status is ReplyStatus.ACCEPTED, reply
+    assert reply.is_done, reply
     return reply
 
 
@@ -116,13 +116,17 @@ async def test_steer_tells_the_turn_in_hand_and_is_a_turn_without_one(tenant: Te
     async with talker_of(tenant) as hand:
         turn = await running(hand, {"text": "soon", "chunks": 4, "delay_seconds": 0.3})
         reply = await over(hand, "steer", correlation_id="k", instruction="also tell the date")
-        assert (reply.steered, reply.agent_turn_id, reply.duplicate) == (True, turn, False)
+        assert (reply.status, reply.agent_turn_id, reply.steered_turn_id) == (ReplyStatus.STEERED, None, turn)
+        assert (reply.inbox_status, reply.duplicate) == ("pending", False)
+        row = "inbox_id = $1 AND agent_turn_id = $2 AND message_type = 'steer'"
+        assert await tenant.rows(f"SELECT FROM state.agent_inbox WHERE {row}", reply.inbox_id, turn)
         ended = await hand.ended(turn)
         assert "also tell the date" in read(ended)
         again = await over(hand, "steer", correlation_id="k", instruction="also tell the date")
-        assert (again.steered, again.agent_turn_id, again.duplicate) == (True, turn, True)
+        assert (again.status, again.inbox_id, again.steered_turn_id) == (ReplyStatus.STEERED, reply.inbox_id, turn)
+        assert (again.inbox_status, again.duplicate) == ("consumed", True)
         new = await over(hand, "steer", {"text": "now"})
-        assert (new.steered, (await hand.ended(turn_of(new))).deliverable()) == (False, "now")
+        assert (new.status, (await hand.ended(turn_of(new))).deliverable()) == (ReplyStatus.ACCEPTED, "now")
 
 
 async def test_without_a_named_caller_or_a_conversation_it_is_refused(tenant: Tenant) -> None:
@@ -176,14 +180,17 @@ async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant, rounds:
                     conversation_id=f"c{number % 3}",
                     multitask_strategy=strategy,
                 )
-                assert reply.status is ReplyStatus.ACCEPTED or reply.error_code == "turn_in_progress", reply
+                assert reply.is_done or reply.error_code == "turn_in_progress", reply
                 asked[caller.name].append(reply)
 
         await asyncio.gather(*(client(number) for number in range(16)))
-        accepted = {name: [each for each in replies if each.agent_turn_id] for name, replies in asked.items()}
-        made = {name: {turn_of(each) for each in replies if not each.steered} for name, replies in accepted.items()}
+        accepted = {name: [each for each in replies if each.is_done] for name, replies in asked.items()}
+        made = {
+            name: {turn_of(each) for each in replies if each.steered_turn_id is None}
+            for name, replies in accepted.items()
+        }
         for name, replies in accepted.items():
-            assert {turn_of(each) for each in replies if each.steered} <= made[name]
+            assert {each.steered_turn_id for each in replies if each.steered_turn_id} <= made[name]
 
         async def over() -> bool:
             return await tenant.count("state.turn_outcomes", "announced_at IS NOT NULL") == sum(map(len, made.values()))

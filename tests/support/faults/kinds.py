@@ -89,7 +89,9 @@ class Scene:
                     reply = await self.tenant.client.request(verb, payload, timeout=2.0, caller=caller)
                 except ServerUnavailable:
                     reply = JsonObject(status="error")
-                if reply["status"] == "accepted" or (settled is not None and reply.get("error_code") == settled):
+                if reply["status"] in ("accepted", "steered") or (
+                    settled is not None and reply.get("error_code") == settled
+                ):
                     return reply
                 assert reply["status"] == "error", reply
                 await asyncio.sleep(0.1)
@@ -99,7 +101,8 @@ class Scene:
     ) -> AgentTurnId:
         """Enqueue a turn whose model says these lines."""
         asked: JsonObject = {"agent_id": agent, "correlation_id": uuid7(), "instruction": steps(*lines), **fields}
-        return AgentTurnId(str((await self.insist("enqueue", asked, caller))["agent_turn_id"]))
+        reply = await self.insist("enqueue", asked, caller)
+        return AgentTurnId(str(reply["agent_turn_id"] or reply["steered_turn_id"]))
 
     async def ended(self, turn: AgentTurnId, status: str = "success") -> Ended:
         """Wait for the turn's end, which must be this."""

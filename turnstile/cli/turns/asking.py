@@ -29,7 +29,7 @@ from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.profiles import RuntimeConfig
-from turnstile.schema.states import MultitaskStrategy, TurnStatus
+from turnstile.schema.states import MultitaskStrategy, ReplyStatus, TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.nats_turns import turn_of
 from turnstile.sdk.requests import parse_request
@@ -288,7 +288,10 @@ def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:
             session.out.document(reply)
         return
     again = ", as before" if reply.duplicate else ""
-    stands = "hears it" if reply.steered else f"is {reply.inbox_status}"
-    session.out.line(f"turn {reply.agent_turn_id} {stands}{again}", style="dim" if wait else "")
+    steered = reply.status is ReplyStatus.STEERED
+    stands = "hears it" if steered else f"is {reply.inbox_status}"
+    session.out.line(
+        f"turn {reply.agent_turn_id or reply.steered_turn_id} {stands}{again}", style="dim" if wait else ""
+    )
     for turn in reply.stopped:
         session.out.line(f"turn {turn} makes way", style="dim")
