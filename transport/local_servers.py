@@ -31,10 +31,24 @@ def is_held(data: Path) -> bool:
     return False
 
 
+def is_trusted(data: Path) -> bool:
+    """Whether a directory and its file of addresses are this user's or root's, and nobody else may write them."""
+    try:
+        stats = [data.stat(), (data / ENDPOINTS).stat()]
+    except OSError:
+        return False
+    return all(each.st_uid in (os.geteuid(), 0) and not each.st_mode & 0o022 for each in stats)
+
+
 def find_data(data: Path | None = None) -> Path | None:
-    """The first of `data`, or else of `.turnstile` here and above, that has endpoints and a living process; or None."""
+    """The first of `data`, or else of `.turnstile` here and above, that has endpoints and a living process; or None.
+
+    One that is only found there must be this user's or root's, and nobody else may write in it: whoever makes a
+    `.turnstile` in a directory above, such as /tmp, would otherwise choose where commands send what they are given.
+    """
     here = Path.cwd()
-    places = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
+    found = (each / DEFAULT_DATA for each in (here, *here.parents))
+    places = [data] if data is not None else [each for each in found if is_trusted(each)]
     return next((each for each in places if (each / ENDPOINTS).exists() and is_held(each)), None)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes.nats_server import NatsServer, eventually
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.connection import connect
-from turnstile.transport.local_servers import find_nats
+from turnstile.transport.local_servers import find_data, find_nats
 
 
 @pytest.fixture
@@ -41,6 +41,26 @@ def test_only_what_a_living_process_announces_counts(data: Path, tmp_path: Path)
     (data / "lock").unlink()
     (data / "lock").touch()
     assert find_nats() is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_directory_in_which_others_write_says_nothing_unless_it_is_named(data: Path, mode: int) -> None:
+    announce(data, "nats://127.0.0.1:7")
+    data.chmod(mode)
+    assert find_nats() is None
+    assert find_data(data) == data
+    data.chmod(0o700)
+    (data / "endpoints.json").chmod(0o666)
+    assert find_nats() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("what", ["", "endpoints.json"])
+def test_a_directory_of_somebody_else_says_nothing_unless_it_is_named(data: Path, what: str) -> None:
+    announce(data, "nats://127.0.0.1:7")
+    os.chown(data / what, 12345, 12345)
+    assert find_nats() is None
+    assert find_data(data) == data
 
 
 async def test_a_server_that_moved_is_found_again(data: Path, server: NatsServer) -> None:

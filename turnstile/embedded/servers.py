@@ -175,10 +175,10 @@ class EmbeddedServers:
         try:
             if not self._data.exists():
                 private_directory(self._data)
-                if os.geteuid() == 0:
-                    self._data.chmod(0o711)  # the user of PostgreSQL must be able to enter it, not to list it
             self._data = self._data.resolve()
             check_owner(self._data)
+            # of root's the user of PostgreSQL must be able to enter it, not to list it
+            self._data.chmod(0o711 if os.geteuid() == 0 else 0o700)
             private_directory(self._data / "logs")
             private_directory(self._data / "run")
         except OSError as error:

@@ -8,8 +8,10 @@ the namespace for some seconds, as any other server does, and has the search att
 """
 
 import asyncio
+import json
+import secrets
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -52,6 +54,8 @@ class TemporalServer(EmbeddedServer):
     ports: Ports
     namespace: str
     name: ServerName = "temporal"
+    http_host: str = field(default_factory=lambda: f"{secrets.token_hex(16)}.invalid")
+    """The one name by which its HTTP API may be called: a page that a user visits cannot know it."""
 
     def address(self) -> str:
         return f"{LOOPBACK}:{self.ports.temporal}"
@@ -78,7 +82,7 @@ class TemporalServer(EmbeddedServer):
         }
         words = [str(word) for pair in options.items() for word in pair]
         words += [word for pragma in PRAGMAS for word in ("--sqlite-pragma", pragma)]
-        config = (*DYNAMIC_CONFIG, *DEV_CONFIG)
+        config = (*DYNAMIC_CONFIG, *DEV_CONFIG, f"frontend.httpAllowedHosts={json.dumps([self.http_host])}")
         words += [word for value in config for word in ("--dynamic-config-value", value)]
         attributes = [f"{key.name}={key.indexed_value_type.name.capitalize()}" for key in SEARCH_ATTRIBUTES]
         words += [word for each in attributes for word in ("--search-attribute", each)]
@@ -105,15 +109,15 @@ class TemporalServer(EmbeddedServer):
         path = f"/api/v1/namespaces/{quote(self.namespace, safe='')}/workflows?pageSize=1"
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):
-                return await _get_status(self.ports.temporal_http, path) == 200
+                return await _get_status(self.ports.temporal_http, self.http_host, path) == 200
         except (OSError, TimeoutError):
             return False
 
 
-async def _get_status(port: int, path: str) -> int | None:
+async def _get_status(port: int, host: str, path: str) -> int | None:
     reader, writer = await asyncio.open_connection(LOOPBACK, port)
     try:
-        writer.write(f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
         match (await reader.readline()).split():
             case [_, status, *_] if status.isdigit():
                 return int(status)

@@ -104,6 +104,7 @@ async def test_an_export_goes_to_standard_output_or_a_file(ledger: Ledger) -> No
     assert lines[-1]["rows"]["state.turn_outcomes"] == await value(ledger.pool, COUNT + " WHERE project_id = 'p1'")
     assert f"{len(lines) - 2} rows of project p1" in shown.err
     assert 2 < len(file.read_text().splitlines()) < len(lines)
+    assert file.stat().st_mode & 0o777 == 0o600
     nowhere = await ledger.run("export", "p1", "--out", str(ledger.cwd / "none" / "x"))
     assert (nowhere.code, "cannot be written" in nowhere.err) == (2, True)
 

@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName, find_endpoints, read_endpoints
@@ -114,6 +115,19 @@ async def test_files_are_private_and_endpoints_are_found(
     monkeypatch.chdir(below)
     assert find_endpoints() == servers.endpoints
     assert find_endpoints(data) == servers.endpoints
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "evil.example"])
+async def test_no_page_reaches_temporal_s_http_api(servers: EmbeddedServers, host: str) -> None:
+    """What a browser would send for a page of any origin, also one that had its name rebound to this machine."""
+    found = find_endpoints(servers._data)
+    assert found is not None
+    port = json.loads((servers._data / "ports.json").read_text())["temporal_http"]
+    path = f"/api/v1/namespaces/{found.temporal_namespace}/workflows/x/terminate"
+    headers = {"host": host.format(port=port), "origin": "https://evil.example", "content-type": "text/plain"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+        assert (await web.post(path, content="{}", headers=headers)).status_code == 403
+        assert (await web.get(path.removesuffix("/x/terminate"), headers=headers)).status_code == 403
 
 
 async def test_a_second_start_says_who_holds_the_data(servers: EmbeddedServers) -> None:

@@ -10,6 +10,8 @@ from turnstile.cli.moments import moment
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
+    from typing import TextIO
 
     from turnstile.cli.session import Session
     from turnstile.ledger.operations.retention import Limits, Pruned
@@ -43,6 +45,15 @@ async def prune(
         with session.out.progress("counting" if dry_run else "pruning") as show:
             done = await run(pool, limits, dry_run=dry_run, report=lambda sums: show(_summary(sums)))
     _print_result(session, limits, done, time.monotonic() - began, dry_run=dry_run)
+
+
+def _private(path: "Path") -> "TextIO":
+    """The file, which its owner alone may read: it holds what agents were told."""
+    import os
+
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "w", encoding="utf-8")
 
 
 def _parse_age(text: str, now: "datetime") -> "datetime":
@@ -92,7 +103,7 @@ async def export(
     named = ProjectId(token(project, "PROJECT"))
     agents = [AgentId(token(each, "--agent")) for each in agent or ()]
     try:
-        opened = contextlib.nullcontext(sys.stdout) if out == "-" else Path(out).open("w", encoding="utf-8")  # noqa: ASYNC230, SIM115 -- closed below
+        opened = contextlib.nullcontext(sys.stdout) if out == "-" else _private(Path(out))
     except OSError as error:
         raise BadRequest(f"--out: {error.filename} cannot be written ({error.strerror})") from None
     lines = 0
