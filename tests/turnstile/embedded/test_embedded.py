@@ -120,14 +120,25 @@ async def test_files_are_private_and_endpoints_are_found(
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "evil.example"])
 async def test_no_page_reaches_temporal_s_http_api(servers: EmbeddedServers, host: str) -> None:
     """What a browser would send for a page of any origin, also one that had its name rebound to this machine."""
-    found = find_endpoints(servers._data)
+    found = find_endpoints(data_of(servers))
     assert found is not None
-    port = json.loads((servers._data / "ports.json").read_text())["temporal_http"]
+    port = json.loads((data_of(servers) / "ports.json").read_text())["temporal_http"]
     path = f"/api/v1/namespaces/{found.temporal_namespace}/workflows/x/terminate"
     headers = {"host": host.format(port=port), "origin": "https://evil.example", "content-type": "text/plain"}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
         assert (await web.post(path, content="{}", headers=headers)).status_code == 403
         assert (await web.get(path.removesuffix("/x/terminate"), headers=headers)).status_code == 403
+
+
+async def test_no_page_reaches_nats_s_figures(servers: EmbeddedServers) -> None:
+    found = find_endpoints(data_of(servers))
+    assert found is not None
+    assert found.nats_monitoring_url is not None
+    root = found.nats_monitoring_url.rpartition("/")[0]
+    async with httpx.AsyncClient() as web:
+        assert (await web.get(f"{found.nats_monitoring_url}/jsz")).json()["config"]["sync_always"]
+        for path in ("", "/", "/varz", "/jsz", "/connz", "/0/jsz"):
+            assert (await web.get(f"{root}{path}")).status_code == 404
 
 
 async def test_a_second_start_says_who_holds_the_data(servers: EmbeddedServers) -> None:
