@@ -4,6 +4,18 @@
 -- The epoch of a lease of an agent whose last one this is: higher, and above the floor of the era (protocol §16).
 coalesce(greatest({last}, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)), 0) + 1
 
+-- fragment: box_at_lease(turn)
+-- The output box of a lease of a queued turn: of one in a conversation the conversation's, as its pointer is now.
+coalesce(CASE WHEN {turn}.conversation_id IS NOT NULL THEN state.conversation_box(
+    {turn}.project_id, {turn}.agent_id, {turn}.channel_id, {turn}.conversation_id) END, {turn}.output_box_id)
+
+-- fragment: wanted_box(turn)
+-- The output box that an inbox row of a turn names; of one in a conversation that waits for its lease, the conversation's as of now.
+coalesce(state.as_uuid({turn}.payload ->> 'output_box_id'), (
+    SELECT v.output_box_id FROM state.conversations v
+    WHERE v.agent_id = {turn}.agent_id AND v.conversation_id = {turn}.payload ->> 'conversation_id' AND v.channel_id = {turn}.channel_id
+      AND v.project_id = {turn}.project_id))
+
 -- fragment: turn_on_head
 -- What a lease sets on the head `h`, which it takes of the queued turn `n`, and begins to count anew.
 updated_at = now(),
@@ -156,6 +168,15 @@ CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THE
 -- The begin of what a turn, an inbox row, was asked; of a UI action the tool.
 left(coalesce({turn}.payload -> 'ui_action' ->> 'tool_name', {instruction_of({turn})}), 300)
 
+-- fragment: of_conversation
+-- Whether a turn, an inbox row `i`, is one of a conversation, in whichever box it writes.
+i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id AND i.channel_id = :channel_id
+AND i.project_id = :project_id AND i.message_type IN {turn_types}
+
+-- fragment: rolled_back(turn)
+-- What the outcome says of a turn, an inbox row, that was rolled back (protocol §6, enqueue): which turn took its place.
+CASE WHEN {turn}.payload ? 'rolled_back_by' THEN jsonb_build_object('rolled_back_by', {turn}.payload ->> 'rolled_back_by') ELSE '{}' END
+
 -- fragment: request_of(turn)
 -- The inbox row of a turn, looked up by the turn alone: a plan made for few rows would also read the indexes of all turns' boxes.
 (SELECT y.* FROM (SELECT x.* FROM state.agent_inbox x WHERE x.agent_turn_id = {turn} OFFSET 0) y
@@ -213,19 +234,22 @@ AND (:profile_name::text IS NULL OR EXISTS (
  CROSS JOIN LATERAL (SELECT r.* FROM state.budget_reservations r WHERE r.agent_turn_id = t.agent_turn_id OFFSET 0) x
  WHERE :since IS NOT NULL AND EXISTS (SELECT FROM state.budget_reservations))
 
--- fragment: cuts_since
--- The cuts of memories that an audit checks: all; or those of boxes that were made since :since_id, that a turn wrote to which is over since
--- :since, or that are on heads.
-(SELECT x.* FROM state.memory_cuts x WHERE :since::timestamptz IS NULL
- UNION ALL
- SELECT x.* FROM (
-     SELECT m.box_id FROM state.memory_cuts m WHERE m.box_id >= :since_id::text::uuid
-     UNION
-     SELECT o.output_box_id FROM state.turn_outcomes o WHERE o.ended_at >= :since
-     UNION
-     SELECT h.output_box_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL) b
- CROSS JOIN LATERAL (SELECT m.* FROM state.memory_cuts m WHERE m.box_id = b.box_id OFFSET 0) x
- WHERE x.updated_at >= :since AND EXISTS (SELECT FROM state.memory_cuts))
+-- fragment: compactions_since
+-- The steps that compacted a memory, with what they say of it, that an audit checks: all; or those of turns since :since_id, and of the
+-- older ones that are on heads.
+(SELECT x.*, state.as_uuid(x.metadata #>> '{compaction,output_box_id}') AS made_box_id,
+        state.as_count(x.metadata ->> 'output_position') AS read_position
+ FROM {of_turns_since(state.agent_steps, agent_turn_id)} x
+ WHERE x.metadata ? 'compaction' AND (:project_id::text IS NULL OR x.project_id = :project_id))
+
+-- fragment: box_of_turn(turn, number)
+-- The box, as text, in which a turn, an inbox row, went on before the step of this number, or after all of its steps where that is null: the one
+-- that its latest compaction made, else the one that it was leased with.
+coalesce((
+    SELECT y.metadata #>> '{compaction,output_box_id}' FROM state.agent_steps y
+    WHERE y.agent_turn_id = {turn}.agent_turn_id AND y.project_id = {turn}.project_id AND y.metadata ? 'compaction'
+      AND ({number} IS NULL OR state.as_count(substring(y.step_id FROM '-s([0-9]+)$')) < {number})
+    ORDER BY state.as_count(substring(y.step_id FROM '-s([0-9]+)$')) DESC LIMIT 1), {turn}.payload ->> 'output_box_id')
 
 -- fragment: commits_lazily
 -- True; and the transaction's commit does not wait for the disk. For statements of a transaction of their own whose loss, by a crash of the

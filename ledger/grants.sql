@@ -22,9 +22,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (profile_box_id, worker_target, tags, display_name, status, metadata)', 'SELECT, INSERT, UPDATE (status)'),
     ('state.identity_edges', 'SELECT, INSERT', 'INSERT'),
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
-     'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
-    ('state.memory_cuts', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (position, cut_card_id, updated_at)'),
-    ('state.rollbacks', 'SELECT, INSERT', 'SELECT'),  -- a bridge copies them with a box; the owner's function writes them
+     'SELECT, INSERT, UPDATE (output_box_id, turn_count, last_turn_id, updated_at)'),  -- a worker's compaction moves the pointer
     ('resource.tools',
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',
@@ -94,10 +92,10 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.migrations'),
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.migrations'),
     ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
-    ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'), ('state.budget_raises'), ('state.identity_edges'), ('state.memory_cuts')
+    ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'), ('state.budget_raises'), ('state.identity_edges')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

@@ -323,13 +323,17 @@ class FallbackDeliverable(Tolerant):
     """The limit that the turn's next request to a model was over, if it ended for want of budget."""
 
 
+OF_MEMORY = frozenset({CardType.MEMORY_CUT, CardType.MEMORY_SUMMARY})
+"""The cards of a compaction, with which the box that it makes begins (protocol §7.3)."""
+
+
 class MemoryCut(Tolerant):
-    """`JsonContent.data` of a `memory.cut` card: where later turns begin to read the box (protocol §7.3)."""
+    """`JsonContent.data` of a `memory.cut` card: what a compaction has kept of the box before (protocol §7.3)."""
 
     first_card_id: CardId
-    """The first card that is kept; it is in the same box."""
+    """The first card that is kept, of the box before or of the step that compacted it."""
     summary_card_id: CardId | None = None
-    """The `memory.summary` card in the same box that stands for what is not read any more."""
+    """The `memory.summary` card in the same box that stands for what is not kept."""
     reason: Literal["full", "refused"] = "full"
     """Why: over `max_context_tokens`, or the model refused the request as too long."""
 

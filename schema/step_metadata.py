@@ -18,7 +18,7 @@ from pydantic import (
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.uses import StepBudget
-from turnstile.schema.ids import CardId, ToolCallId
+from turnstile.schema.ids import BoxId, CardId, ToolCallId
 from turnstile.schema.states import Activity
 from turnstile.schema.tools import ToolCommand
 
@@ -38,7 +38,7 @@ class StepTiming(Tolerant):
 
 
 class Compaction(Tolerant):
-    """What a step did that cut the memory of its turn instead of asking for an answer (protocol §7.3)."""
+    """What a step did that compacted the memory of its turn instead of asking for an answer (protocol §7.3)."""
 
     reason: Literal["full", "refused"]
     """Over `max_context_tokens`, or the model refused the request as too long."""
@@ -54,6 +54,8 @@ class Compaction(Tolerant):
     """Whether the tokens were counted as the model counts them."""
     turns_cut: int
     turns_kept: int
+    output_box_id: BoxId | None = None
+    """The box that the step made: the cards that are kept, in which the turn and its conversation go on."""
 
 
 class StepFigures(Tolerant):
@@ -61,6 +63,8 @@ class StepFigures(Tolerant):
 
     new_card_ids: tuple[CardId, ...] = ()
     """The cards that the step made."""
+    output_position: int | None = None
+    """The last position of the output box, which the row names, that the step read."""
     timing: StepTiming | None = None
     finish_reason: str | None = None
     """Why the model stopped."""
@@ -77,7 +81,7 @@ class StepFigures(Tolerant):
     turn_config: JsonObject | None = None
     """What the first step pins (`TurnConfig`)."""
     compaction: Compaction | None = None
-    """How the memory was cut, if that is what the step did."""
+    """How the memory was compacted, if that is what the step did."""
     budget: StepBudget | None = None
     """What the attempts used, of a turn that has a budget."""
 
@@ -87,6 +91,11 @@ class StepFigures(Tolerant):
         row: dict[str, Any] = dump(self)
         priced = self.attempts is not None
         return {name: value for name, value in row.items() if value is not None or (priced and name == _COST)}
+
+    @property
+    def box_after(self) -> BoxId | None:
+        """The box in which the turn goes on, if the step has made one."""
+        return None if self.compaction is None else self.compaction.output_box_id
 
     @classmethod
     def of(cls, figures: "StepFigures", **more: object) -> Self:

@@ -96,6 +96,8 @@ class StepContinues(Tolerant):
 
     next: Literal["continue"] = "continue"
     step: int
+    output_box_id: BoxId | None = Field(default=None, exclude_if=lambda box: box is None)
+    """Of a step that compacted the memory: the box in which the turn goes on."""
 
 
 class StepSuspends(Tolerant):

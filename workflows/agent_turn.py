@@ -22,6 +22,7 @@ from turnstile.schema.turns import (
     ReportsApplied,
     Ring,
     RunStepInput,
+    StepContinues,
     StepResult,
     TurnInput,
     TurnRef,
@@ -61,7 +62,7 @@ class AgentTurn:
         while not isinstance(action, _turn.Return):
             self._show(state)
             if self._may_continue_as_new(action):
-                workflow.continue_as_new(self._input.model_copy(update={"rings": state.rings}))
+                workflow.continue_as_new(self._continued(state))
             await self._do(action)
             state, action = self._decide(state)
         self._show(state)
@@ -75,6 +76,10 @@ class AgentTurn:
             steps=state.step,
             outcome=action.outcome,
         )
+
+    def _continued(self, state: _turn.TurnState) -> TurnInput:
+        """The input of the next run."""
+        return self._input.model_copy(update={"rings": state.rings, "output_box_id": self._turn.output_box_id})
 
     def _may_continue_as_new(self, action: _turn.Action) -> bool:
         """Whether to continue as new: the history is long, and the next run's input can hold the whole state."""
@@ -131,7 +136,7 @@ class AgentTurn:
         if self._stop and not handle.done():
             handle.cancel()
         try:
-            return _turn.StepReturned(await self._shielded(handle))
+            return self._returned(await self._shielded(handle))
         except asyncio.CancelledError:
             return _turn.StepGaveUp()
         except ActivityError as error:
@@ -139,6 +144,12 @@ class AgentTurn:
             if self._stop or isinstance(error.cause, ActivityCancelledError):
                 return _turn.StepGaveUp()
             raise
+
+    def _returned(self, result: StepResult) -> _turn.StepReturned:
+        """The event of a finished step. A compaction has moved the turn into another box."""
+        if isinstance(result, StepContinues) and result.output_box_id is not None:
+            self._turn = self._turn.model_copy(update={"output_box_id": result.output_box_id})
+        return _turn.StepReturned(result)
 
     async def _run_locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
         handle = workflow.start_local_activity(

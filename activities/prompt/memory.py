@@ -1,8 +1,8 @@
 """What a turn reads of its output box, and where that can be cut (protocol §7.3). Pure.
 
 A cut is between turns: no turn has cards on both sides of it, and no call its result on the other side. The cards of
-the turn in hand stay. What a box's latest cut left out is not read any more; its summary, if it has one, stands before
-the cards of the first turn that is kept.
+the turn in hand stay. A box that a compaction made begins with the cards of the compaction: a summary, if there is one,
+is read in its place, whoever made it, and a `memory.cut` is not rendered.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from turnstile.activities.prompt.messages import told_messages
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import (
+    OF_MEMORY,
     SYSTEM_AUTHOR,
     Card,
     CardType,
@@ -22,10 +23,9 @@ from turnstile.schema.cards import (
     content_of,
     make_card,
 )
-from turnstile.schema.ids import AgentTurnId, step_card_id, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, step_card_id, step_id
 from turnstile.schema.turns import TurnRef
 
-_KERNELS = frozenset({CardType.MEMORY_CUT, CardType.MEMORY_SUMMARY})
 LEFT_OUT = "(The beginning is left out.)"
 SUMMARY_PROMPT = """\
 You sum up a conversation of an AI agent, so that the agent can go on with your summary in place of the conversation.
@@ -36,7 +36,7 @@ Answer with the summary alone, in the language of the conversation, in less than
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The cards of an output box, from its latest cut on."""
+    """The cards of an output box."""
 
     cards: tuple[Card, ...]
     in_hand: frozenset[AgentTurnId]
@@ -46,16 +46,12 @@ class Memory:
     def own(self) -> tuple[Card, ...]:
         """The cards of the turn in hand, without those that are of the memory."""
         mine = (card for card in self.cards if card.metadata.agent_turn_id in self.in_hand)
-        return tuple(card for card in mine if card.type not in _KERNELS)
+        return tuple(card for card in mine if card.type not in OF_MEMORY)
 
     @property
     def summary(self) -> Card | None:
         """The summary that stands for what was cut off."""
-        cuts = [card for card in self.cards if card.type == CardType.MEMORY_CUT]
-        named = None if not cuts else cut_of(cuts[-1])
-        if named is None or named.summary_card_id is None:
-            return None
-        return next((card for card in self.cards if card.card_id == named.summary_card_id), None)
+        return next((card for card in reversed(self.cards) if card.type == CardType.MEMORY_SUMMARY), None)
 
     @property
     def compactions(self) -> list[MemoryCut]:
@@ -64,28 +60,39 @@ class Memory:
         made = (cut_of(card) for card in mine if card.type == CardType.MEMORY_CUT)
         return [each for each in made if each is not None]
 
+    def carried(self, first: int) -> tuple[CardId, ...]:
+        """The cuts of the turn in hand before this place: they count, although nothing else there is kept."""
+        mine = (card for card in self.cards[:first] if card.metadata.agent_turn_id in self.in_hand)
+        return tuple(card.card_id for card in mine if card.type == CardType.MEMORY_CUT)
+
     def earlier(self, first: int = 0, summary: Card | None = None) -> tuple[Card, ...]:
-        """What is read of earlier turns, if it begins at this place: the summary, then their cards."""
-        kept = (card for card in self.cards[first:] if card.metadata.agent_turn_id not in self.in_hand)
-        told = summary if summary is not None or first else self.summary
-        return (*(() if told is None else (told,)), *(card for card in kept if card.type not in _KERNELS))
+        """What is read of earlier turns, if it begins at this place, with this summary before it."""
+        kept = (card for card in self.cards[first:] if card.type != CardType.MEMORY_CUT)
+        said = (
+            card
+            for card in kept
+            if card.type == CardType.MEMORY_SUMMARY or card.metadata.agent_turn_id not in self.in_hand
+        )
+        return (*(() if summary is None else (summary,)), *said)
 
     def places(self) -> list[int]:
         """The places at which a cut is possible, in order; at the last one, nothing of earlier turns is kept."""
-        mine = [place for place, card in enumerate(self.cards) if card.metadata.agent_turn_id in self.in_hand]
+        said = [(place, card) for place, card in enumerate(self.cards) if card.type not in OF_MEMORY]
+        mine = [place for place, card in said if card.metadata.agent_turn_id in self.in_hand]
         end = mine[0] if mine else len(self.cards)
-        last = {key: place for place, card in enumerate(self.cards) for key in _keys(card)}
+        before = [(place, card) for place, card in said if place < end]
+        last = {key: place for place, card in said for key in _keys(card)}
         found: list[int] = []
         reach = -1
-        for place, card in enumerate(self.cards[:end]):
-            if place and place > reach and card.metadata.agent_turn_id is not None:
+        for place, card in before:
+            if place > reach >= 0 and card.metadata.agent_turn_id is not None:
                 found.append(place)
             reach = max(reach, place, *(last[key] for key in _keys(card)))
-        return [*found, end] if 0 < end > reach else found
+        return [*found, end] if before and end > reach else found
 
     def turns(self, first: int, until: int) -> int:
         """The number of earlier turns with cards in this range."""
-        within = {card.metadata.agent_turn_id for card in self.cards[first:until] if card.type not in _KERNELS}
+        within = {card.metadata.agent_turn_id for card in self.cards[first:until] if card.type not in OF_MEMORY}
         return len(within - self.in_hand - {None})
 
 
@@ -109,7 +116,7 @@ def cut_of(card: Card) -> MemoryCut | None:
 
 
 def cut_card(turn: TurnRef, step: int, cut: MemoryCut) -> Card:
-    """The card that says where the memory begins from now on."""
+    """The card that says what of the box before is kept."""
     return _made(turn, step, "memory-cut", CardType.MEMORY_CUT, JsonContent(data=cut.model_dump(mode="json")))
 
 

@@ -1,8 +1,9 @@
-"""A step that cuts the memory of its turn where the request would be too large (protocol §7.3).
+"""A step that compacts the memory of its turn where the request would be too large (protocol §7.3).
 
-The turn's model is not asked for an answer: the earliest turns leave the memory, summed up before if the profile says
-so, and another step follows. Where the summary fails they leave without one. It costs a count
-of tokens, which is made only where the size of a request may be over the limit, and a few more to choose the place.
+The turn's model is not asked for an answer: the step makes a box without the earliest turns, summed up before if the
+profile says so, in which the turn and its conversation go on, and another step follows. Where the summary fails they
+leave without one. It costs a count of tokens, which is made only where the size of a request may be over the limit, and
+a few more to choose the place.
 """
 
 import json
@@ -18,11 +19,12 @@ from turnstile.activities.prompt.question import Question
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import StepRequest
 from turnstile.activities.turn.turn_config import PinnedConfig
+from turnstile.ledger.turns.steps import MadeBox
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, TokenCount
 from turnstile.schema.cards import Card, MemoryCut
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import CardId
+from turnstile.schema.ids import new_box_id
 from turnstile.schema.profiles import LlmConfig, Memory
 from turnstile.schema.step_metadata import Compaction
 
@@ -40,10 +42,10 @@ _MESSAGE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The cards of the cut, the first card that it keeps, and what the step's row says of it."""
+    """The cards of the compaction, the box that it makes, and what the step's row says of it."""
 
     cards: tuple[Card, ...]
-    first_kept: CardId
+    made_box: MadeBox
     told: Compaction
 
 
@@ -126,6 +128,7 @@ class CompactedStep:
         after = kept if summary is None else await self._count(step.messages(self.pinned, place, summary))
         first = memory.cards[place].card_id if place < len(memory.cards) else self.pinned.cards[0].card_id
         cut = MemoryCut(first_card_id=first, summary_card_id=summary and summary.card_id, reason=reason)
+        made = MadeBox(new_box_id(), first, memory.carried(place))
         told = Compaction(
             reason=reason,
             when_full="drop" if code is not None else policy.when_full,
@@ -135,9 +138,10 @@ class CompactedStep:
             counted="exact" if before.exact else "estimated",
             turns_cut=memory.turns(0, place),
             turns_kept=memory.turns(place, len(memory.cards)),
+            output_box_id=made.box,
         )
         cards = (*(() if summary is None else (summary,)), cut_card(step.turn, step.number, cut))
-        return Compacted(cards, first, told)
+        return Compacted(cards, made, told)
 
     async def _choose(self, places: list[int], target: int) -> tuple[int, TokenCount]:
         """The earliest of these places that leaves at most so many tokens, else the last; and what it leaves."""

@@ -18,12 +18,12 @@ from turnstile.activities.turn.timing import timing, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, TurnConfig
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.turns.ends import Ending, fallback_ending
-from turnstile.ledger.turns.steps import BegunStep, StepRecord
+from turnstile.ledger.turns.steps import BegunStep, MadeBox, StepRecord
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import CardId, StepId, step_id
+from turnstile.schema.ids import StepId, step_id
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.states import SteerStatus, StepStatus, TurnStatus
@@ -138,7 +138,7 @@ class CurrentStep:
         status: StepStatus,
         call_waits: Sequence[float] = (),
         holds: Sequence[Hold | None] = (),
-        first_kept: CardId | None = None,
+        made_box: MadeBox | None = None,
         *,
         steered: bool = False,
     ) -> StepRecord:
@@ -149,7 +149,8 @@ class CurrentStep:
         known, said = ({card.card_id for card in of} for of in (self.begun.context, self.begun.steers))
         kept = [card.card_id for card in cards if card.card_id in known | said]
         new = tuple(card.card_id for card in cards if card.card_id not in known)
-        metadata = metadata.model_copy(update={"new_card_ids": new})
+        read = self.begun.head.output_position
+        metadata = metadata.model_copy(update={"new_card_ids": new, "output_position": read})
         made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
         if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought with its calls
             made = [command.tool_call_id for command in metadata.commands]
@@ -165,5 +166,5 @@ class CurrentStep:
             kept=kept,
             steers=[card.card_id for card in cards if card.card_id in said],
             steered=steered,
-            first_kept=first_kept,
+            made_box=made_box,
         )

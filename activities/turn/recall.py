@@ -45,5 +45,5 @@ async def recall(
         return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
     if recorded is not None:
         await turn_events.publish(turn_events.completed(number, recorded))
-        return StepContinues(step=number)
+        return StepContinues(step=number, output_box_id=recorded.box_after)
     raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: no record explains its head, which is {found.head_status}")

@@ -38,7 +38,7 @@ from turnstile.activities.turn.turn_config import PinnedConfig, pin
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, Ending, fallback_card, recall_step
-from turnstile.ledger.turns.steps import BegunStep, begin_step, commit_step, retry_step
+from turnstile.ledger.turns.steps import BegunStep, MadeBox, begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
@@ -46,7 +46,7 @@ from turnstile.runtime.ports import Model, ModelMessage
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn, SteerWaits
-from turnstile.schema.ids import CardId, InboxId
+from turnstile.schema.ids import InboxId
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, StepFigures, SuspendMetadata
@@ -89,9 +89,10 @@ class StepActivities(Endings):
         hit(Fault.STEP_BEGUN)
         name = agent_name(begun) if self.telemetry.tracer.enabled else ""
         context = begun.head.context_headers
-        turn_events = TurnEvents(self.publisher, given.turn, context, self.telemetry, agent_name=name)
+        turn = given.turn.model_copy(update={"output_box_id": begun.head.output_box_id})
+        turn_events = TurnEvents(self.publisher, turn, context, self.telemetry, agent_name=name)
         number = begun.head.step_count + 1
-        step = CurrentStep(given.turn, number, begun, turn_events, clock, attempts)
+        step = CurrentStep(turn, number, begun, turn_events, clock, attempts)
         step = with_gate(step, self.model, self.limits, lambda reserve: self.keep(step, reserve))
         try:
             return await self._run(step)
@@ -153,7 +154,7 @@ class StepActivities(Endings):
         if isinstance(answer, Compacted):
             figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
             cards = (*pinned.cards, *step.begun.steers, *answer.cards)
-            return await self._continue(step, cards, figures, answer.first_kept)
+            return await self._continue(step, cards, figures, answer.made_box)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
@@ -256,21 +257,21 @@ class StepActivities(Endings):
         step: CurrentStep,
         cards: tuple[Card, ...],
         figures: StepFigures,
-        first_kept: CardId | None = None,
+        made_box: MadeBox | None = None,
         *,
         steered: bool = False,
     ) -> StepResult:
-        """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
+        """Another step follows; with `made_box`, in that box."""
         metadata = ContinueMetadata.of(figures)
-        record = step.record(cards, metadata, StepStatus.COMPLETED, first_kept=first_kept, steered=steered)
+        record = step.record(cards, metadata, StepStatus.COMPLETED, made_box=made_box, steered=steered)
         done = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
-        hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
+        hit(Fault.STEP_COMMITTED if made_box is None else Fault.MEMORY_CUT)
         if done.result == "done":
             self.record(step, record)
         completed = step.turn_events.completed(step.number, done.step_metadata)
         await step.turn_events.publish(completed, *step.applied(record))
         hit(Fault.STEP_PUBLISHED)
-        return StepContinues(step=step.number)
+        return StepContinues(step=step.number, output_box_id=done.step_metadata.box_after)
 
     async def _suspend(
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures

@@ -38,6 +38,7 @@ from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 _LOOK_ALONE_SECONDS = 5.0
 """How often the ledger is read while NATS is away; else an event says when, and each heartbeat is a safety net."""
 _TURNS = 200
+_DISPATCHED = b'"dispatched"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +155,8 @@ class Events:
 
     @contextlib.asynccontextmanager
     async def _hinted(self, principal: Principal, line: ConversationLine, hint: asyncio.Event) -> AsyncGenerator[None]:
-        box = line.output_box_id.encode()
-
         async def on_event(_: str, data: bytes) -> None:
-            if box in data:  # the agent has other conversations
+            if _DISPATCHED in data:  # it may be a turn of another conversation of the agent
                 hint.set()
 
         subject = subjects.agent_event(principal.project_id, line.channel_id, line.agent_id, "state")

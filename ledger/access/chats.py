@@ -11,10 +11,10 @@ from typing import Final
 
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.views import ConversationLine
+from turnstile.ledger.turns.views import ConversationLine, ConversationName
 from turnstile.schema.base import Tolerant, stored_json
 from turnstile.schema.cards import Card, CardMetadata, ThoughtCall
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, ProjectId, StepId
 from turnstile.schema.states import SteerStatus
 
 LOOKED_THROUGH: Final = 2_000
@@ -74,7 +74,7 @@ class ChatCard:
     steer_status: SteerStatus | None
 
 
-async def list_recent_boxes(
+async def list_recent_conversations(
     conn: Connection,
     project: ProjectId,
     *,
@@ -82,9 +82,9 @@ async def list_recent_boxes(
     agent: AgentId | None = None,
     looked_through: int = LOOKED_THROUGH,
     row_limit: int,
-) -> list[BoxId]:
-    """The boxes of the conversations that the newest turns are in, the last used first."""
-    rows = await query("list_recent_boxes").many(
+) -> list[ConversationName]:
+    """The conversations that the newest turns are in, the last used first."""
+    rows = await query("list_recent_conversations").many(
         conn,
         project_id=project,
         channel_id=channel,
@@ -92,26 +92,32 @@ async def list_recent_boxes(
         looked_through=looked_through,
         row_limit=row_limit,
     )
-    return [BoxId(row["output_box_id"]) for row in rows]
+    return [ConversationName(row["agent_id"], row["conversation_id"], row["channel_id"]) for row in rows]
 
 
-async def list_chats(conn: Connection, project: ProjectId, boxes: Sequence[BoxId]) -> list[ChatLine]:
-    """The conversations of these boxes, in their order, without those that are gone."""
-    found = await query("list_chats").all_as(conn, ChatLine, project_id=project, boxes=list(boxes))
-    by_box = {line.output_box_id: line for line in found}
-    return [by_box[box] for box in boxes if box in by_box]
+async def list_chats(conn: Connection, project: ProjectId, names: Sequence[ConversationName]) -> list[ChatLine]:
+    """These conversations, in their order, without those that are gone."""
+    found = await query("list_chats").all_as(
+        conn,
+        ChatLine,
+        project_id=project,
+        agent_ids=[name.agent_id for name in names],
+        conversation_ids=[name.conversation_id for name in names],
+        channel_ids=[name.channel_id for name in names],
+    )
+    by_name = {line.name: line for line in found}
+    return [by_name[name] for name in names if name in by_name]
 
 
 async def list_chat_turns(
-    conn: Connection, project: ProjectId, box: BoxId, *, before: Place | None = None, row_limit: int
+    conn: Connection, project: ProjectId, name: ConversationName, *, before: Place | None = None, row_limit: int
 ) -> list[ChatTurn]:
     """The last turns of a conversation, those before a place if it is given, oldest first."""
     return await query("list_chat_turns").all_as(
         conn,
         ChatTurn,
         project_id=project,
-        output_box_id=box,
-        before_at=None if before is None else before.at,
+        **name._asdict(),
         before_id=None if before is None else before.id,
         text_limit=TEXT_LIMIT,
         row_limit=row_limit,

@@ -1,22 +1,26 @@
 -- Conversations as people read them: a list with what was said last, and the turns of one with all that was said (protocol §14).
 
--- name: list_recent_boxes :many
--- The boxes of the conversations that a project's newest turns are in, of one channel or agent if that is given, the last used first. How
--- many turns are looked through is given: an index of when a conversation was last used would make each enqueue write it.
-SELECT t.output_box_id FROM (
-    SELECT i.created_at, lower(i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id
+-- name: list_recent_conversations :many
+-- The conversations that a project's newest turns are in, of one channel or agent if that is given, the last used first. How many turns
+-- are looked through is given: an index of when a conversation was last used would make each enqueue write it.
+SELECT t.agent_id, t.conversation_id, t.channel_id FROM (
+    SELECT i.created_at, i.agent_id, i.channel_id, i.payload ->> 'conversation_id' AS conversation_id
     FROM state.agent_inbox i
     WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
       AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
     ORDER BY i.created_at DESC LIMIT :looked_through::int) t
-WHERE t.conversation_id IS NOT NULL GROUP BY t.output_box_id ORDER BY max(t.created_at) DESC LIMIT :row_limit::int;
+WHERE t.conversation_id IS NOT NULL
+GROUP BY t.agent_id, t.conversation_id, t.channel_id ORDER BY max(t.created_at) DESC LIMIT :row_limit::int;
 
 -- name: list_chats :many
--- The conversations of these boxes, each with the beginning of what was asked last, and where that turn stands.
+-- These conversations, each with the beginning of what was asked last, and where that turn stands.
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
        c.updated_at, left({instruction_of(i)}, 300) AS asked, {turn_status} AS status
-FROM unnest(:boxes::text[]) n (box)
-CROSS JOIN LATERAL (SELECT x.* FROM state.conversations x WHERE x.output_box_id = n.box::uuid AND x.project_id = :project_id LIMIT 1) c
+FROM unnest(:agent_ids::text[], :conversation_ids::text[], :channel_ids::text[]) n (agent_id, conversation_id, channel_id)
+CROSS JOIN LATERAL (
+    SELECT x.* FROM state.conversations x
+    WHERE x.agent_id = n.agent_id AND x.conversation_id = n.conversation_id AND x.channel_id = n.channel_id AND x.project_id = :project_id
+    LIMIT 1) c
 LEFT JOIN LATERAL (
     SELECT x.* FROM state.agent_inbox x WHERE x.agent_turn_id = c.last_turn_id AND x.project_id = :project_id AND x.message_type IN {turn_types}
     LIMIT 1) i ON true
@@ -25,25 +29,29 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id =
     AND h.active_agent_turn_id = i.agent_turn_id;
 
 -- name: list_chat_turns :many
--- The last turns of a conversation, those before a place if it is given, oldest first, each with what was asked and where it stands.
-SELECT * FROM (
-    SELECT i.agent_turn_id, i.created_at, {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at,
-           o.error_code, left(o.error, 2000) AS error, o.deliverable_card_id, left({instruction_of(i)}, :text_limit::int) AS asked,
+-- The last turns of a conversation, those before another one if that is given, in its order, each with what was asked and where it stands: all
+-- that was asked, also before a compaction, and what was rolled back.
+SELECT t.agent_turn_id, t.created_at, t.status, t.started_at, t.ended_at, t.error_code, t.error, t.deliverable_card_id, t.asked, t.action_tool,
+       t.requester, t.waiting_tool_count, t.is_paused, t.rolled_back
+FROM (
+    SELECT i.agent_turn_id, i.created_at, i.conversation_seq, {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at,
+           o.ended_at, o.error_code, left(o.error, 2000) AS error, o.deliverable_card_id, left({instruction_of(i)}, :text_limit::int) AS asked,
            i.payload -> 'ui_action' ->> 'tool_name' AS action_tool, i.context_headers ->> 'CG-Sender' AS requester,
            CASE WHEN o.agent_turn_id IS NULL THEN h.waiting_tool_count END AS waiting_tool_count,
            o.agent_turn_id IS NULL AND i.status = 'queued' AND EXISTS (
                SELECT FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id
                  AND q.paused_at_epoch IS NOT NULL) AS is_paused,
-           EXISTS (SELECT FROM state.rollbacks r WHERE r.agent_turn_id = i.agent_turn_id AND r.project_id = i.project_id) AS rolled_back
+           i.payload ? 'rolled_back_by' AS rolled_back
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
-    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
-      AND i.project_id = :project_id
-      AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
-    ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) t
-ORDER BY t.created_at, t.agent_turn_id;
+    WHERE {of_conversation}
+      AND (:before_id::text IS NULL OR (i.conversation_seq, i.created_at, i.agent_turn_id) < (
+          SELECT b.conversation_seq, b.created_at, b.agent_turn_id FROM state.agent_inbox b
+          WHERE b.agent_turn_id = :before_id AND b.project_id = :project_id AND b.message_type IN {turn_types} LIMIT 1))
+    ORDER BY i.conversation_seq DESC, i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) t
+ORDER BY t.conversation_seq, t.created_at, t.agent_turn_id;
 
 -- name: list_chat_cards :many
 -- What was said and done in turns: of each the last cards of its steps (part 1), applied results (part 3) and what people said to it

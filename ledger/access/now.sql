@@ -18,7 +18,7 @@ live AS MATERIALIZED (
     SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.correlation_id, i.created_at, i.payload, i.status, NULL, 0, 'queued', NULL, i.created_at,
            0, 0, 0, 0, 0, NULL, state.as_uuid(i.payload ->> 'profile_box_id'),
            CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
-                WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
+                WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = {wanted_box(i)})
                 THEN 'output_box_busy' END
     FROM (SELECT x.* FROM state.agent_inbox x
           WHERE x.project_id COLLATE "C" = :project_id AND x.archived_at IS NULL AND x.inbox_id >= '' AND x.next_retry_at = 'infinity'

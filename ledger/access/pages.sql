@@ -59,7 +59,12 @@ SELECT NOT state.is_abroad(:project_id, :channel_id, state.as_uuid(:box_id)) AND
       AND i.project_id = :project_id AND i.channel_id = :channel_id)
   OR EXISTS (
     SELECT FROM state.agent_inbox i WHERE lower(i.payload ->> 'context_box_id') = lower(:box_id::text) AND i.message_type IN {turn_types}
-      AND i.project_id = :project_id AND i.channel_id = :channel_id)) AS found;
+      AND i.project_id = :project_id AND i.channel_id = :channel_id)
+  OR EXISTS (  -- which a compaction or a rollback made
+    SELECT FROM state.conversations c WHERE c.output_box_id = state.as_uuid(:box_id) AND c.project_id = :project_id AND c.channel_id = :channel_id)
+  OR EXISTS (
+    SELECT FROM state.agent_steps s WHERE s.metadata #>> '{compaction,output_box_id}' = lower(:box_id::text) AND s.metadata ? 'compaction'
+      AND s.project_id = :project_id AND s.channel_id = :channel_id)) AS found;
 
 -- name: list_turn_progress :many
 -- The cards that a turn's steps made, and what came of their calls, with the step of each; without those that are known. Of a call that

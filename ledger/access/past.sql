@@ -9,14 +9,19 @@ WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.mess
 
 -- name: list_turn_past :many
 -- The cards that a turn had read and made when it ended, in the order in which models read them, without those that no model reads:
--- what its output box had before it, from the last cut of then on, what it read of its context box, and its own.
+-- what its output box had before it, what it read of its context box, and its own. Of a turn that compacted its memory that is the box in
+-- which it ended.
 WITH
 turn AS MATERIALIZED (
     SELECT coalesce(i.payload -> 'rerun' -> 'line', '[]') || to_jsonb(i.agent_turn_id) AS turns,
-           state.as_uuid(i.payload ->> 'context_box_id') AS context_box_id, state.as_uuid(i.payload ->> 'output_box_id') AS output_box_id, (
+           state.as_uuid(i.payload ->> 'context_box_id') AS context_box_id,
+           coalesce(o.output_box_id, h.output_box_id, state.as_uuid(i.payload ->> 'output_box_id')) AS output_box_id, (
                SELECT state.as_count(s.metadata #>> '{turn_config,context_position}') FROM state.agent_steps s
                WHERE s.step_id = i.agent_turn_id || '-s1' AND s.project_id = i.project_id) AS context_position
     FROM state.agent_inbox i
+    LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+        AND h.active_agent_turn_id = i.agent_turn_id
     WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
 ),
 context AS MATERIALIZED (
@@ -26,30 +31,20 @@ context AS MATERIALIZED (
     JOIN public.cards c ON c.card_id = b.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
 ),
 output AS MATERIALIZED (
-    SELECT b.position, b.card_id, c.metadata ->> 'type' AS type, coalesce(turn.turns ? (c.metadata ->> 'agent_turn_id'), false) AS own,
-           CASE WHEN c.metadata ->> 'type' = 'memory.cut' THEN c.content -> 'data' END AS cut, EXISTS (
-               SELECT FROM state.rollbacks r WHERE r.box_id = turn.output_box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id') AS rolled_back
+    SELECT b.position, b.card_id, c.metadata ->> 'type' AS type, c.metadata ->> 'type' <> 'memory.summary' AND coalesce(
+               turn.turns ? (c.metadata ->> 'agent_turn_id'), false) AS own
     FROM turn JOIN public.box_cards b ON b.box_id = turn.output_box_id
     JOIN public.cards c ON c.card_id = b.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
 ),
-ended AS MATERIALIZED (SELECT coalesce(max(o.position), 0) AS position FROM output o WHERE o.own),
-cut AS MATERIALIZED (
-    SELECT o.cut ->> 'summary_card_id' AS summary_card_id,
-           (SELECT f.position FROM output f WHERE f.card_id = o.cut ->> 'first_card_id') AS since
-    FROM output o JOIN ended ON o.position <= ended.position
-    WHERE o.cut IS NOT NULL AND (o.own OR NOT o.rolled_back) ORDER BY o.position DESC LIMIT 1
-)
+ended AS MATERIALIZED (SELECT coalesce(max(o.position), 0) AS position FROM output o WHERE o.own)
 SELECT x.card_id FROM (
-    SELECT 1 AS part, o.position, o.card_id, o.type FROM output o JOIN cut ON o.card_id = cut.summary_card_id
+    SELECT 1 AS part, o.position, o.card_id, o.type FROM output o JOIN ended ON o.position < ended.position
+    WHERE NOT o.own AND o.card_id NOT IN (SELECT c.card_id FROM context c)
     UNION ALL
-    SELECT 2, o.position, o.card_id, o.type FROM output o JOIN ended ON o.position < ended.position
-    WHERE NOT o.own AND NOT o.rolled_back AND o.type <> 'memory.summary' AND o.position >= coalesce((SELECT cut.since FROM cut), 0)
-      AND o.card_id NOT IN (SELECT c.card_id FROM context c)
+    SELECT 2, c.position, c.card_id, c.type FROM context c
     UNION ALL
-    SELECT 3, c.position, c.card_id, c.type FROM context c
-    UNION ALL
-    SELECT 4, o.position, o.card_id, o.type FROM output o
-    WHERE o.own AND o.type <> 'memory.summary' AND o.card_id NOT IN (SELECT c.card_id FROM context c)) x
+    SELECT 3, o.position, o.card_id, o.type FROM output o
+    WHERE o.own AND o.card_id NOT IN (SELECT c.card_id FROM context c)) x
 WHERE x.type IN ('task.instruction', 'agent.thought', 'tool.result', 'task.deliverable', 'sys.must_end_with_required', 'memory.summary')
 ORDER BY x.part, x.position LIMIT :row_limit::int;
 

@@ -24,12 +24,13 @@ GROUP BY h.output_box_id HAVING count(*) > 1
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: head_agrees_with_its_row :many
--- Protocol §3: boxes, channel, trace, parent step and depth of a head are those that its inbox row names.
+-- Protocol §3: boxes, channel, trace, parent step and depth of a head are those that its inbox row names; the output box is the one that
+-- the turn's latest compaction made, if there is one.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
        'head and inbox row differ in ' || concat_ws(', ',
            CASE WHEN h.profile_box_id IS DISTINCT FROM state.as_uuid(i.payload ->> 'profile_box_id') THEN 'profile box' END,
            CASE WHEN h.context_box_id IS DISTINCT FROM state.as_uuid(i.payload ->> 'context_box_id') THEN 'context box' END,
-           CASE WHEN h.output_box_id IS DISTINCT FROM state.as_uuid(i.payload ->> 'output_box_id') THEN 'output box' END,
+           CASE WHEN h.output_box_id IS DISTINCT FROM state.as_uuid({box_of_turn(i, NULL::int)}) THEN 'output box' END,
            CASE WHEN h.active_channel_id IS DISTINCT FROM i.channel_id THEN 'channel' END,
            CASE WHEN h.trace_id IS DISTINCT FROM split_part(i.context_headers ->> 'traceparent', '-', 2) THEN 'trace' END,
            CASE WHEN h.parent_step_id IS DISTINCT FROM i.context_headers ->> 'CG-Parent-Step-Id' THEN 'parent step' END,
@@ -40,7 +41,7 @@ WHERE h.status <> 'idle' AND (:project_id::text IS NULL OR h.project_id = :proje
   AND (h.profile_box_id, h.context_box_id, h.output_box_id, h.active_channel_id, h.trace_id, h.parent_step_id, h.active_recursion_depth)
       IS DISTINCT FROM
       (state.as_uuid(i.payload ->> 'profile_box_id'), state.as_uuid(i.payload ->> 'context_box_id'),
-       state.as_uuid(i.payload ->> 'output_box_id'), i.channel_id, split_part(i.context_headers ->> 'traceparent', '-', 2),
+       state.as_uuid({box_of_turn(i, NULL::int)}), i.channel_id, split_part(i.context_headers ->> 'traceparent', '-', 2),
        i.context_headers ->> 'CG-Parent-Step-Id', coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0))
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -239,20 +240,20 @@ WHERE i.inbox_id IS NULL AND (:since_id::text IS NULL OR o.agent_turn_id >= :sin
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: outcome_agrees_with_its_row :many
--- Protocol §4.2: an outcome has the epoch, channel, trace and output box of its inbox row, and that is final: consumed if the turn
+-- Protocol §4.2: an outcome has the epoch, channel, trace and output box (or that of the latest compaction) of its inbox row, and that is final: consumed if the turn
 -- began, else skipped. A turn that ended in the queue may have a box of its own.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id, 'inbox_id', t.inbox_id) AS ids,
        format('the outcome is %s, the row %s, and they differ in %s', o.status, t.status, concat_ws(', ',
            CASE WHEN t.archived_at IS NULL THEN 'being final' END,
            CASE WHEN o.turn_epoch <> t.turn_epoch THEN 'epoch' END, CASE WHEN o.channel_id <> t.channel_id THEN 'channel' END,
            CASE WHEN o.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2) THEN 'trace' END,
-           CASE WHEN o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id' THEN 'output box' END,
+           CASE WHEN o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM {box_of_turn(t, NULL::int)} THEN 'output box' END,
            CASE WHEN t.status <> 'error' AND (t.status = 'consumed') <> (o.started_at IS NOT NULL) THEN 'having begun' END)) AS detail
 FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.agent_turn_id = t.agent_turn_id AND o.agent_id = t.agent_id
 WHERE t.message_type IN {turn_types}
   AND (t.archived_at IS NULL OR o.turn_epoch <> t.turn_epoch OR o.channel_id <> t.channel_id
        OR o.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2)
-       OR (o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id')
+       OR (o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM {box_of_turn(t, NULL::int)})
        OR (t.status <> 'error' AND (t.status = 'consumed') <> (o.started_at IS NOT NULL)))
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
@@ -268,17 +269,18 @@ WHERE o.announced_at IS NULL AND o.ended_at < now() - make_interval(secs => :gra
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: pointers_name_the_last_box :many
--- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head, or what box_replace has put in its
--- place, or a box of a UI worker's own turn (protocol §10.12). Of a window only where no turn from before it can have been leased since;
+-- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head, or what a compaction, a rollback (a box
+-- that came of it) or box_replace has put in its place, or a box of a UI worker's own turn (protocol §10.12). Of a window only where no turn from before it can have been leased since;
 -- a UI worker's row is leased within a day.
 SELECT jsonb_build_object('project_id', x.project_id, 'agent_id', x.agent_id, 'agent_turn_id', x.agent_turn_id,
                           'box_id', x.last_output_box_id) AS ids,
        format('the pointer does not name the box of the last turn, %s', coalesce(x.output_box_id::text, 'of which there is none')) AS detail
 FROM (
     SELECT coalesce(o.project_id, p.project_id) AS project_id, coalesce(o.agent_id, p.agent_id) AS agent_id,
-           o.agent_turn_id, o.turn_epoch, o.output_box_id, p.last_output_box_id, p.replaced_output_box_id
+           o.agent_turn_id, o.turn_epoch, o.output_box_id, o.is_rolled_back, p.last_output_box_id, p.replaced_output_box_id
     FROM (
-        SELECT DISTINCT ON (o.project_id, o.agent_id) o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, o.output_box_id
+        SELECT DISTINCT ON (o.project_id, o.agent_id) o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, o.output_box_id,
+               o.stats ? 'rolled_back_by' AS is_rolled_back
         FROM state.turn_outcomes o
         WHERE o.turn_epoch > 0 AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
           AND (:project_id::text IS NULL OR o.project_id = :project_id)
@@ -288,6 +290,15 @@ FROM (
 ) x
 LEFT JOIN state.agent_state_head h ON h.agent_id = x.agent_id AND h.project_id = x.project_id
 WHERE x.last_output_box_id IS DISTINCT FROM x.output_box_id AND (x.last_output_box_id = x.replaced_output_box_id) IS NOT TRUE
+  AND NOT (x.agent_turn_id IS NULL AND EXISTS (  -- its last turn may have been removed since the pointer has moved
+      SELECT FROM public.boxes b WHERE b.box_id = x.last_output_box_id AND b.parent_ids <> '{}'))
+  AND NOT EXISTS (
+      WITH RECURSIVE line AS (
+          SELECT z.box_id, z.is_old FROM (VALUES (x.last_output_box_id, false), (x.output_box_id, true)) z (box_id, is_old)
+          UNION
+          SELECT p.box_id, l.is_old FROM line l JOIN public.boxes b ON b.box_id = l.box_id CROSS JOIN unnest(b.parent_ids) p (box_id)
+          WHERE NOT l.is_old OR x.is_rolled_back)
+      SELECT FROM line n JOIN line o ON o.box_id = n.box_id WHERE NOT n.is_old AND o.is_old)
   AND (:since_id::text IS NULL OR h.turn_epoch - (h.status <> 'idle')::int <= x.turn_epoch)
   AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_id = x.agent_id AND i.project_id = x.project_id
                   AND i.message_type = 'ui_action' AND i.request_digest IS NULL AND i.turn_epoch > coalesce(x.turn_epoch, 0)

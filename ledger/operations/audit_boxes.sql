@@ -47,6 +47,7 @@ FROM (
     CROSS JOIN LATERAL (VALUES ('profile box', i.payload ->> 'profile_box_id'), ('context box', i.payload ->> 'context_box_id'),
                                ('output box', i.payload ->> 'output_box_id')) n (what, box_id)
     WHERE i.message_type IN {turn_types} AND i.request_digest IS NOT NULL
+      AND (n.box_id IS NOT NULL OR NOT i.payload ? 'conversation_id')  -- a lease gives a conversation's turn its output box
       AND (:since::timestamptz IS NULL OR i.created_at >= :since)
       AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ) t

@@ -26,7 +26,7 @@ WHERE h.status <> 'idle' AND h.step_count <> s.steps AND (:project_id::text IS N
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: step_agrees_with_its_turn :many
--- Protocol §4.2: a step is of an enqueued turn, with its agent, channel, trace and boxes, and was written when it was over.
+-- Protocol §4.2: a step is of an enqueued turn, with its agent, channel, trace and boxes (the output box is the one that it read), and was written when it was over.
 SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id, 'step_id', s.step_id) AS ids,
        CASE WHEN t.inbox_id IS NULL THEN 'no turn of this agent is enqueued under its id' ELSE 'step and turn differ in ' || concat_ws(', ',
            CASE WHEN s.status = 'running' OR s.ended_at IS NULL THEN 'being over' END,
@@ -34,14 +34,16 @@ SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_t
            CASE WHEN s.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2) THEN 'trace' END,
            CASE WHEN s.profile_box_id::text IS DISTINCT FROM t.payload ->> 'profile_box_id' THEN 'profile box' END,
            CASE WHEN s.context_box_id::text IS DISTINCT FROM t.payload ->> 'context_box_id' THEN 'context box' END,
-           CASE WHEN s.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id' THEN 'output box' END) END AS detail
+           CASE WHEN s.output_box_id::text IS DISTINCT FROM b.output_box_id THEN 'output box' END) END AS detail
 FROM state.agent_steps s
 LEFT JOIN state.agent_inbox t ON t.agent_turn_id = s.agent_turn_id AND t.project_id = s.project_id AND t.agent_id = s.agent_id
     AND t.message_type IN {turn_types}
+CROSS JOIN LATERAL (SELECT state.as_count(substring(s.step_id FROM '-s([0-9]+)$')) AS number) n
+CROSS JOIN LATERAL (SELECT {box_of_turn(t, n.number)} AS output_box_id) b
 WHERE (t.inbox_id IS NULL OR s.status = 'running' OR s.ended_at IS NULL OR s.channel_id IS DISTINCT FROM t.channel_id
        OR s.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2)
        OR (s.profile_box_id::text, s.context_box_id::text, s.output_box_id::text)
-          IS DISTINCT FROM (t.payload ->> 'profile_box_id', t.payload ->> 'context_box_id', t.payload ->> 'output_box_id'))
+          IS DISTINCT FROM (t.payload ->> 'profile_box_id', t.payload ->> 'context_box_id', b.output_box_id))
   AND NOT starts_with(s.step_id, 'step_')
   AND (:since_id::text IS NULL OR s.step_id >= :since_id)
   AND (:project_id::text IS NULL OR s.project_id = :project_id)

@@ -1,52 +1,59 @@
--- The audit's rules on cuts of the memory of turns. Few boxes are cut, and each is read once from its beginning.
--- Of a window: boxes cut in it that were made in it, written to by a turn that is over since, or on heads: whatever cuts a box is a turn or a copy.
+-- The audit's rules on compactions of the memory of turns. Few steps compact, and each box is read once. The box before may be gone: then
+-- nothing is compared with it.
 
--- name: cuts_name_a_card_of_their_box :many
--- Protocol §7.3: a memory.cut names a card that is in its box before it and after the one that the cut before named, and a box is
--- read from the card that its latest cut names. Cuts of turns that were rolled back and are over do not count: without another one
--- the box is read from its beginning.
-SELECT jsonb_build_object('project_id', c.project_id, 'box_id', c.box_id, 'card_id', c.cut_card_id) AS ids,
-       CASE WHEN c.place IS NULL THEN 'the box does not have the cut from which it is read'
-            WHEN c.first IS NULL THEN 'the cut names no card of its box'
-            WHEN c.first >= c.place THEN 'the cut names a card after itself'
-            WHEN c.first <= c.before THEN 'the cut names no card after the one that the cut before it named'
-            ELSE format('the box is read from position %s, and its latest cut names the card at %s', c.since, c.first) END AS detail
-FROM (
-    SELECT m.project_id, m.box_id, coalesce(k.card_id, m.cut_card_id) AS cut_card_id, k.place, k.first, m.position AS since,
-           m.cut_card_id AS latest_id, lag(k.first) OVER boxes AS before, lead(k.card_id) OVER boxes IS NULL AS is_latest
-    FROM {cuts_since} m LEFT JOIN LATERAL (
-        SELECT c.card_id, b.position AS place, (
-                   SELECT min(f.position) FROM public.box_cards f
-                   WHERE f.card_id = c.content #>> '{data,first_card_id}' AND f.box_id = m.box_id) AS first
-        FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
-        WHERE b.box_id = m.box_id AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'author_id' = 'system'
-          AND NOT EXISTS (SELECT FROM state.rollbacks r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id
-                          WHERE r.box_id = m.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) k ON true
-    WHERE (:project_id::text IS NULL OR m.project_id = :project_id)
-    WINDOW boxes AS (PARTITION BY m.box_id ORDER BY k.place)
-) c
-WHERE (c.place IS NULL AND NOT (c.since <= 1 AND EXISTS (
-           SELECT FROM state.rollbacks r JOIN public.cards x ON x.card_id = c.latest_id AND x.metadata ->> 'agent_turn_id' = r.agent_turn_id
-           WHERE r.box_id = c.box_id)))
-   OR (c.place IS NOT NULL AND c.first IS NULL) OR c.first >= c.place OR c.first <= c.before
-   OR (c.is_latest AND c.place IS NOT NULL AND (c.cut_card_id, c.first) IS DISTINCT FROM (c.latest_id, c.since))
+-- name: compactions_make_boxes :many
+-- Protocol §7.3: a step that compacts makes a box of the one that it read, which has the step's memory.cut, and of the cards that the step
+-- had read exactly those from the first one that the cut names, in their order, and earlier cuts of the turn in hand. No conversation goes on in the
+-- one that it read.
+SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id, 'step_id', s.step_id, 'box_id', s.made_box_id) AS ids,
+       coalesce(CASE WHEN b.box_id IS NULL THEN 'the box that the step says it made is not there'
+                     WHEN b.parent_ids IS DISTINCT FROM ARRAY[s.output_box_id] THEN 'the box was not made of the one that the step read' END,
+                CASE WHEN cut.card_id IS NULL THEN 'the box does not have the cut of the step' END,
+                CASE WHEN cut.first IS NULL THEN 'the cut names no card of the box' END, wrong.detail,
+                'a conversation goes on in the box that was compacted') AS detail
+FROM {compactions_since} s
+LEFT JOIN public.boxes b ON b.box_id = s.made_box_id AND b.tenant_id = s.project_id
+LEFT JOIN LATERAL (
+    SELECT c.card_id, c.content #>> '{data,first_card_id}' AS first_card_id, (
+               SELECT f.position FROM public.box_cards f WHERE f.box_id = s.made_box_id AND f.card_id = c.content #>> '{data,first_card_id}') AS first
+    FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
+    WHERE p.box_id = s.made_box_id AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'step_id' = s.step_id LIMIT 1) cut ON true
+LEFT JOIN LATERAL (
+    SELECT CASE WHEN n.position IS NULL THEN 'a card that the cut keeps is not in the box'
+                WHEN o.position < k.position THEN 'the box has a card that the cut leaves out'
+                ELSE 'the cards that are kept are not in their order' END AS detail
+    FROM (SELECT coalesce((SELECT f.position FROM public.box_cards f WHERE f.box_id = s.output_box_id AND f.card_id = cut.first_card_id),
+                          s.read_position + 1) AS position) k
+    CROSS JOIN LATERAL (
+        SELECT x.position, x.card_id FROM public.box_cards x WHERE x.box_id = s.output_box_id AND x.position <= s.read_position) o
+    LEFT JOIN public.box_cards n ON n.box_id = s.made_box_id AND n.card_id = o.card_id
+    WHERE CASE WHEN o.position < k.position
+               THEN n.position IS NOT NULL AND NOT EXISTS (
+                   SELECT FROM public.cards c WHERE c.card_id = o.card_id AND c.metadata ->> 'type' = 'memory.cut')
+               ELSE n.position IS NULL OR n.position - cut.first <> o.position - k.position END
+    ORDER BY o.position LIMIT 1) wrong ON true
+WHERE b.box_id IS NULL OR b.parent_ids IS DISTINCT FROM ARRAY[s.output_box_id] OR cut.card_id IS NULL OR cut.first IS NULL
+   OR wrong.detail IS NOT NULL OR EXISTS (SELECT FROM state.conversations t WHERE t.output_box_id = s.output_box_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cuts_are_between_turns :many
--- Protocol §7.3: of a box that is cut no turn is read in part, and no tool.result without its call.
+-- Protocol §7.3: of the cards that a compacting step had read no turn is kept in part, and no tool.result without its call.
 WITH placed AS MATERIALIZED (
-    SELECT m.project_id, m.box_id, b.position < m.position AS is_gone, c.card_id, c.metadata ->> 'agent_turn_id' AS agent_turn_id,
-           c.metadata ->> 'type' AS type, c.tool_call_id, c.tool_calls
-    FROM {cuts_since} m JOIN public.box_cards b ON b.box_id = m.box_id JOIN public.cards c ON c.card_id = b.card_id
-    WHERE (:project_id::text IS NULL OR m.project_id = :project_id)
+    SELECT s.project_id, s.made_box_id AS box_id, NOT EXISTS (
+               SELECT FROM public.box_cards n WHERE n.box_id = s.made_box_id AND n.card_id = b.card_id) AS is_gone,
+           c.card_id, c.metadata ->> 'agent_turn_id' AS agent_turn_id, c.metadata ->> 'type' AS type, c.tool_call_id, c.tool_calls
+    FROM {compactions_since} s
+    JOIN public.box_cards b ON b.box_id = s.output_box_id AND b.position <= s.read_position
+    JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' NOT IN ('memory.cut', 'memory.summary')
+    WHERE EXISTS (SELECT FROM public.boxes x WHERE x.box_id = s.made_box_id)
 )
 SELECT jsonb_build_object('project_id', p.project_id, 'box_id', p.box_id, 'agent_turn_id', p.agent_turn_id) AS ids,
-       'the box is cut within the turn' AS detail
+       'the box was made with a part of the turn' AS detail
 FROM placed p WHERE p.agent_turn_id IS NOT NULL
 GROUP BY p.project_id, p.box_id, p.agent_turn_id HAVING bool_or(p.is_gone) AND NOT bool_and(p.is_gone)
 UNION ALL
 SELECT jsonb_build_object('project_id', r.project_id, 'box_id', r.box_id, 'agent_turn_id', r.agent_turn_id, 'card_id', r.card_id),
-       'the box is cut between the result and its call'
+       'the box was made with the result, and without its call'
 FROM placed r JOIN (
     SELECT t.box_id, x ->> 'tool_call_id' AS tool_call_id, bool_and(t.is_gone) AS is_gone
     FROM placed t CROSS JOIN LATERAL jsonb_array_elements(t.tool_calls) x WHERE jsonb_typeof(t.tool_calls) = 'array'

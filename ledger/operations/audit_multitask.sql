@@ -26,28 +26,55 @@ WHERE n.message_type = 'turn' AND n.payload ? 'multitask'
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: what_made_way_is_recorded :many
--- Protocol §6 enqueue: a turn that was rolled back is one that its successor says it has stopped. Of a window: one enqueued in it, or in hand.
-SELECT jsonb_build_object('project_id', r.project_id, 'agent_turn_id', r.agent_turn_id, 'other_agent_turn_id', r.by_turn_id, 'box_id', r.box_id) AS ids,
+-- Protocol §6 enqueue: a turn that was rolled back is one that its successor says it has stopped, and the other way round.
+SELECT jsonb_build_object('project_id', r.project_id, 'agent_turn_id', r.agent_turn_id, 'other_agent_turn_id', n.agent_turn_id) AS ids,
        'the turn is rolled back, and the one that took its place did not stop it' AS detail
-FROM {of_turns_since(state.rollbacks, agent_turn_id)} r LEFT JOIN state.agent_inbox n ON n.agent_turn_id = r.by_turn_id AND n.message_type = 'turn'
-WHERE n.inbox_id IS NOT NULL AND (n.payload #>> '{multitask,strategy}' IS DISTINCT FROM 'rollback'
-    OR NOT coalesce(n.payload #> '{multitask,stopped}' ? r.agent_turn_id, false))
+FROM state.agent_inbox r
+JOIN state.agent_inbox n ON n.agent_turn_id = r.payload ->> 'rolled_back_by' AND n.project_id = r.project_id AND n.message_type = 'turn'
+WHERE r.message_type = 'turn' AND r.payload ? 'rolled_back_by'
+  AND (n.payload #>> '{multitask,strategy}' IS DISTINCT FROM 'rollback' OR NOT coalesce(n.payload #> '{multitask,stopped}' ? r.agent_turn_id, false))
+  AND (:since::timestamptz IS NULL OR r.created_at >= :since)
   AND (:project_id::text IS NULL OR r.project_id COLLATE "C" = :project_id)
+UNION ALL
+SELECT jsonb_build_object('project_id', n.project_id, 'agent_turn_id', r.agent_turn_id, 'other_agent_turn_id', n.agent_turn_id),
+       'the turn that took its place has rolled it back, and its row does not say so'
+FROM state.agent_inbox n CROSS JOIN LATERAL jsonb_array_elements_text(
+    CASE jsonb_typeof(n.payload #> '{multitask,stopped}') WHEN 'array' THEN n.payload #> '{multitask,stopped}' ELSE '[]' END) x (agent_turn_id)
+JOIN state.agent_inbox r ON r.agent_turn_id = x.agent_turn_id AND r.project_id = n.project_id AND r.message_type = 'turn'
+WHERE n.message_type = 'turn' AND n.payload #>> '{multitask,strategy}' = 'rollback' AND NOT r.payload ? 'rolled_back_by'
+  AND (:since::timestamptz IS NULL OR n.created_at >= :since)
+  AND (:project_id::text IS NULL OR n.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: what_was_rolled_back_is_forgotten :many
--- Protocol §6 enqueue: of a turn that was rolled back and is over the outcome says so; its box is read anew since then, and not from a
--- cut that the turn made.
-SELECT jsonb_build_object('project_id', r.project_id, 'agent_id', o.agent_id, 'agent_turn_id', r.agent_turn_id, 'box_id', r.box_id) AS ids,
-       CASE WHEN NOT o.stats ? 'rolled_back_by' THEN 'its outcome does not say that it was rolled back'
-            WHEN c.card_id IS NOT NULL THEN 'its box is read from a cut that the turn made'
-            ELSE 'its box has not changed its version since the turn ended' END AS detail
-FROM state.rollbacks r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id
-JOIN state.agent_inbox i ON i.agent_turn_id = r.agent_turn_id AND i.message_type = 'turn' AND state.as_uuid(i.payload ->> 'output_box_id') = r.box_id
-JOIN public.boxes b ON b.box_id = r.box_id
-LEFT JOIN state.memory_cuts m ON m.box_id = r.box_id AND m.position > 1
-LEFT JOIN public.cards c ON c.card_id = m.cut_card_id AND c.metadata ->> 'agent_turn_id' = r.agent_turn_id
-WHERE (NOT o.stats ? 'rolled_back_by' OR c.card_id IS NOT NULL OR b.updated_at < o.ended_at)
-  AND (:since::timestamptz IS NULL OR o.ended_at >= :since)
-  AND (:project_id::text IS NULL OR r.project_id COLLATE "C" = :project_id)
+-- Protocol §6 enqueue: of a turn that was rolled back the outcome says so, and its conversation goes on in a box that is not its own and has
+-- none of its cards. The box that a rollback made had every other card that was in the box with which the turn began.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'box_id', x.box_id) AS ids,
+       x.detail
+FROM state.agent_inbox i
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+LEFT JOIN state.conversations c ON c.agent_id = i.agent_id AND c.conversation_id = i.payload ->> 'conversation_id'
+    AND c.channel_id = i.channel_id AND c.project_id = i.project_id
+CROSS JOIN LATERAL (
+    SELECT NULL::uuid AS box_id, 'its outcome does not say that it was rolled back' AS detail
+    WHERE o.stats ->> 'rolled_back_by' IS DISTINCT FROM i.payload ->> 'rolled_back_by' AND o.agent_turn_id IS NOT NULL
+    UNION ALL
+    SELECT c.output_box_id, 'its conversation goes on in its box' WHERE c.output_box_id = coalesce(o.output_box_id, h.output_box_id)
+    UNION ALL
+    (SELECT c.output_box_id, 'its conversation goes on in a box that has cards of it'
+     FROM public.box_cards b JOIN public.cards k ON k.card_id = b.card_id
+     WHERE b.box_id = c.output_box_id AND k.metadata ->> 'agent_turn_id' = i.agent_turn_id LIMIT 1)
+    UNION ALL
+    (SELECT m.box_id, 'the box that was made without it lacks a card of another turn'
+     FROM state.agent_inbox n JOIN public.boxes m ON m.box_id = state.as_uuid(n.payload #>> '{multitask,output_box_id}')
+     CROSS JOIN LATERAL (
+         SELECT b.card_id FROM public.box_cards b WHERE b.box_id = state.as_uuid(i.payload ->> 'output_box_id') OFFSET 0) b
+     JOIN public.cards k ON k.card_id = b.card_id
+     WHERE n.agent_turn_id = i.payload ->> 'rolled_back_by' AND n.project_id = i.project_id AND n.message_type = 'turn'
+       AND k.created_at <= m.created_at AND k.metadata ->> 'agent_turn_id' IS DISTINCT FROM i.agent_turn_id
+       AND NOT EXISTS (SELECT FROM public.box_cards x WHERE x.box_id = m.box_id AND x.card_id = b.card_id) LIMIT 1)) x
+WHERE i.message_type = 'turn' AND i.payload ? 'rolled_back_by'
+  AND (:since::timestamptz IS NULL OR i.created_at >= :since)
+  AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

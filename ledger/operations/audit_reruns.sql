@@ -17,7 +17,7 @@ WHERE i.payload ? 'rerun' AND i.message_type IN {turn_types}
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: reruns_have_copies :many
--- Protocol §6 rerun: a rerun reads and writes boxes of its own, whose cards are those that the turn's boxes had before the step, each in
+-- Protocol §6 rerun: a rerun reads and writes boxes of its own, whose cards are those that the step had read, each in
 -- its place: none that the turn itself wrote in that step or later.
 SELECT jsonb_build_object('project_id', r.project_id, 'agent_turn_id', r.agent_turn_id, 'box_id', r.box_id, 'card_id', p.card_id) AS ids,
        CASE WHEN r.box_id = r.old_box_id THEN 'it has a box of the turn that it runs again'
@@ -29,7 +29,11 @@ FROM (
     FROM state.agent_inbox i
     JOIN state.agent_inbox b ON b.agent_turn_id = i.payload -> 'rerun' ->> 'of' AND b.project_id = i.project_id AND b.message_type IN {turn_types}
     CROSS JOIN LATERAL (VALUES (state.as_uuid(i.payload ->> 'context_box_id'), b.payload ->> 'context_box_id'),
-                               (state.as_uuid(i.payload ->> 'output_box_id'), b.payload ->> 'output_box_id')) x (box_id, old_box_id)
+                               (state.as_uuid(i.payload ->> 'output_box_id'), coalesce((
+                                   SELECT s.output_box_id::text FROM state.agent_steps s
+                                   WHERE s.step_id = b.agent_turn_id || '-s' || (i.payload -> 'rerun' ->> 'from_step') AND s.project_id = b.project_id), (
+                                   SELECT o.output_box_id::text FROM state.turn_outcomes o WHERE o.agent_turn_id = b.agent_turn_id),
+                                   b.payload ->> 'output_box_id'))) x (box_id, old_box_id)
     WHERE i.payload ? 'rerun' AND i.message_type IN {turn_types}
       AND (:since::timestamptz IS NULL OR i.created_at >= :since) AND (:project_id::text IS NULL OR i.project_id = :project_id)
 ) r

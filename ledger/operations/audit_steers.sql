@@ -24,7 +24,7 @@ SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_t
             ELSE format('the card is in the output box %s times', p.places) END AS detail
 FROM {of_turns_since(state.steers, agent_turn_id)} s
 CROSS JOIN LATERAL (
-    SELECT state.as_uuid(i.payload ->> 'output_box_id') AS box_id FROM state.agent_inbox i
+    SELECT state.as_uuid({box_of_turn(i, NULL::int)}) AS box_id FROM state.agent_inbox i
     WHERE i.agent_turn_id = s.agent_turn_id AND i.project_id = s.project_id AND i.message_type IN {turn_types} LIMIT 1) i
 CROSS JOIN LATERAL (SELECT count(*) AS places FROM public.box_cards b WHERE b.card_id = s.steer_id AND b.box_id = i.box_id) p
 CROSS JOIN LATERAL (

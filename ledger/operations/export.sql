@@ -152,16 +152,6 @@ WHERE x.tenant_id = :project_id AND (:agent_ids::text[] IS NULL
     OR x.card_id IN (SELECT r.payload_card_id FROM state.thread_replies r JOIN state.agent_threads(:project_id, :agent_ids) t
                          ON t.thread_id = r.thread_id));
 
--- name: export_memory_cuts :many
--- Where boxes are cut; if agents are named, those of their turns.
-SELECT to_jsonb(x)::text AS row FROM state.memory_cuts x
-WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
-
--- name: export_rollbacks :many
--- Turns that were rolled back; if agents are named, in boxes of their turns.
-SELECT to_jsonb(x)::text AS row FROM state.rollbacks x
-WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
-
 -- name: export_budgets :many
 -- What turns, days and months may spend; of agents, their turns'.
 SELECT to_jsonb(x)::text AS row FROM state.budgets x

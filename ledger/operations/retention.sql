@@ -227,7 +227,6 @@ CROSS JOIN LATERAL (SELECT x.* FROM state.unused_boxes(:before::timestamptz, fal
 -- Removes these boxes, and the cards that are in no other box.
 WITH
 places AS (DELETE FROM public.box_cards p WHERE p.box_id = ANY (:ids::text[]::uuid[]) RETURNING p.card_id),
-rollbacks AS (DELETE FROM state.rollbacks r WHERE r.box_id = ANY (:ids::text[]::uuid[])),
 cards AS (
     DELETE FROM public.cards c USING (SELECT DISTINCT p.card_id FROM places p) held
     WHERE c.card_id = held.card_id AND NOT EXISTS (

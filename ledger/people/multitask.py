@@ -84,6 +84,7 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
         principal=how.caller.name,
         reason=how.reason,
         max_queued_turns=limit,
+        new_box_id=command.new_output_box_id,  # a conversation that has a turn in hand has a box
     )
     match verdict["verdict"]:
         case "no_conversation":

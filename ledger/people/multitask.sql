@@ -3,9 +3,9 @@
 -- name: make_way :many
 -- What a turn that this transaction has enqueued finds in its conversation. First a row with the verdict on the whole: accepted |
 -- no_conversation | queue_full | turn_in_progress; then a row for each turn that stops:
--- queued | dispatched | accepted, as of request_stop.
+-- queued | dispatched | accepted, as of request_stop. With rollback the conversation goes on in :new_box_id, if a turn in hand wrote its box.
 SELECT w.verdict, w.agent_turn_id, w.agent_id, w.channel_id, w.inbox_id, w.turn_epoch, w.worker_target, w.context_headers
-FROM state.make_way(:project_id, :agent_turn_id, :strategy, :principal, :reason, :max_queued_turns::int) w;
+FROM state.make_way(:project_id, :agent_turn_id, :strategy, :principal, :reason, :max_queued_turns::int, :new_box_id::text::uuid) w;
 
 -- name: made_way :one
 -- The turns that made way for this one, as it was enqueued.

@@ -2,8 +2,8 @@
 
 -- name: copy_boxes_of_turn :one
 -- Makes copies of the boxes of a turn that is over, as they were before one of its steps; without a step, before the step that failed,
--- or the first one. The context box is copied as far as the turn had read it, the output box up to the first card of the step, with
--- the cut of its memory as of then. Cards that the turn had read and that are gone since refuse it.
+-- or the first one. The context box is copied as far as the turn had read it, and the output box that the step read as far as its row
+-- says; of a step that was never committed, up to its first card. Cards that the turn had read and that are gone since refuse it.
 -- verdict: accepted | known (a request under this correlation: nothing is copied) | again | the code of a refusal.
 WITH
 known AS MATERIALIZED (
@@ -15,13 +15,13 @@ turn AS MATERIALIZED (
                SELECT c.metadata ->> 'author_id' FROM public.cards c WHERE c.card_id = :agent_turn_id || '-instruction' AND c.tenant_id = :project_id)) AS requester,
            o.agent_turn_id IS NOT NULL AS is_over,
            o.status, o.tool_result_card_id, o.started_at, o.ended_at, state.as_uuid(i.payload ->> 'context_box_id') AS context_box_id,
-           state.as_uuid(i.payload ->> 'output_box_id') AS output_box_id
+           coalesce(o.output_box_id, state.as_uuid(i.payload ->> 'output_box_id')) AS output_box_id
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
     WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.channel_id = :channel_id AND i.message_type IN {turn_types}
 ),
 steps AS MATERIALIZED (
-    SELECT state.as_count(substring(s.step_id FROM '-s([0-9]+)$')) AS number, s.step_id, s.metadata, s.started_at, s.ended_at
+    SELECT state.as_count(substring(s.step_id FROM '-s([0-9]+)$')) AS number, s.step_id, s.output_box_id, s.metadata, s.started_at, s.ended_at
     FROM state.agent_steps s WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id
 ),
 last AS MATERIALIZED (SELECT s.* FROM steps s ORDER BY s.number DESC LIMIT 1),
@@ -37,23 +37,24 @@ ended AS MATERIALIZED (  -- always one row: the step in which the turn ended; of
 asked AS MATERIALIZED (
     SELECT coalesce(:from_step::int, CASE turn.status WHEN 'failed' THEN ended.number ELSE 1 END) AS step FROM turn CROSS JOIN ended
 ),
+reading AS MATERIALIZED (  -- what the step read of the output box; where it was never committed, up to its first card, or the turn's end
+    SELECT coalesce(s.output_box_id, turn.output_box_id) AS box_id, coalesce(state.as_count(s.metadata ->> 'output_position'), (
+               SELECT min(b.position) - 1 FROM public.box_cards b CROSS JOIN LATERAL (
+                   SELECT c.metadata ->> 'type' AS type, c.metadata ->> 'step_id' AS step_id FROM public.cards c
+                   WHERE c.card_id = b.card_id AND c.metadata ->> 'agent_turn_id' = :agent_turn_id OFFSET 0) c
+               WHERE b.box_id = coalesce(s.output_box_id, turn.output_box_id)
+                 AND (asked.step = 1 OR c.step_id = :agent_turn_id || '-s' || asked.step
+                      OR (asked.step = ended.number AND c.type = 'task.deliverable')))) AS upto
+    FROM turn CROSS JOIN ended CROSS JOIN asked LEFT JOIN steps s ON s.number = asked.step
+),
 held AS MATERIALIZED (  -- as in fork_box
     SELECT b.box_id FROM public.boxes b
-    WHERE b.box_id IN (SELECT x.box_id FROM turn CROSS JOIN LATERAL (VALUES (turn.context_box_id), (turn.output_box_id)) x (box_id))
+    WHERE b.box_id IN (SELECT x.box_id FROM turn CROSS JOIN reading CROSS JOIN LATERAL (VALUES (turn.context_box_id), (reading.box_id)) x (box_id))
       AND b.tenant_id = :project_id AND NOT EXISTS (SELECT FROM known)
     ORDER BY b.box_id FOR KEY SHARE
 ),
-boundary AS MATERIALIZED (  -- always one row: the first card of the step, or of the turn's end, where it ended before the step was committed
-    SELECT min(b.position) AS position FROM turn CROSS JOIN ended CROSS JOIN asked
-    JOIN public.box_cards b ON b.box_id = turn.output_box_id
-    CROSS JOIN LATERAL (
-        SELECT c.metadata ->> 'type' AS type, c.metadata ->> 'step_id' AS step_id FROM public.cards c
-        WHERE c.card_id = b.card_id AND c.metadata ->> 'agent_turn_id' = :agent_turn_id OFFSET 0) c
-    WHERE asked.step = 1 OR c.step_id = :agent_turn_id || '-s' || asked.step
-       OR (asked.step = ended.number AND c.type = 'task.deliverable')
-),
 ranges AS MATERIALIZED (  -- the context box of a turn that had pinned nothing has no card that was made later
-    SELECT turn.output_box_id AS box_id, :output_copy_id::text::uuid AS copy_id, boundary.position - 1 AS upto FROM turn CROSS JOIN boundary
+    SELECT reading.box_id, :output_copy_id::text::uuid AS copy_id, reading.upto FROM reading
     UNION ALL
     SELECT turn.context_box_id, :context_copy_id::text::uuid, coalesce(
                (SELECT state.as_count(s.metadata -> 'turn_config' ->> 'context_position') FROM steps s WHERE s.number = 1),
@@ -64,10 +65,11 @@ ranges AS MATERIALIZED (  -- the context box of a turn that had pinned nothing h
 copied AS MATERIALIZED (
     SELECT r.copy_id, b.position, b.card_id FROM ranges r
     JOIN public.box_cards b ON b.box_id = r.box_id AND b.position <= r.upto AND b.box_id IN (SELECT held.box_id FROM held)
-    UNION ALL  -- the steers that the first step took stand behind what it pins; those of a later step stand before its first card
-    SELECT r.copy_id, r.upto + row_number() OVER (ORDER BY s.seq), s.steer_id FROM asked JOIN state.steers s ON asked.step = 1
-    JOIN ranges r ON r.copy_id = :output_copy_id::text::uuid
-    WHERE s.agent_turn_id = :agent_turn_id AND s.step_id = :agent_turn_id || '-s1' AND s.status = 'applied'
+    UNION ALL  -- the steers that the step took entered the box with its begin, as this attempt read it or behind that
+    SELECT r.copy_id, r.upto + row_number() OVER (ORDER BY s.seq), s.steer_id FROM asked
+    JOIN state.steers s ON s.step_id = :agent_turn_id || '-s' || asked.step JOIN ranges r ON r.copy_id = :output_copy_id::text::uuid
+    WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'applied' AND NOT EXISTS (
+        SELECT FROM public.box_cards b WHERE b.box_id = r.box_id AND b.card_id = s.steer_id AND b.position <= r.upto)
 ),
 gone AS MATERIALIZED (  -- what the step had read and cannot be read now
     SELECT EXISTS (
@@ -78,13 +80,6 @@ gone AS MATERIALIZED (  -- what the step had read and cannot be read now
         OR EXISTS (SELECT FROM ranges r WHERE r.upto IS NULL
                    OR r.upto <> (SELECT count(*) FROM copied p WHERE p.copy_id = r.copy_id AND p.position <= r.upto)) AS any
     FROM turn
-),
-cut AS MATERIALIZED (  -- the latest one before the step
-    SELECT p.card_id AS cut_card_id, (
-               SELECT f.position FROM copied f WHERE f.copy_id = p.copy_id AND f.card_id = c.content -> 'data' ->> 'first_card_id' LIMIT 1) AS position
-    FROM copied p JOIN public.cards c ON c.card_id = p.card_id
-    WHERE p.copy_id = :output_copy_id::text::uuid AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'author_id' = 'system'
-    ORDER BY p.position DESC LIMIT 1
 ),
 plan AS MATERIALIZED (  -- always one row
     SELECT CASE
@@ -106,17 +101,6 @@ made AS (
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT made.box_id, p.position, p.card_id FROM made JOIN copied p ON p.copy_id = made.box_id
-),
-rolled_back AS (  -- the turns that were rolled back by then; not those that are run again
-    INSERT INTO state.rollbacks (box_id, agent_turn_id, project_id, by_turn_id)
-    SELECT made.box_id, r.agent_turn_id, :project_id, r.by_turn_id FROM turn JOIN made ON made.box_id = :output_copy_id::text::uuid
-    JOIN state.rollbacks r ON r.box_id = turn.output_box_id AND r.created_at < coalesce(turn.started_at, turn.ended_at)
-    WHERE r.agent_turn_id <> :agent_turn_id AND NOT coalesce(turn.payload -> 'rerun' -> 'line' ? r.agent_turn_id, false)
-),
-kept_cut AS (
-    INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)
-    SELECT made.box_id, :project_id, cut.position, cut.cut_card_id FROM cut JOIN made ON made.box_id = :output_copy_id::text::uuid
-    WHERE cut.position IS NOT NULL
 )
 SELECT plan.verdict, coalesce((SELECT known.agent_id FROM known), turn.agent_id) AS agent_id,
        coalesce((SELECT known.from_step FROM known), asked.step, 1) AS from_step,

@@ -1,8 +1,7 @@
 -- The verbs on boxes (protocol §6): box_fork, box_make and box_replace.
 
 -- name: fork_box :one
--- Makes a box with the present cards of another, cut where that is, of which the same turns are rolled back; a repeat finds the first
--- one's box.
+-- Makes a box with the present cards of another; a repeat finds the first one's box.
 -- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
 WITH
 earlier AS MATERIALIZED (
@@ -23,14 +22,6 @@ made AS (
 copied AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT made.box_id, s.position, s.card_id FROM made JOIN public.box_cards s ON s.box_id = :box_id::uuid
-),
-cut AS (
-    INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)
-    SELECT made.box_id, :project_id, m.position, m.cut_card_id FROM made JOIN state.memory_cuts m ON m.box_id = :box_id::uuid
-),
-rolled_back AS (
-    INSERT INTO state.rollbacks (box_id, agent_turn_id, project_id, by_turn_id)
-    SELECT made.box_id, r.agent_turn_id, :project_id, r.by_turn_id FROM made JOIN state.rollbacks r ON r.box_id = :box_id::uuid
 )
 SELECT CASE
            WHEN EXISTS (SELECT FROM made) THEN 'accepted'
@@ -42,8 +33,8 @@ SELECT CASE
 
 -- name: compose_box :one
 -- Makes a box of parts, in their order: cards of other boxes, single cards, and new cards. Each card is taken once, at its first
--- place; of a box, none of turns that are rolled back there. A part that is missing, or has a card that a turn of another channel made, refuses the whole. A single card is taken
--- from the newest box that has it, which is locked in its place.
+-- place. A part that is missing, or has a card that a turn of another channel made, refuses the whole. A single card is taken from the
+-- newest box that has it, which is locked in its place.
 -- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal; refused_place is the part's.
 WITH
 earlier AS MATERIALIZED (
@@ -66,9 +57,7 @@ found AS MATERIALIZED (
         SELECT p.position, p.card_id, c.agent_turn_id, c.channel_id FROM public.box_cards p CROSS JOIN LATERAL (  -- OFFSET 0: looked up by key
             SELECT c.metadata ->> 'agent_turn_id' AS agent_turn_id, c.metadata ->> 'channel_id' AS channel_id FROM public.cards c
             WHERE c.card_id = p.card_id AND state.is_alive(c.expires_at, c.deleted_at)
-              AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types))
-              AND (part.card_id IS NOT NULL OR NOT EXISTS (
-                  SELECT FROM state.rollbacks r WHERE r.box_id = part.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) OFFSET 0) c
+              AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types)) OFFSET 0) c
         WHERE p.box_id = part.box_id AND (part.card_id IS NULL OR p.card_id = part.card_id)
         ORDER BY p.position DESC LIMIT part.most) s
     UNION ALL

@@ -6,7 +6,6 @@ another version, and is read anew. The cache is bounded and holds nothing else.
 """
 
 import json
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,10 +56,7 @@ class BoxedCard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoxPrefix:
-    """The first cards of a box of this version, in order, without those that were expired or deleted as it was read.
-
-    Of a box that was cut, those from its latest cut on.
-    """
+    """The first cards of a box of this version, in order, without those that were expired or deleted as it was read."""
 
     version: str
     cards: tuple[BoxedCard, ...]
@@ -80,14 +76,6 @@ class BoxPrefix:
             if (each.expires_at is None or each.expires_at > now) and (upto is None or each.position <= upto)
         )
 
-    def since(self, position: int) -> "BoxPrefix":
-        """Its cards from this position on."""
-        gone = bisect_left(self.cards, position, key=lambda each: each.position)
-        if not gone:
-            return self
-        size = self.size * (len(self.cards) - gone) // len(self.cards)
-        return BoxPrefix(self.version, self.cards[gone:], size)
-
 
 BoxKey = tuple[int, ProjectId, BoxId]
 """Which box, and the era of the turn that reads it: a later era may have other cards in its place."""
@@ -95,12 +83,11 @@ _EMPTY = BoxPrefix("", (), 0)
 
 
 class OpenedBox(Tolerant):
-    """How a box was read: its version, after which position, up to which, and from which on, if it was cut."""
+    """How a box was read: its version, after which position, and up to which."""
 
     version: str
     known: int
     upto: int | None
-    since: int = 0
 
 
 class BoxCache:
@@ -121,7 +108,7 @@ class BoxCache:
 
     def extend(self, key: BoxKey, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]) -> BoxPrefix:
         """`known`, if it is of the box's version, and the rows after it; caches them for the next read."""
-        kept = known.since(opened.since) if opened.version == known.version else BoxPrefix(opened.version, (), 0)
+        kept = known if opened.version == known.version else BoxPrefix(opened.version, (), 0)
         if not rows and kept.cards:
             return kept
         added = tuple(BoxedCard(row["position"], row["expires_at"], card_of(row)) for row in rows)
@@ -147,12 +134,9 @@ async def get_card(conn: Connection, project: ProjectId, card: CardId, channel: 
     return None if row is None else card_of(row)
 
 
-async def box_cards(conn: Connection, project: ProjectId, box: BoxId, *, from_cut: bool = False) -> list[Card] | None:
-    """The cards of a box in order, or those after its latest cut, without expired and deleted ones.
-
-    None if the project has no such box.
-    """
-    rows = await query("box_cards").many(conn, project_id=project, box_id=box, from_cut=from_cut)
+async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Card] | None:
+    """The cards of a box in order, without expired and deleted ones; None if the project has no such box."""
+    rows = await query("box_cards").many(conn, project_id=project, box_id=box)
     if not rows:
         return None
     return [card_of(row) for row in rows if row["card_id"] is not None]

@@ -10,11 +10,10 @@ WHERE c.card_id = :card_id AND c.tenant_id = :project_id AND state.is_alive(c.ex
 
 -- name: box_cards :many
 -- The cards of a box in order, without those that are expired or deleted, for each of which there is a row of nulls; one row of
--- nulls for an empty box, no row for an unknown one. With :from_cut only what turns read of a box that was cut.
+-- nulls for an empty box, no row for an unknown one.
 SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
 FROM public.boxes b
-LEFT JOIN public.box_cards p ON p.box_id = b.box_id AND (NOT :from_cut::boolean OR p.position >= coalesce(
-    (SELECT m.position FROM state.memory_cuts m WHERE m.box_id = b.box_id), 0))
+LEFT JOIN public.box_cards p ON p.box_id = b.box_id
 LEFT JOIN public.cards c ON c.card_id = p.card_id AND state.is_alive(c.expires_at, c.deleted_at)
 WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id
 ORDER BY p.position;

@@ -286,7 +286,7 @@ async def end_by_fallback(
 
     Raises `StaleTurn` if the agent's head has another turn or epoch. Two round trips.
     """
-    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id, from_cut=True))
+    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     card, ending = fallback_ending(turn, made or (), status, error_code, reason)
     return await pool.run(
         lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=from_statuses, raise_epoch=True)

@@ -182,8 +182,9 @@ mine AS (
          context_headers, payload, status, next_retry_at, processed_at, created_at, request_digest)
     SELECT :inbox_id, :project_id, :agent_id, :channel_id, :message_type, 'call', :correlation_id, :agent_turn_id,
            CASE WHEN go.leases_mine THEN go.turn_epoch ELSE 0 END, go.headers,
-           jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id,
-                              'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb || CASE
+           jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id, 'output_box_id', CASE
+                                  WHEN go.leases_mine OR go.conversation_id IS NULL THEN go.output_box_id END,  -- else its lease resolves it
+                              'runtime_config', :runtime_config::jsonb || CASE
                                   WHEN go.conversation_id IS NULL THEN '{}' ELSE '{"remember": true}'::jsonb END)
            || CASE WHEN go.conversation_id IS NULL THEN '{}' ELSE jsonb_build_object('conversation_id', go.conversation_id) END
            || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END
@@ -200,7 +201,7 @@ mine AS (
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
 ),
 lease AS MATERIALIZED (
-    SELECT o.inbox_id, o.agent_turn_id, o.channel_id, o.profile_box_id, o.context_box_id, o.output_box_id, o.trace_id,
+    SELECT o.inbox_id, o.agent_turn_id, o.channel_id, o.profile_box_id, o.context_box_id, {box_at_lease(o)} AS output_box_id, o.trace_id,
            o.parent_step_id, o.recursion_depth, o.context_headers
     FROM older o CROSS JOIN mine
     UNION ALL
@@ -303,12 +304,8 @@ boxed AS (
 -- only for boxes
     SELECT go.context_box_id, row_number() OVER (ORDER BY x.part, x.position), x.card_id
     FROM made go
-    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id) AS is_cut OFFSET 0) source
-    CROSS JOIN LATERAL (  -- what is read of the source, without turns that were rolled back there
-        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s
-        WHERE s.box_id = go.source_box_id AND NOT (source.is_cut AND EXISTS (
-            SELECT FROM state.rollbacks r WHERE r.box_id = go.source_box_id
-              AND r.agent_turn_id = (SELECT c.metadata ->> 'agent_turn_id' FROM public.cards c WHERE c.card_id = s.card_id)))
+    CROSS JOIN LATERAL (
+        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s WHERE s.box_id = go.source_box_id
         UNION ALL
         SELECT 2, n.position, n.card_id FROM unnest(:card_ids::text[]) WITH ORDINALITY n (card_id, position)) x
 -- else
@@ -345,7 +342,8 @@ FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN rings ON tr
 INSERT INTO state.agent_state_head (project_id, agent_id) VALUES (:project_id, :agent_id) ON CONFLICT DO NOTHING;
 
 -- name: stop_queued_turn :opt
--- Ends a queued turn at epoch 0: skips its row, writes deliverable and outcome, in its own box if no other agent holds that.
+-- Ends a queued turn at epoch 0: skips its row, writes deliverable and outcome, in the box that it named if no other agent holds that,
+-- else in a new one. A turn of a conversation has no box before its lease, so that what never ran is not in the conversation's memory.
 -- No row: the turn is not queued.
 WITH
 head AS MATERIALIZED (
@@ -357,11 +355,11 @@ skipped AS (
     WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = head.agent_id AND i.project_id = :project_id
       AND {is_null(i.archived_at)} AND i.status = 'queued'
     RETURNING i.inbox_id, i.channel_id, state.as_uuid(i.payload ->> 'output_box_id') AS wanted_box_id,
-              split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, i.created_at, i.context_headers
+              split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, i.created_at, i.context_headers, i.payload
 ),
 target AS MATERIALIZED (
-    SELECT s.*, NOT EXISTS (SELECT FROM state.agent_state_head busy
-                            WHERE busy.output_box_id = s.wanted_box_id AND busy.agent_id <> :agent_id) AS free
+    SELECT s.*, s.wanted_box_id IS NOT NULL AND NOT EXISTS (
+               SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = s.wanted_box_id AND busy.agent_id <> :agent_id) AS free
     FROM skipped s
 ),
 fresh AS (
@@ -376,7 +374,7 @@ outcome AS (
                                      deliverable_card_id, output_box_id, error_code, error, trace_id, stats)
     SELECT :agent_turn_id, :project_id, :agent_id, t.channel_id, 0, t.inbox_id, 'canceled', :card_id,
            CASE WHEN t.free THEN t.wanted_box_id ELSE :new_box_id::uuid END, :error_code, :error::text, t.trace_id,
-           jsonb_build_object('steps', 0) || state.turn_timing(t.created_at, NULL)
+           jsonb_build_object('steps', 0) || state.turn_timing(t.created_at, NULL) || {rolled_back(t)}
     FROM target t
     RETURNING channel_id, inbox_id, status, deliverable_card_id, output_box_id, stats, ended_at
 ),

@@ -1,7 +1,8 @@
 -- Leasing agents to turns, and claiming inbox rows (protocol §3, §6).
 
 -- name: dispatch_next :many
--- Leases each of these agents that is idle, and not paused, to its oldest turn whose output box is free.
+-- Leases each of these agents that is idle, and not paused, to its oldest turn whose output box is free. A turn of a conversation gets
+-- the box that the conversation's pointer names now, on the head and, by a trigger, in its row.
 WITH
 head AS MATERIALIZED (
     SELECT h.project_id, h.agent_id FROM unnest(:project_ids::text[], :agent_ids::text[]) a (project_id, agent_id)
@@ -9,7 +10,9 @@ head AS MATERIALIZED (
     WHERE h.status = 'idle' AND h.paused_at_epoch IS NULL ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
 ),
 next AS MATERIALIZED (
-    SELECT q.* FROM head CROSS JOIN LATERAL (
+    SELECT q.inbox_id, q.project_id, q.agent_id, q.agent_turn_id, q.channel_id, q.created_at, q.profile_box_id, q.context_box_id,
+           {box_at_lease(q)} AS output_box_id, q.trace_id, q.parent_step_id, q.recursion_depth
+    FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = head.agent_id AND q.project_id = head.project_id
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)

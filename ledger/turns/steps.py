@@ -9,15 +9,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns, card_of
+from turnstile.ledger.turns.cards import BoxCache, BoxPrefix, OpenedBox, card_columns, card_of
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.plans import TurnBudget
-from turnstile.schema.cards import Card, CardType
+from turnstile.schema.cards import OF_MEMORY, Card
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import BoxId, CardId, ToolCallId, era_of, interrupt_id, step_id
 from turnstile.schema.people.interrupts import Hold
@@ -28,6 +28,9 @@ from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.inbox import RerunOf
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Session
 
 
 class AnsweredCall(Tolerant):
@@ -94,6 +97,20 @@ class BegunStep:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeBox:
+    """The box that a step makes of its output box, where it compacts the memory (protocol §7.3).
+
+    It has the step's `memory.summary` and `memory.cut`, the cards of the old box from `first_kept` on, with `carried`
+    before them, and the step's other cards. `first_kept` may be one of these: then nothing of the old box is kept.
+    """
+
+    box: BoxId
+    first_kept: CardId
+    carried: Sequence[CardId] = ()
+    """Cards of the old box that are kept although they stand before: earlier cuts of the turn in hand."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """What the commit of a step writes; a repeated commit returns the recorded `metadata`."""
 
@@ -115,8 +132,8 @@ class StepRecord:
     """Those of the cards that are steers, which are in the output box: they are applied with this commit."""
     steered: bool = False
     """Whether the turn would have ended with this step, had no steer waited: then the next step takes all that wait."""
-    first_kept: CardId | None = None
-    """With a `memory.cut` among the cards: the card at which turns begin to read the output box from then on."""
+    made_box: MadeBox | None = None
+    """With a `memory.cut` among the cards: the box in which the turn and its conversation go on."""
 
     @property
     def new_cards(self) -> list[Card]:
@@ -151,13 +168,14 @@ def gate(turn: TurnRef) -> dict[str, Any]:
 
 async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache) -> BegunStep:
     """Open the gate for a step (0: whichever is next) and read what it needs; raises `StaleTurn` if it is closed."""
-    boxes = (turn.profile_box_id, turn.context_box_id, turn.output_box_id)
+    named = (turn.profile_box_id, turn.context_box_id, turn.output_box_id)
     era = era_of(turn.turn_epoch)
-    known = [cache.get((era, turn.project_id, box)) for box in boxes]
+    known = [cache.get((era, turn.project_id, box)) for box in named]
     rows = await query("begin_step").many(
         conn,
         **gate(turn),
         step=step,
+        output_box_id=turn.output_box_id,
         known_profile=known[0].position,
         known_context=known[1].position,
         known_output=known[2].position,
@@ -171,9 +189,12 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
     for row in rows[1:]:
         parts[int(row["part"]) - 1].append(row)
     head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
+    if head.output_box_id != turn.output_box_id:  # the caller missed a compaction: the other box was read whole
+        known[2] = BoxPrefix("", (), 0)
+    read = (turn.profile_box_id, turn.context_box_id, head.output_box_id)
     profile, context, output = (
         cache.extend((era, turn.project_id, box), prefix, opened, part)
-        for box, prefix, opened, part in zip(boxes, known, head.boxes, parts[:3], strict=True)
+        for box, prefix, opened, part in zip(read, known, head.boxes, parts[:3], strict=True)
     )
     now, upto = head.updated_at, head.boxes[1].upto
     steers = tuple(card_of(row) for row in parts[3])
@@ -197,11 +218,22 @@ async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, i
 
 
 async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
-    """Commit a step that does not end the turn; raises `StaleTurn` if the gate is closed."""
+    """Commit a step that does not end the turn; raises `StaleTurn` if the gate is closed.
+
+    With `made_box` in a transaction: a conversation whose box it is is locked before the head, as an enqueue does.
+    """
+    if record.made_box is None:
+        return await _commit_step(conn, turn, record)
+    async with cast("Session", conn).transaction():
+        await query("lock_conversation").many(conn, project_id=turn.project_id, output_box_id=turn.output_box_id)
+        return await _commit_step(conn, turn, record)
+
+
+async def _commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
     waits = list(record.call_waits) or [record.wait_seconds] * len(record.calls)
     holds = list(record.holds) or [None] * len(record.calls)
     free = [wait for wait, hold in zip(waits, holds, strict=True) if hold is None]
-    cut = next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None)
+    made = record.made_box
     arguments: dict[str, Any] = {
         **gate(turn),
         **step_columns(turn, record),
@@ -215,10 +247,13 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         "wait_seconds": min(free, default=None),
         "call_waits": waits,
         "holds": json.dumps([_question(*each) for each in zip(record.calls, waits, holds, strict=True) if each[2]]),
-        "first_kept_id": record.first_kept,
-        "cut_card_id": cut,
+        "output_box_id": turn.output_box_id,
+        "new_box_id": None if made is None else made.box,
+        "first_kept_id": None if made is None else made.first_kept,
+        "carried_ids": [] if made is None else list(made.carried),
+        "leading_ids": [card.card_id for card in record.cards if card.type in OF_MEMORY],
     }
-    is_plain = not any(holds) and cut is None and not record.steers and not record.steered
+    is_plain = not any(holds) and made is None and not record.steers and not record.steered
     row = await query("commit_plain_step" if is_plain else "commit_step").opt_of(conn, arguments)
     if row is None:
         row = await query("recorded_step").opt(conn, **gate(turn), step_id=step_id(turn.agent_turn_id, record.step))

@@ -6,10 +6,9 @@
 -- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
--- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
--- step, which pins its last position. Cards of other turns that were rolled back in their box (§6, enqueue) are not read. Then the
--- steers that the step asks the model with (part 4, §6 steer), which its first attempt takes, and puts into the output box; a later one
--- finds them there, too (part 3).
+-- card in it expired or was deleted, and the output box where it is not :output_box_id. The context box is read as of the first
+-- step, which pins its last position. Then the steers that the step asks the model with (part 4, §6 steer), which its first attempt
+-- takes, and puts into the output box; a later one finds them there, too (part 3).
 -- No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
 WITH
 {mark_of_turn(true)},
@@ -34,16 +33,14 @@ pinned AS MATERIALIZED (
     JOIN state.agent_steps s ON s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id
 ),
 opened AS MATERIALIZED (
-    SELECT x.part, x.box_id, v.version, x.upto, coalesce(m.position, 0) AS since,
-           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known,
-           x.part > 1 AND EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = x.box_id) AS rolled_back
+    SELECT x.part, x.box_id, v.version, x.upto, CASE v.version WHEN x.version THEN x.known ELSE 0 END AS known
     FROM head CROSS JOIN LATERAL (VALUES
         (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
         (2, head.context_box_id, :known_context::bigint, :context_version::text,
          (SELECT state.as_count(p.turn_config ->> 'context_position') FROM pinned p)),
-        (3, head.output_box_id, :known_output::bigint, :output_version::text, NULL)) x (part, box_id, known, version, upto)
+        (3, head.output_box_id, CASE head.output_box_id WHEN :output_box_id::uuid THEN :known_output::bigint ELSE 0 END,
+         :output_version::text, NULL)) x (part, box_id, known, version, upto)
     LEFT JOIN public.boxes b ON b.box_id = x.box_id
-    LEFT JOIN state.memory_cuts m ON m.box_id = x.box_id AND x.part = 3
     CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
 ),
 steers AS MATERIALIZED (  -- a later attempt always asks, since its snapshot may be older than what the first one took
@@ -66,7 +63,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
            'turn_config', (SELECT p.turn_config FROM pinned p), 'rerun', i.payload -> 'rerun', 'budget', i.payload -> 'budget',
-           'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto, 'since', o.since) ORDER BY o.part)
+           'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto) ORDER BY o.part)
                      FROM opened o),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
                SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
@@ -84,9 +81,7 @@ SELECT o.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c
 FROM opened o CROSS JOIN LATERAL (
     SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
     WHERE b.box_id = o.box_id AND b.position > o.known AND b.position <= coalesce(o.upto, b.position)
-      AND state.is_alive(c.expires_at, c.deleted_at)
-      AND NOT (o.rolled_back AND c.metadata ->> 'agent_turn_id' IS DISTINCT FROM :agent_turn_id AND EXISTS (
-          SELECT FROM state.rollbacks r WHERE r.box_id = o.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) OFFSET 0) c
+      AND state.is_alive(c.expires_at, c.deleted_at) OFFSET 0) c
 UNION ALL
 SELECT 4, s.seq, s.card_id, s.content, NULL, NULL, s.metadata, s.expires_at FROM steers s
 ORDER BY 1, 2;
@@ -103,19 +98,39 @@ WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_t
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
--- variant: commit_plain_step, without holds, cuts, steers
+-- variant: commit_plain_step, without holds, boxes, steers
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
 -- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
--- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3). The steers that it
+-- null if all are (§13). With :new_box_id it makes a box of its :output_box_id (§7.3, compaction): its :leading_ids, the cards from
+-- :first_kept_id on with :carried_ids before them and the steers that it took, and its other cards. The head, the conversation and the agent's pointer that name the
+-- old box name the new one from then on; the old one stays as it was, and the step's row names it. The steers that it
 -- asked with are applied: begin_step has put their cards into the box. A step that would have ended the turn but for a steer (:steered) makes
 -- all that wait due. No row: the gate is closed, by a mark that forbids the calls too; recorded_step says whether it was committed before.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},
+-- only for boxes
+kept AS MATERIALIZED (
+    SELECT b.position, b.card_id FROM public.box_cards b
+    WHERE :new_box_id::text IS NOT NULL AND b.box_id = :output_box_id::text::uuid AND (b.card_id = ANY (:carried_ids::text[] || :steer_ids::text[]) OR b.position >= (
+        SELECT min(f.position) FROM public.box_cards f WHERE f.box_id = :output_box_id::text::uuid AND f.card_id = :first_kept_id::text))
+),
+-- end
 head AS (
     UPDATE state.agent_state_head h SET
-        updated_at = now(), output_position = cardinality(:card_ids::text[]) + greatest(h.output_position, (
-            SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id)),
+        updated_at = now(),
+-- only for boxes
+        output_box_id = coalesce(:new_box_id::text::uuid, h.output_box_id),
+-- end
+        output_position = cardinality(:card_ids::text[]) +
+-- only for boxes
+            CASE WHEN :new_box_id::text IS NOT NULL THEN (SELECT count(*) FROM kept) ELSE
+-- end
+            greatest(h.output_position, (SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id))
+-- only for boxes
+            END
+-- end
+            ,
         step_count = :step::int, step_attempt = 0, model_failures = 0,
         status = CASE cardinality(:call_ids::text[]) WHEN 0 THEN h.status ELSE 'suspended' END,
         waiting_tool_count = cardinality(:call_ids::text[]), expecting_correlation_id = NULL,
@@ -124,6 +139,9 @@ head AS (
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
       AND {gate_of_mark(cardinality(:call_ids::text[]) > 0)}
+-- only for boxes
+      AND (:new_box_id::text IS NULL OR h.output_box_id = :output_box_id::text::uuid)
+-- end
     RETURNING h.status, h.updated_at, h.resume_deadline, h.active_inbox_id, h.active_channel_id, h.active_recursion_depth, h.parent_step_id,
               h.trace_id, h.profile_box_id, h.context_box_id, h.output_box_id, h.output_position - cardinality(:card_ids::text[]) AS base
 ),
@@ -131,7 +149,12 @@ step AS (
     INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
                                    profile_box_id, context_box_id, output_box_id, tool_call_ids, metadata, started_at, ended_at)
     SELECT :project_id, :agent_id, :step_id, :agent_turn_id, head.active_channel_id, head.parent_step_id, head.trace_id,
+-- only for boxes
+           'completed', head.profile_box_id, head.context_box_id, CASE WHEN :new_box_id::text IS NULL THEN head.output_box_id
+                                                                       ELSE :output_box_id::text::uuid END, :tool_call_ids::jsonb,
+-- else
            'completed', head.profile_box_id, head.context_box_id, head.output_box_id, :tool_call_ids::jsonb,
+-- end
            :step_metadata::jsonb, :step_started_at::timestamptz, clock_timestamp()
     FROM head
 ),
@@ -144,8 +167,18 @@ cards AS (
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
+-- only for boxes
+    SELECT head.output_box_id, row_number() OVER (ORDER BY x.part, x.place) + CASE WHEN :new_box_id::text IS NULL THEN head.base ELSE 0 END,
+           x.card_id
+    FROM head CROSS JOIN (
+        SELECT CASE WHEN c.card_id = ANY (:leading_ids::text[]) THEN 1 ELSE 3 END AS part, c.ordinal AS place, c.card_id
+        FROM unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+        UNION ALL
+        SELECT 2, k.position, k.card_id FROM kept k) x
+-- else
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+-- end
 ),
 -- only for steers
 applied AS (
@@ -157,15 +190,24 @@ made_due AS (
     WHERE :steered::boolean AND s.agent_turn_id = :agent_turn_id AND s.status = 'waiting' AND NOT s.due
 ),
 -- end
--- only for cuts
-cut AS (  -- the card that is kept is in the box, or comes with this step
-    INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
-    SELECT head.output_box_id, :project_id, coalesce((
-               SELECT min(b.position) FROM public.box_cards b WHERE b.card_id = :first_kept_id::text AND b.box_id = head.output_box_id
-                 AND b.position > coalesce((SELECT c.position FROM state.memory_cuts c WHERE c.box_id = head.output_box_id), 0)),
-           head.base + array_position(:card_ids::text[], :first_kept_id::text)), :cut_card_id::text
-    FROM head WHERE :cut_card_id::text IS NOT NULL
-    ON CONFLICT (box_id) DO UPDATE SET position = EXCLUDED.position, cut_card_id = EXCLUDED.cut_card_id, updated_at = now()
+-- only for boxes
+made_box AS (
+    INSERT INTO public.boxes (box_id, tenant_id, parent_ids)
+    SELECT head.output_box_id, :project_id, ARRAY[:output_box_id::text::uuid] FROM head WHERE :new_box_id::text IS NOT NULL
+),
+talk AS (
+    UPDATE state.conversations c SET output_box_id = head.output_box_id, updated_at = now() FROM head
+    WHERE :new_box_id::text IS NOT NULL AND c.output_box_id = :output_box_id::text::uuid AND c.project_id = :project_id
+),
+pointed AS (
+    UPDATE state.agent_state_pointers p SET last_output_box_id = head.output_box_id, updated_at = now() FROM head
+    WHERE :new_box_id::text IS NOT NULL AND p.agent_id = :agent_id AND p.project_id = :project_id
+      AND p.last_output_box_id = :output_box_id::text::uuid
+),
+pointed_by_channel AS (
+    UPDATE state.channel_pointers p SET last_output_box_id = head.output_box_id, updated_at = now() FROM head
+    WHERE :new_box_id::text IS NOT NULL AND p.agent_id = :agent_id AND p.project_id = :project_id
+      AND p.last_output_box_id = :output_box_id::text::uuid
 ),
 -- end
 waiting AS (
@@ -206,6 +248,10 @@ SELECT 'done' AS result, head.status, head.updated_at, coalesce(head.resume_dead
            SELECT now() + make_interval(secs => min(x.expires_after_seconds)) FROM jsonb_to_recordset(:holds::jsonb) x (expires_after_seconds float8))
        ) AS resume_deadline, :step_metadata::jsonb AS step_metadata FROM head;
 
+-- name: lock_conversation :exec
+-- Locks the conversation that goes on in a box, before a step locks the head to make another box of it.
+SELECT FROM state.conversations c WHERE c.output_box_id = :output_box_id::uuid AND c.project_id = :project_id FOR NO KEY UPDATE;
+
 -- name: recorded_step :opt
 -- What commit_step answers where it finds the gate closed: 'already', if the step was committed before, and the turn is in hand.
 SELECT 'already' AS result, h.status, h.updated_at, coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}) AS resume_deadline,
@@ -240,7 +286,9 @@ head AS MATERIALIZED (
     FOR NO KEY UPDATE
 ),
 next AS MATERIALIZED (
-    SELECT q.* FROM head CROSS JOIN LATERAL (
+    SELECT q.inbox_id, q.agent_turn_id, q.channel_id, q.profile_box_id, q.context_box_id, {box_at_lease(q)} AS output_box_id, q.trace_id,
+           q.parent_step_id, q.recursion_depth, q.context_headers
+    FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy
@@ -308,7 +356,7 @@ outcome AS (
                                      deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, trace_id, started_at)
     SELECT :agent_turn_id, :project_id, :agent_id, go.active_channel_id, :turn_epoch, go.active_inbox_id, :status::text,
            :deliverable_card_id::text, :tool_result_card_id::text, go.output_box_id, :error_code::text, :error::text,
-           jsonb_build_object('steps', go.step_count) || :stats::jsonb || state.turn_timing(i.created_at, go.started_at),
+           jsonb_build_object('steps', go.step_count) || :stats::jsonb || state.turn_timing(i.created_at, go.started_at) || {rolled_back(i)},
            go.trace_id, go.started_at
     FROM go LEFT JOIN state.agent_inbox i ON i.inbox_id = go.active_inbox_id
     RETURNING status, deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, ended_at, inbox_id
@@ -340,14 +388,20 @@ freed AS (
     FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
     RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id
 ),
+left_box AS MATERIALIZED (  -- the one that the turn wrote; of one that was rolled back the one in which its conversation goes on
+    SELECT go.active_channel_id AS channel_id, coalesce(CASE WHEN outcome.stats ? 'rolled_back_by' THEN (
+               SELECT state.conversation_box(i.project_id, i.agent_id, i.channel_id, i.payload ->> 'conversation_id')
+               FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) END, go.output_box_id) AS box_id
+    FROM go CROSS JOIN outcome
+),
 pointed AS (
     INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
-    SELECT :project_id, :agent_id, go.output_box_id FROM go
+    SELECT :project_id, :agent_id, l.box_id FROM left_box l
     ON CONFLICT (agent_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
 ),
 pointed_by_channel AS (
     INSERT INTO state.channel_pointers AS p (project_id, channel_id, agent_id, last_output_box_id)
-    SELECT :project_id, go.active_channel_id, :agent_id, go.output_box_id FROM go
+    SELECT :project_id, l.channel_id, :agent_id, l.box_id FROM left_box l
     ON CONFLICT (agent_id, channel_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
 )
 SELECT CASE WHEN o.status IS NOT NULL THEN 'done' WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered'

@@ -1,6 +1,7 @@
 """Reads turns, steps, calls and inbox rows for `describe`, `turn show`, `inbox list` and the like. Decides nothing."""
 
 from datetime import datetime
+from typing import NamedTuple
 
 from pydantic import Json
 
@@ -64,6 +65,14 @@ class StepView(Tolerant):
     metadata: Json[JsonObject]
 
 
+class ConversationName(NamedTuple):
+    """What names a conversation in its project."""
+
+    agent_id: AgentId
+    conversation_id: ConversationId
+    channel_id: ChannelId
+
+
 class ConversationLine(Tolerant):
     """A conversation in a list; the one that a profile's memory keeps has an empty id."""
 
@@ -75,6 +84,11 @@ class ConversationLine(Tolerant):
     last_turn_id: AgentTurnId | None
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def name(self) -> ConversationName:
+        """Which one it is; its box changes."""
+        return ConversationName(self.agent_id, self.conversation_id, self.channel_id)
 
 
 class SaidTurn(Tolerant):
@@ -164,11 +178,11 @@ async def find_conversations(
 
 
 async def list_conversation_turns(
-    conn: Connection, project: ProjectId, output_box: BoxId, *, row_limit: int
+    conn: Connection, project: ProjectId, name: ConversationName, *, row_limit: int
 ) -> list[SaidTurn]:
     """The conversation's last turns, oldest first."""
     return await query("list_conversation_turns").all_as(
-        conn, SaidTurn, project_id=project, output_box_id=output_box, row_limit=row_limit
+        conn, SaidTurn, project_id=project, **name._asdict(), row_limit=row_limit
     )
 
 

@@ -4,12 +4,12 @@
 -- One turn of a project: its request, its status, and its outcome.
 SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.correlation_id, i.status AS inbox_status, i.created_at,
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
-       coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id,
+       coalesce(o.output_box_id::text, h.output_box_id::text, {wanted_box(i)}::text) AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
        {turn_status} AS status,
        CASE WHEN o.agent_turn_id IS NULL AND i.status = 'queued' THEN (
            SELECT CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
-                       WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
+                       WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = {wanted_box(i)})
                        THEN 'output_box_busy' END
            FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id) END AS queued_because,
        h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
@@ -67,9 +67,9 @@ WHERE c.project_id COLLATE "C" = :project_id AND c.conversation_id COLLATE "C" =
 ORDER BY c.updated_at DESC LIMIT :row_limit::int;
 
 -- name: list_conversation_turns :many
--- The last turns that write into a box, oldest first: a conversation's.
-SELECT * FROM (
-    SELECT i.agent_turn_id, i.created_at, {turn_status} AS status, o.ended_at, o.error_code,
+-- The last turns of a conversation, in its order: all that was asked, also before a compaction.
+SELECT t.agent_turn_id, t.created_at, t.status, t.ended_at, t.error_code, t.asked, t.deliverable FROM (
+    SELECT i.agent_turn_id, i.created_at, i.conversation_seq, {turn_status} AS status, o.ended_at, o.error_code,
            (SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
             WHERE p.box_id = state.as_uuid(i.payload ->> 'context_box_id') AND c.tenant_id = i.project_id
               AND c.metadata ->> 'type' = 'task.instruction'
@@ -80,10 +80,9 @@ SELECT * FROM (
     LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id AND d.tenant_id = i.project_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
-    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
-      AND i.project_id = :project_id
-    ORDER BY i.created_at DESC LIMIT :row_limit::int) t
-ORDER BY t.created_at;
+    WHERE {of_conversation}
+    ORDER BY i.conversation_seq DESC, i.created_at DESC LIMIT :row_limit::int) t
+ORDER BY t.conversation_seq, t.created_at;
 
 -- name: find_turns :many
 -- The turns of a project whose ids begin with a text, so that people need not type whole ids.

@@ -75,7 +75,7 @@ async def test_a_cut_is_a_step_whose_usage_is_committed(pool: Pool) -> None:
         pool,
         "SELECT metadata ->> 'type' AS type, metadata ->> 'step_id' AS step FROM box_cards JOIN cards USING (card_id)"
         " WHERE box_id = $1::text::uuid AND metadata ->> 'type' LIKE 'memory.%' ORDER BY position LIMIT 2",
-        cut.output_box_id,
+        first["compaction"]["output_box_id"],
     )
     step = f"{cut.turn}-s{number}"
     assert types == [{"type": "memory.summary", "step": step}, {"type": "memory.cut", "step": step}]

@@ -154,9 +154,7 @@ class Chat:
     async def _shown(self, visit: Visit[Any, Any], line: ConversationLine, cursor: str | None) -> Shown:
         project, pool = visit.principal.project_id, self.console.pool
         turns = await pool.run(
-            lambda conn: list_chat_turns(
-                conn, project, line.output_box_id, before=place_of(cursor), row_limit=_TURNS + 1
-            )
+            lambda conn: list_chat_turns(conn, project, line.name, before=place_of(cursor), row_limit=_TURNS + 1)
         )
         earlier = None
         if len(turns) > _TURNS:

@@ -15,7 +15,7 @@ from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.v1.resources import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.addressees import list_addressees
-from turnstile.ledger.access.chats import list_chats, list_recent_boxes
+from turnstile.ledger.access.chats import list_chats, list_recent_conversations
 from turnstile.ledger.access.pages import Place, page_conversations
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.schema.access import Right
@@ -74,8 +74,8 @@ class Chats:
         agent = None if wanted.agent_id is None else AgentId(wanted.agent_id)
         older = None
         if wanted.order == "used":
-            boxes = await self.console.pool.run(
-                lambda conn: list_recent_boxes(conn, project, channel=channel, agent=agent, row_limit=_PAGE)
+            names = await self.console.pool.run(
+                lambda conn: list_recent_conversations(conn, project, channel=channel, agent=agent, row_limit=_PAGE)
             )
         else:
             before = place_of(wanted.cursor)
@@ -89,12 +89,12 @@ class Chats:
                     row_limit=_PAGE + 1,
                 )
             )
-            boxes = [line.output_box_id for line in found[:_PAGE]]
+            names = [line.name for line in found[:_PAGE]]
             if len(found) > _PAGE:
                 last = found[_PAGE - 1]
                 given = wanted.model_dump(exclude_none=True)
                 older = f"{LIST}?{urlencode(given | {'cursor': cursor_of(Place(last.created_at, last.output_box_id))})}"
-        lines = await self.console.pool.run(lambda conn: list_chats(conn, project, boxes))
+        lines = await self.console.pool.run(lambda conn: list_chats(conn, project, names))
         return render(
             visit,
             "people/conversations.html",

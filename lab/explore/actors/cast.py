@@ -63,7 +63,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The step cuts the memory right before its turn, and another follows; only a first step that remembers may."""
+    """The step compacts the memory: nothing from before its turn stays. Only a first step that remembers may."""
 
 
 Step = Calls | Goes | Ends | Ended | Cuts
@@ -110,7 +110,7 @@ class Script:
         return f"00-{self.trace}-{'1' * 16}-01"
 
     def box_id(self, kind: str) -> BoxId:
-        """Its context (`c`) or output (`d`) box."""
+        """Its context (`c`) or output (`d`) box, or the one that its compaction makes (`e`)."""
         letter = self.box if kind == "d" and self.box else self.letter
         return BoxId(f"{letter * 8}-0000-7000-8000-00000000000{kind}")
 
@@ -320,6 +320,6 @@ def turn_ref(script: Script, row: Mapping[str, Any]) -> TurnRef:
         worker_target=TARGET,
         profile_box_id=BoxId(row["payload"]["profile_box_id"]),
         context_box_id=script.box_id("c"),
-        output_box_id=BoxId(row["payload"].get("output_box_id", script.box_id("d"))),
+        output_box_id=BoxId(row["payload"].get("output_box_id") or script.box_id("d")),
         trace_id=script.trace,
     )

@@ -33,7 +33,7 @@ from turnstile.ledger.turns.ends import (
     finish_turn,
     mark_announced,
 )
-from turnstile.ledger.turns.steps import StepRecord, begin_step, commit_step
+from turnstile.ledger.turns.steps import MadeBox, StepRecord, begin_step, commit_step
 from turnstile.schema.budgets.uses import StepBudget
 from turnstile.schema.cards import (
     Card,
@@ -54,7 +54,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
 from turnstile.schema.states import AfterExecution, StepStatus, TurnStatus
-from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, SuspendMetadata
+from turnstile.schema.step_metadata import Compaction, ContinueMetadata, EndMetadata, SuspendMetadata
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import TurnRef
 
@@ -127,7 +127,7 @@ def _move(
         case Goes():
             return Move(f"go-on {name}", gated(_going_on(turn, number, view, use=use)))
         case Cuts():
-            return Move(f"cut {name}", gated(lambda pool: _cut(pool, turn, number)))
+            return Move(f"cut {name}", gated(_cutting(script, turn, number, view)))
         case Ends():
             said = _asked_with(turn, number, view)
             return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number, said, use)))
@@ -259,13 +259,28 @@ def _remembered(turn: TurnRef) -> Card:
     return make_card(card, CardType.INSTRUCTION, Role.USER, content, author="user.test", turn=turn.agent_turn_id)
 
 
-async def _cut(pool: Pool, turn: TurnRef, number: int) -> str:
-    """A step that cuts the memory: turns read the box from this one's instruction on (§7.3)."""
-    asked = _remembered(turn)
-    card = cut_card(turn, number, MemoryCut(first_card_id=asked.card_id))
-    kept = [asked.card_id]
-    record = StepRecord(number, ContinueMetadata(), [asked, card], [], MOMENT, kept=kept, first_kept=asked.card_id)
-    return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+def _cutting(script: Script, turn: TurnRef, number: int, view: View) -> Callable[[Pool], Coroutine[Any, Any, str]]:
+    """A step that compacts the memory: the turn and its conversation go on in a box without what was there (§7.3)."""
+    asked, box = _remembered(turn), script.box_id("e")
+    told = Compaction(
+        reason="full",
+        when_full="drop",
+        tokens_before=2,
+        tokens_after=1,
+        counted="exact",
+        turns_cut=1,
+        turns_kept=0,
+        output_box_id=box,
+    )
+    metadata = ContinueMetadata(compaction=told, output_position=len(view.all("box_cards", box_id=turn.output_box_id)))
+    cards = [asked, cut_card(turn, number, MemoryCut(first_card_id=asked.card_id))]
+    made, kept = MadeBox(box, asked.card_id), [asked.card_id]
+    record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, made_box=made)
+
+    async def cut(pool: Pool) -> str:
+        return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+
+    return cut
 
 
 async def _finish(

@@ -20,7 +20,7 @@ _LEFT_OUT = {"context_boxes_never_change"}
 """It compares numbers of transactions, which a loaded state has not; `lab.explore.states.changes` has the rule."""
 _TABLE = re.compile(r"\b(?:state|public|resource)\.(\w+)\b")
 _VIEWS = {
-    "queued_turns": {"agent_inbox"},
+    "queued_turns": {"agent_inbox", "conversations"},
     "turns_in_hand": {"agent_state_head"},
     "card_boxes": {"boxes", "box_cards"},
 }

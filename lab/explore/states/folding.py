@@ -97,8 +97,6 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "current_turn_epoch": _EPOCH,
     },
     "conversations": {"created_at": _SET, "updated_at": _SET},
-    "memory_cuts": {"updated_at": _SET},
-    "rollbacks": {"created_at": _SET},
     "interrupts": {"created_at": _SET, "decided_at": _SET, "expires_at": _DEADLINE, "wait_seconds": _LEFT},
     "steers": {"seq": _ORDER, "created_at": _SET, "settled_at": _SET},
     "budgets": {

@@ -32,8 +32,6 @@ TABLES = (
     "state.pmo_batches",
     "state.pmo_batch_tasks",
     "state.conversations",
-    "state.memory_cuts",
-    "state.rollbacks",
     "state.interrupts",
     "state.steers",
     "state.budgets",

@@ -57,7 +57,7 @@ def world_of(
         moves=lambda view: turn_moves(cast, view),
         net=net_of(cast),
         at_end=not_over,
-        names=_fresh_boxes if any(script.box for script in cast.scripts) else lambda _: {},
+        names=_fresh_boxes if any(script.box or script.talk for script in cast.scripts) else lambda _: {},
         part=_part_of(cast),
         checks=lambda view: [*_broken(view), *_passed_by(cast, view)],
         swaps=swaps,
@@ -77,7 +77,9 @@ async def _prepare(pool: Pool, cast: Cast) -> None:
 
 
 def _fresh_boxes(rows: Rows) -> Mapping[str, str]:
-    """A queued turn that is stopped while another agent holds its box gets a box with a drawn id: named by the turn."""
+    """A turn that is stopped in the queue gets a box with a drawn id, if it is in a conversation or its box is held by
+    another agent: named by the turn.
+    """
     ended = [json.loads(text) for (table, _), text in rows.items() if table == "turn_outcomes"]
     return {
         row["output_box_id"]: f"{row['agent_turn_id'][-1] * 8}-0000-7000-8000-00000000000f"

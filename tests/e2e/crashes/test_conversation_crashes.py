@@ -60,10 +60,10 @@ async def test_a_memory_is_cut_once_wherever_the_worker_dies(
         ended = await apart.ended(turn, timeout=60)
         assert (ended.view.status, ended.deliverable()) == ("success", f"You said: {TEN_WORDS}"), point
         assert ended.types() == [
-            *("task.instruction", "memory.summary", "memory.cut", "agent.thought", "task.deliverable")
+            *("memory.summary", "memory.cut", "task.instruction", "agent.thought", "task.deliverable")
         ], point
         assert len(ended.steps) == 2
-    assert await apart.count("state.memory_cuts") == len(points)
+    assert await apart.count("state.agent_steps", "metadata ? 'compaction'") == len(points)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)
 

@@ -76,8 +76,6 @@ EMPTY = {
     "state.turn_nodes",
     "state.identity_edges",
     "state.rejections",
-    "state.memory_cuts",
-    "state.rollbacks",
     "state.gateway_tokens",
     "state.steers",
     "state.push_receivers",

@@ -157,5 +157,5 @@ async def test_a_turn_that_is_stopped_while_its_memory_is_summed_up_cuts_nothing
     ended = await tenant.ended(turn)
     assert ended.view.status == "canceled"
     assert CardType.THOUGHT not in ended.types()
-    assert await tenant.count("state.memory_cuts") == 0
+    assert await tenant.count("state.agent_steps", "metadata ? 'compaction'") == 0
     assert (await tenant.turn(agent, "short", conversation_id="c2")).deliverable() == "You said: short"

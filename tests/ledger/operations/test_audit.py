@@ -66,6 +66,7 @@ PAUSE = (
     "INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)"
     " VALUES ('x', 'p1', 'pause', '{0}');"
 )
+AGED = ";UPDATE cards SET created_at = now() - interval '1 day' WHERE card_id = '$plain-x'"
 CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-memory-cut'"
 BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
 TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
@@ -590,43 +591,50 @@ DAMAGES = [
         {"box_without_a_row", "named_boxes_exist", "places_are_whole"},
     ),
     Damage(
-        "cuts_name_a_card_of_their_box",
+        "conversation_keeps_its_box",
+        ROW.format("payload = payload || '{\"output_box_id\": null}'", "inbox_id = '$talked_row'"),
+        {"agent_turn_id": "$talked"},
+        {"outcome_agrees_with_its_row", "step_agrees_with_its_turn"},
+    ),
+    Damage(
+        "compactions_make_boxes",
         CUT.format("'{data,first_card_id}', '\"$plain-s1-thought\"'", "$cut"),
-        {"box_id": "$cut_box", "card_id": "$cut-s1-memory-cut"},
+        {"box_id": "$cut_again_box", "step_id": "$cut-s1"},
     ),
     Damage(
-        "cuts_name_a_card_of_their_box",
-        CUT.format("'{data,first_card_id}', '\"$gone-s1-thought\"'", "$cut_again"),
-        {"box_id": "$cut_box", "card_id": "$cut_again-s1-memory-cut"},
+        "compactions_make_boxes",
+        CUT.format("'{data,first_card_id}', '\"$dropped_later-s1-deliverable\"'", "$cut"),
+        {"box_id": "$cut_again_box", "step_id": "$cut-s1"},
     ),
     Damage(
-        "cuts_name_a_card_of_their_box",
-        CUT.format("'{data,first_card_id}', '\"$cut_again-deliverable\"'", "$cut"),
-        {"box_id": "$cut_box", "card_id": "$cut-s1-memory-cut"},
+        "compactions_make_boxes",
+        "UPDATE boxes SET parent_ids = '{}' WHERE box_id = '$cut_again_box'",
+        {"box_id": "$cut_again_box", "step_id": "$cut-s1"},
+        {"conversation_keeps_its_box"},
     ),
     Damage(
-        "cuts_name_a_card_of_their_box",
-        "UPDATE state.memory_cuts m SET position = b.position FROM box_cards b"
-        " WHERE b.card_id = '$dropped_later-s1-thought'",
-        {"box_id": "$cut_box", "card_id": "$cut_again-s1-memory-cut"},
+        "compactions_make_boxes",
+        "UPDATE box_cards SET position = position + 100 WHERE box_id = '$cut_again_box' AND position IN (2, 3);"
+        "UPDATE box_cards SET position = 105 - position WHERE box_id = '$cut_again_box' AND position > 100",
+        {"box_id": "$cut_again_box", "step_id": "$cut-s1"},
     ),
     Damage(
-        "cuts_name_a_card_of_their_box",
-        "UPDATE state.memory_cuts SET box_id = '$plain_box', position = 1",
-        {"box_id": "$plain_box", "card_id": "$cut_again-s1-memory-cut"},
+        "compactions_make_boxes",
+        "UPDATE state.conversations SET output_box_id = '$cut_again_box' WHERE conversation_id = 'c2'",
+        {"agent_turn_id": "$cut_again", "step_id": "$cut_again-s1"},
     ),
     Damage(
         "cuts_are_between_turns",
-        "UPDATE state.memory_cuts SET position = position + 1;"  # noqa: S608 -- constants of this test
-        + CUT.format("'{data,first_card_id}', '\"$cut-s1-memory-cut\"'", "$cut_again"),
-        {"box_id": "$cut_box", "agent_turn_id": "$cut"},
+        "DELETE FROM box_cards WHERE box_id = '$cut_again_box' AND card_id = '$dropped_later-s1-thought'",
+        {"box_id": "$cut_again_box", "agent_turn_id": "$dropped_later"},
+        {"positions_without_gaps", "compactions_make_boxes"},
     ),
     Damage(
         "cuts_are_between_turns",
         "UPDATE cards SET tool_calls = '[{\"tool_call_id\": \"c\"}]' WHERE card_id = '$gone-s1-thought';"
         "UPDATE cards SET tool_call_id = 'c', metadata = jsonb_set(metadata, '{type}', '\"tool.result\"')"
-        " WHERE card_id = '$cut-s2-thought'",
-        {"box_id": "$cut_box", "agent_turn_id": "$cut", "card_id": "$cut-s2-thought"},
+        " WHERE card_id = '$dropped_later-s1-thought'",
+        {"box_id": "$cut_again_box", "agent_turn_id": "$dropped_later", "card_id": "$dropped_later-s1-thought"},
     ),
     Damage(
         "what_made_way_is_asked_to_stop",
@@ -645,15 +653,24 @@ DAMAGES = [
     ),
     Damage(
         "what_was_rolled_back_is_forgotten",
-        "UPDATE boxes SET updated_at = now() - interval '3 hours' WHERE box_id = '$rolled_back_box'",
+        "UPDATE state.conversations SET output_box_id = '$rolled_back_box' WHERE conversation_id = 'c3'",
         {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+        {"conversation_keeps_its_box"},
     ),
     Damage(
         "what_was_rolled_back_is_forgotten",
-        "INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)"
-        " VALUES ('$rolled_back_box', 'p1', 2, '$rolled_back-deliverable')",
-        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
-        {"cuts_name_a_card_of_their_box"},
+        "INSERT INTO box_cards VALUES ('$displaced_box', 1, '$rolled_back-deliverable')",
+        {"box_id": "$displaced_box", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        CARD.format("NULL", "{}") + place("$rolled_back_box", "$plain-x") + AGED,
+        {"box_id": "$displaced_box", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_made_way_is_recorded",
+        ROW.format("payload = payload - 'rolled_back_by'", "inbox_id = '$rolled_back_row'"),
+        {"agent_turn_id": "$rolled_back", "other_agent_turn_id": "$displaced"},
     ),
     Damage(
         "sleeping_instances_have_no_turns",

@@ -35,11 +35,6 @@ async def filled(pool: Pool) -> None:
     await rows(pool, "INSERT INTO resource.tools (project_id, tool_name) VALUES ('p1', 'search'), ('other', 'search')")
     await rows(pool, "INSERT INTO state.agent_state_pointers (project_id, agent_id) VALUES ('other', 'alice')")
     await ask(pool, conversation_id="c1")
-    await rows(
-        pool,
-        "INSERT INTO state.rollbacks (box_id, agent_turn_id, project_id, by_turn_id)"
-        " SELECT output_box_id, 'gone', project_id, last_turn_id FROM state.conversations",
-    )
 
 
 async def exported(pool: Pool, project: ProjectId = PROJECT, *agents: AgentId) -> list[Any]:

@@ -26,6 +26,7 @@ from tests.support.ledger.agents import (
     value,
 )
 from tests.support.ledger.calls import end, sleeper, suspend
+from tests.support.ledger.compactions import compact
 from tests.support.ledger.multitask import EVE, again, asked, over, plain
 from tests.support.ledger.trees import child, forks, parent
 from turnstile.ledger.people.multitask import MadeWay, make_way, requester_of
@@ -37,9 +38,9 @@ from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
 from turnstile.ledger.turns.steps import BegunStep, StepRecord, commit_step
 from turnstile.ledger.turns.waiting import request_stop
-from turnstile.schema.cards import SYSTEM_AUTHOR, CardType, JsonContent, MemoryCut, Role, TextContent, make_card
+from turnstile.schema.cards import CardType, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
-from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, new_box_id, step_card_id, step_id
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, new_box_id
 from turnstile.schema.profiles import Memory
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata
@@ -360,102 +361,101 @@ async def test_a_queued_turn_that_is_rolled_back_leaves_nothing_to_read(agents: 
     gone = await plain(agents)
     turn = await start(agents)
     await begin(agents, turn)
+    before = await value(agents, "SELECT output_box_id FROM state.conversations")
     made = await again(agents, "rollback")
-    assert f"{turn_id(gone)}-deliverable" in {each.card_id for each in await box(agents, turn.output_box_id)}
-    assert json.loads((await outcome(agents, turn_id(gone)))["stats"])["rolled_back_by"] == turn_id(made.enqueued)
+    ended = await outcome(agents, turn_id(gone))
+    assert json.loads(ended["stats"])["rolled_back_by"] == turn_id(made.enqueued)
+    assert str(ended["output_box_id"]) != turn.output_box_id  # it never had a box of the conversation
+    assert [each.card_id for each in await box(agents, BoxId(str(ended["output_box_id"])))] == [
+        f"{turn_id(gone)}-deliverable"
+    ]
     assert read(await begin(agents, turn)) == set()
     await finish(agents, turn)
     next_turn = await start(agents)
+    assert await value(agents, "SELECT output_box_id FROM state.conversations") == before  # nobody wrote there
     assert read(await begin(agents, next_turn)) == {turn.agent_turn_id}
 
 
-def cut_record(turn: TurnRef, step: int, first: CardId) -> StepRecord:
-    """A step that cuts the memory, so that it begins at `first`."""
-    name = step_id(turn.agent_turn_id, step)
-    content = JsonContent(data=MemoryCut(first_card_id=first).model_dump(mode="json"))
-    made = make_card(
-        step_card_id(name, "memory-cut"),
-        CardType.MEMORY_CUT,
-        Role.SYSTEM,
-        content,
-        author=SYSTEM_AUTHOR,
-        turn=turn.agent_turn_id,
-        step=name,
-    )
-    return StepRecord(step, ContinueMetadata(), [made], [], STARTED, first_kept=first)
+def first_of(turn: TurnRef) -> CardId:
+    return CardId(f"{turn.agent_turn_id}-s1-thought")
 
 
-async def test_a_cut_goes_with_the_turn_that_made_it(agents: Pool) -> None:
-    async def cut(turn: TurnRef, first: TurnRef) -> None:
-        await begin(agents, turn)
-        await agents.run(
-            lambda conn: commit_step(conn, turn, cut_record(turn, 1, CardId(f"{first.agent_turn_id}-s1-thought")))
-        )
-
-    told: list[TurnRef] = []
+@pytest.mark.parametrize("cuts_before", [0, 1])
+async def test_a_compaction_goes_with_the_turn_that_made_it(agents: Pool, cuts_before: int) -> None:
+    said: list[TurnRef] = []
     for _ in range(3):
         await plain(agents)
-        told.append(await play(agents))
-    await plain(agents)
-    cutter = await start(agents)
-    await cut(cutter, told[1])
-    await finish(agents, cutter, 2)
-    before = await rows(agents, "SELECT position, cut_card_id FROM state.memory_cuts")
+        said.append(await play(agents))
+    if cuts_before:
+        await plain(agents)
+        cutter = await start(agents)
+        await compact(agents, cutter, first_of(said[1]))
+        await finish(agents, cutter, 2)
+        said = [*said[1:], cutter]
+    last = CardId(f"{said[2].agent_turn_id}-s{1 + cuts_before}-thought")
     await plain(agents)
     gone = await start(agents)
-    await cut(gone, told[2])
-    assert await rows(agents, "SELECT position, cut_card_id FROM state.memory_cuts") != before
+    await compact(agents, gone, last)
     await again(agents, "rollback")
     await end(agents, gone)
-    assert await rows(agents, "SELECT position, cut_card_id FROM state.memory_cuts") == before
     begun = await begin(agents, await start(agents))
-    assert read(begun) == {turn.agent_turn_id for turn in (*told[1:], cutter)}
+    assert read(begun) == {turn.agent_turn_id for turn in said}
+    summed_up = [each.metadata.agent_turn_id for each in begun.output if each.type == CardType.MEMORY_CUT]
+    assert summed_up == ([said[2].agent_turn_id] if cuts_before else [])
 
 
-async def test_the_first_cut_of_a_box_goes_with_the_turn_that_made_it(agents: Pool) -> None:
+async def test_a_turn_that_was_rolled_back_goes_on_where_nobody_reads(agents: Pool) -> None:
     await plain(agents)
     kept = await play(agents)
     await plain(agents)
     gone = await start(agents)
-    await begin(agents, gone)
-    record = cut_record(gone, 1, CardId(f"{kept.agent_turn_id}-s1-thought"))
-    await agents.run(lambda conn: commit_step(conn, gone, record))
+    begun = await begin(agents, gone)
     await again(agents, "rollback")
+    there = await value(agents, "SELECT output_box_id FROM state.conversations")
+    await rows(agents, "UPDATE state.turn_nodes SET stopping_at = NULL")  # a step that had passed its gate
+    moved = await compact(agents, gone, first_of(kept), begun=begun)
+    await rows(agents, "UPDATE state.turn_nodes SET stopping_at = now()")
+    assert await value(agents, "SELECT output_box_id FROM state.conversations") == there
+    assert str(there) not in {gone.output_box_id, moved.output_box_id}
+    await again(agents, "rollback")  # its box is the conversation's no more, and nothing is made
+    assert await value(agents, "SELECT output_box_id FROM state.conversations") == there
     await end(agents, gone)
-    assert await value(agents, "SELECT position FROM state.memory_cuts") == 1
-    assert read(await begin(agents, await start(agents))) == {kept.agent_turn_id}
+    assert await value(agents, "SELECT last_output_box_id FROM state.agent_state_pointers") == there
+    turn = await start(agents)
+    assert (str(there), read(await begin(agents, turn))) == (turn.output_box_id, {kept.agent_turn_id})
 
 
-async def test_copies_of_the_box_leave_out_what_was_rolled_back(agents: Pool) -> None:
-    await plain(agents)
-    kept = await play(agents)
-    await plain(agents)
-    gone = await start(agents)
-    await begin(agents, gone)
-    await again(agents, "rollback")
-    await end(agents, gone)
-    source = BoxId(str(kept.output_box_id))
-    parts = BoxMakeRequest.model_validate({"parts": [{"box_id": source}]})
-    made = new_box_id()
-    await agents.run(lambda conn: compose_box(conn, PROJECT, CHANNEL, parts, made, "me"))
-    assert {each.card_id for each in await box(agents, made)} == {
-        f"{kept.agent_turn_id}-s1-{name}" for name in ("thought", "deliverable")
-    }
-    forked = new_box_id()
-    await agents.run(lambda conn: fork_box(conn, PROJECT, CHANNEL, source, forked))
-    copied = await rows(agents, "SELECT agent_turn_id FROM state.rollbacks WHERE box_id = $1::text::uuid", forked)
-    assert copied == [{"agent_turn_id": gone.agent_turn_id}]
-
-
-async def test_who_reads_the_box_beside_an_instruction_or_inherits_it_reads_nothing_of_that(agents: Pool) -> None:
+async def test_boxes_read_the_same_for_everybody(agents: Pool) -> None:
     await plain(agents)
     kept = await play(agents)
     await plain(agents)
     gone = await start(agents)
     await begin(agents, gone)
     await again(agents, "rollback")
+    there = BoxId(str(await value(agents, "SELECT output_box_id FROM state.conversations")))
+    before = [each.card_id for each in await box(agents, there)]
     await end(agents, gone)
-    source = BoxId(str(kept.output_box_id))
+    assert before == [f"{kept.agent_turn_id}-s1-{name}" for name in ("thought", "deliverable")]
+    behind = [each.card_id for each in await box(agents, kept.output_box_id)]
+    for source, cards in ((there, before), (kept.output_box_id, behind)):
+        parts = BoxMakeRequest.model_validate({"parts": [{"box_id": source}]})
+        made, forked = new_box_id(), new_box_id()
+        await agents.run(lambda conn, parts=parts, made=made: compose_box(conn, PROJECT, CHANNEL, parts, made, "me"))
+        await agents.run(lambda conn, source=source, forked=forked: fork_box(conn, PROJECT, CHANNEL, source, forked))
+        for copy in (made, forked):
+            assert [each.card_id for each in await box(agents, copy)] == cards
+    assert f"{gone.agent_turn_id}-deliverable" in behind
+
+
+async def test_who_reads_the_box_beside_an_instruction_or_inherits_it_reads_all_of_it(agents: Pool) -> None:
+    await plain(agents)
+    kept = await play(agents)
+    await plain(agents)
+    gone = await start(agents)
+    await begin(agents, gone)
+    await again(agents, "rollback")
+    await end(agents, gone)
+    source = BoxId(str(await value(agents, "SELECT output_box_id FROM state.conversations")))
     there = {f"{kept.agent_turn_id}-s1-{name}" for name in ("thought", "deliverable")}
     enqueued = await ask(agents, BOB, context_box_id=source)
     assert {each.card_id for each in await box(agents, enqueued.reply.context_box_id)} == {

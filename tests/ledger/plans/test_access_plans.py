@@ -20,7 +20,13 @@ from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.views import ConversationLine, describe_turn, find_conversations
+from turnstile.ledger.turns.views import (
+    ConversationLine,
+    ConversationName,
+    describe_turn,
+    find_conversations,
+    list_conversation_turns,
+)
 from turnstile.schema.access import GatewayRole, Secret, new_secret
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, StepId
 
@@ -31,6 +37,7 @@ ROWS = 4 * PAGE
 THEN = datetime.now(UTC) - timedelta(hours=12)
 TALK = BoxId(str(UUID(hashlib.md5(b"b7").hexdigest())))  # noqa: S324 -- as PostgreSQL below
 """The box of 20 turns."""
+NAMED = ConversationName(ALICE, ConversationId("talk-7"), CHANNEL)
 FILL = [
     TURNS[0],
     *(each for each in TURNS[1:-1] if "agent_inbox" not in each),
@@ -100,6 +107,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
             conn, PROJECT, line, pages.TurnAt(AgentTurnId("t145"), 145, THEN), row_limit=PAGE
         ),
         "find_turn_place": lambda conn: pages.find_turn_place(conn, PROJECT, line, AgentTurnId("t145")),
+        "list_conversation_turns": lambda conn: list_conversation_turns(conn, PROJECT, NAMED, row_limit=PAGE),
         "look_at_live_turns": lambda conn: now.look_at_live_turns(conn, PROJECT, channel=None, row_limit=PAGE),
         "look_at_live_turns of one": lambda conn: now.look_at_live_turns(
             conn, PROJECT, channel=CHANNEL, turn=turn, row_limit=1
@@ -115,11 +123,13 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "list_cards_of_steps": lambda conn: now.list_cards_of_steps(
             conn, PROJECT, turn, [StepId(f"{turn}-s1")], [CardId(f"{turn}-deliverable")]
         ),
-        "list_recent_boxes": lambda conn: chats.list_recent_boxes(conn, PROJECT, looked_through=ROWS, row_limit=PAGE),
-        "list_chats": lambda conn: chats.list_chats(conn, PROJECT, [TALK]),
-        "list_chat_turns": lambda conn: chats.list_chat_turns(conn, PROJECT, TALK, row_limit=PAGE),
+        "list_recent_conversations": lambda conn: chats.list_recent_conversations(
+            conn, PROJECT, looked_through=ROWS, row_limit=PAGE
+        ),
+        "list_chats": lambda conn: chats.list_chats(conn, PROJECT, [NAMED]),
+        "list_chat_turns": lambda conn: chats.list_chat_turns(conn, PROJECT, NAMED, row_limit=PAGE),
         "list_chat_turns before a place": lambda conn: chats.list_chat_turns(
-            conn, PROJECT, TALK, before=place, row_limit=PAGE
+            conn, PROJECT, NAMED, before=place, row_limit=PAGE
         ),
         "list_chat_cards": lambda conn: chats.list_chat_cards(conn, PROJECT, [turn], row_limit=PAGE),
         "is_box_of_channel": lambda conn: pages.is_box_of_channel(conn, PROJECT, CHANNEL, TALK),

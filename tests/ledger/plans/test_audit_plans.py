@@ -66,12 +66,12 @@ FILL = [
     steered_by, request_digest, status, step_id, created_at, settled_at) SELECT 'steer-' ||
     md5(agent_turn_id), project_id, agent_id, agent_turn_id, agent_turn_id, 'asap', true, 'x', 'x', 'applied',
     agent_turn_id || '-s1', ended_at, ended_at FROM past""",
-    """INSERT INTO state.rollbacks (box_id, agent_turn_id, project_id, by_turn_id, created_at) SELECT output_box_id,
-    agent_turn_id, project_id, agent_turn_id, ended_at FROM past""",
+    """UPDATE state.agent_inbox i SET payload = i.payload || jsonb_build_object('rolled_back_by', i.agent_turn_id)
+    FROM past WHERE i.inbox_id = past.inbox_id""",
     """INSERT INTO state.push_receivers (agent_turn_id, receiver_id, project_id, channel_id, url, created_by, status,
     created_at) SELECT agent_turn_id, 'r', project_id, 'public', 'https://x', 'x', 'done', ended_at FROM past""",
-    """INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id, updated_at) SELECT output_box_id,
-    project_id, 1, agent_turn_id || '-s1-memory-cut', ended_at FROM past""",
+    """UPDATE state.agent_steps s SET metadata = s.metadata || jsonb_build_object('output_position', 1, 'compaction',
+    jsonb_build_object('output_box_id', s.output_box_id)) FROM past WHERE s.agent_turn_id = past.agent_turn_id""",
     "SET session_replication_role = origin",
 ]
 

@@ -186,4 +186,4 @@ async def test_a_storm_of_strategies_ends_without_a_deadlock(counting: Counting)
     )
     assert theirs
     assert touched == []
-    assert await value(counting, "SELECT count(*) FROM state.rollbacks") > 0
+    assert await value(counting, "SELECT count(*) FROM state.agent_inbox WHERE payload ? 'rolled_back_by'") > 0

@@ -22,17 +22,14 @@ from tests.support.ledger.agents import (
     rows,
     value,
 )
-from tests.support.ledger.healthy import cut_record
 from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import agent_boxes, compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.steps import commit_step
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import (
     AgentId,
     BoxId,
-    CardId,
     ChannelId,
     ProjectId,
     first_id,
@@ -217,28 +214,6 @@ async def test_a_replace_and_the_end_of_a_turn_wait_for_each_other(agents: Pool)
     await begin(agents, turn)
     done = await overtaken(agents, lambda conn: finish_on(conn, turn), replace(agents, memory_context_box_id=memory))
     assert done == AgentBoxes(memory_context_box_id=memory, last_output_box_id=turn.output_box_id)
-
-
-async def test_a_fork_is_cut_where_its_source_was(agents: Pool) -> None:
-    _, second = await play_in(agents, "c1"), await play_in(agents, "c1")
-    turn = await lease(agents, conversation_id="c1")
-    await begin(agents, turn)
-    kept = CardId(f"{second.agent_turn_id}-s1-thought")
-    await agents.run(lambda conn: commit_step(conn, turn, cut_record(turn, kept)))
-    await begin(agents, turn, 2)
-    await finish(agents, turn, 2)
-    forked = new_box_id()
-    assert await fork(agents, turn.output_box_id, forked)
-    later = await lease(agents, output_box_id=forked)
-    read = [card.card_id for card in (await begin(agents, later)).output]
-    everything = await agents.run(lambda conn: box_cards(conn, PROJECT, forked))
-    assert everything is not None
-    assert read[0] == kept
-    assert len(read) == len(everything) - 2
-    since = await agents.run(lambda conn: box_cards(conn, PROJECT, forked, from_cut=True))
-    assert since is not None
-    assert [card.card_id for card in since] == read
-    await finish(agents, later)
 
 
 async def play_in(pool: Pool, conversation: str) -> TurnRef:

@@ -69,6 +69,7 @@ async def read(pool: Pool, turn: TurnRef, step: int) -> list[tuple[int, str | No
     """The rows of begin_step, in order: the part, and the card's type."""
     names = ("profile", "context", "output")
     nothing = {f"known_{name}": 0 for name in names} | {f"{name}_version": "" for name in names}
+    nothing["output_box_id"] = turn.output_box_id
     found = await pool.run(lambda conn: query("begin_step").many(conn, **gate(turn), step=step, **nothing))
     types = {
         each["card_id"]: each["type"]
@@ -114,6 +115,6 @@ async def test_a_step_reads_the_cards_of_its_turns_three_boxes_and_its_own_steer
     begun = await begin(agents, turn, 2)
     for part, box in ((begun.profile, turn.profile_box_id), (begun.context, turn.context_box_id)):
         assert [card.card_id for card in part] == await cards_of(agents, box) != []
-    assert [card.card_id for card in begun.output] == await cards_of(agents, turn.output_box_id) != []
+    assert [*(card.card_id for card in begun.output), said] == await cards_of(agents, turn.output_box_id)
     assert [card.card_id for card in begun.steers] == [said]
     assert first.steers == ()

@@ -316,7 +316,7 @@ async def cut(scene: Scene) -> None:
             await scene.armed()
         reply = await scene.insist("enqueue", {**asked, "correlation_id": str(number)})
         await scene.ended(AgentTurnId(str(reply["agent_turn_id"])))
-    assert await scene.tenant.count("state.memory_cuts") == 1
+    assert await scene.tenant.count("state.agent_steps", "metadata ? 'compaction'") == 1
 
 
 async def _made_way(scene: Scene, strategy: str, before: str, chunks: int = 200) -> None:

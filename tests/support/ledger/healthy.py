@@ -1,10 +1,10 @@
 """A small valid ledger with a turn in every state, for tests that break it.
 
-Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a
-timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
-earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
-turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
-after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
+Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a timed-
+out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an earlier
+one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's turn is
+leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle after
+the first turn of a conversation, and Hank after four, the last two of which have compacted it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
 Judy's turn sleeps while its tool has asked another agent, which has answered. Kim's turn was steered: it runs, and one
 steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Leo's turn
@@ -42,6 +42,7 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.budgets import end as end_spender
 from tests.support.ledger.budgets import limit, price, reserve, uses
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.compactions import compact
 from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.people import answer, asking, decide, edit, responds
 from tests.support.ledger.people import asks as asks_person
@@ -49,7 +50,6 @@ from tests.support.ledger.reruns import again as run_again
 from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, child, forks, in_hand, parent, succeed
 from tests.support.ledger.unknown_calls import doubtful
-from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.budgets.steering import More, raise_budget
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
@@ -57,13 +57,13 @@ from turnstile.ledger.pushes.receivers import claim_pushes, record_push, set_rec
 from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import Ending, finish_turn
 from turnstile.ledger.turns.roster import LOCAL, set_agent_status
-from turnstile.ledger.turns.steps import StepRecord, commit_step
+from turnstile.ledger.turns.steps import StepRecord
 from turnstile.schema.budgets.plans import BudgetId
-from turnstile.schema.cards import CardType, MemoryCut
+from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ReceiverId, made_box_id, new_box_id
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
-from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
+from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
@@ -140,20 +140,14 @@ async def _cut(pool: Pool) -> dict[str, TurnRef]:
     turns: dict[str, TurnRef] = {}
     for name in names:
         turns[name] = await lease(pool, HANK, conversation_id="c2")
-        await begin(pool, turns[name])
+        begun = await begin(pool, turns[name])
         if name in names[2:]:
             kept = turns[names[names.index(name) - 1]]
             first = CardId(f"{kept.agent_turn_id}-s1-thought")
-            await pool.run(lambda conn, turn=turns[name], kept=first: commit_step(conn, turn, cut_record(turn, kept)))
+            await compact(pool, turns[name], first, cards=[card(turns[name], 1, "thought")], begun=begun)
             await begin(pool, turns[name], 2)
         await finish(pool, turns[name], 2 if name in names[2:] else 1)
     return turns
-
-
-def cut_record(turn: TurnRef, first: CardId) -> StepRecord:
-    """A first step that cuts the memory; it makes the turn's first thought, too."""
-    cut = cut_card(turn, 1, MemoryCut(first_card_id=first))
-    return StepRecord(1, ContinueMetadata(), [card(turn, 1, "thought"), cut], [], STARTED, first_kept=first)
 
 
 async def _forked(pool: Pool) -> dict[str, TurnRef]:

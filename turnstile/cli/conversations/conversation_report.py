@@ -51,9 +51,7 @@ async def read_conversation(
             "\n".join((f"several conversations are called {named!r}: name --agent or --channel", *whose)),
         )
     [one] = found
-    turns = await pool.run(
-        lambda conn: list_conversation_turns(conn, session.project, one.output_box_id, row_limit=row_limit)
-    )
+    turns = await pool.run(lambda conn: list_conversation_turns(conn, session.project, one.name, row_limit=row_limit))
     return ConversationReport(conversation=one, turns=turns)
 
 
