@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from turnstile.schema.base import JsonObject
-from turnstile.schema.budgets.prices import ModelPrice, ceiled
+from turnstile.schema.budgets.prices import ModelPrice, ceiled, is_count
 from turnstile.schema.budgets.uses import AttemptUse, StepBudget
 
 NOT_SENT = "not_sent"
@@ -46,12 +46,8 @@ def attempt_use(record: JsonObject, prices: Prices) -> AttemptUse | None:
     if record.get("error_code") in _REFUSED and record.get("first_token_ms") is None:
         return AttemptUse(attempt=key, tokens=0, cost=0)
     usage = record.get("usage")
-    counts = {name: count for name, count in (usage if isinstance(usage, dict) else {}).items() if _is_count(count)}
+    counts = {name: count for name, count in (usage if isinstance(usage, dict) else {}).items() if is_count(count)}
     return AttemptUse(attempt=key, tokens=_tokens(counts), cost=_cost(record, counts, prices))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _tokens(counts: Mapping[str, object]) -> int | None:
@@ -67,13 +63,7 @@ def _cost(record: JsonObject, counts: Mapping[str, object], prices: Prices) -> i
     if isinstance(said, int | float) and said >= 0:
         return ceiled(Decimal(str(said)) * 1_000_000)
     model = record.get("model")
-    prompt, completion, cached = (counts.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens"))
-    known = isinstance(prompt, int) and isinstance(completion, int)
-    if not isinstance(model, str) or model not in prices or not (known or _tokens(counts) is not None):
+    if not isinstance(model, str) or model not in prices or _tokens(counts) is None:
         return None
     price = prices[model]
-    if price is None:
-        return 0
-    if not (isinstance(prompt, int) and isinstance(completion, int)):
-        return None
-    return price.cost(prompt, completion, cached if isinstance(cached, int) else 0)
+    return 0 if price is None else price.cost_of(counts)

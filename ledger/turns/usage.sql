@@ -33,8 +33,8 @@ FROM named GROUP BY GROUPING SETS ((name), ()) ORDER BY grouping(name), name;
 -- What the models of a turn's committed steps counted, all attempts included.
 SELECT coalesce(sum(state.as_count(u.counts ->> 'prompt_tokens')), 0)::bigint AS prompt_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'completion_tokens')), 0)::bigint AS completion_tokens,
-       coalesce(sum(state.as_count(u.counts #>> '{prompt_tokens_details,cached_tokens}')), 0)::bigint AS cached_tokens,
-       coalesce(sum(state.as_count(u.counts #>> '{completion_tokens_details,reasoning_tokens}')), 0)::bigint AS reasoning_tokens
+       coalesce(sum(state.as_count(u.counts ->> 'cached_tokens')), 0)::bigint AS cached_tokens,
+       coalesce(sum(state.as_count(u.counts ->> 'reasoning_tokens')), 0)::bigint AS reasoning_tokens
 FROM state.agent_steps s CROSS JOIN LATERAL (SELECT s.metadata -> 'llm_usage' AS counts) u
 WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id;
 

@@ -3,8 +3,9 @@
 US dollars per million tokens are micro-dollars per token, so that costs are whole numbers without a conversion.
 """
 
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 from pydantic import Field, PlainSerializer
 
@@ -37,6 +38,17 @@ class ModelPrice(Strict):
         cached = min(max(cached, 0), prompt)
         read = self.input_per_million * (prompt - cached) + cheap * cached
         return ceiled(read + self.output_per_million * completion)
+
+    def cost_of(self, usage: Mapping[str, object]) -> int | None:
+        """The cost in micro-dollars of a request of which a provider counted this; None without both counts."""
+        counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+        prompt, completion, cached = (count if is_count(count) else None for count in counts)
+        return None if prompt is None or completion is None else self.cost(prompt, completion, cached or 0)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a provider's count can be one."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def ceiled(number: Decimal) -> int:

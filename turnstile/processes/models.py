@@ -36,7 +36,7 @@ class Models:
         self._real = real or LitellmModel(access)
         self._local = LocalModel(self._real, access, local, partial(check_local, settings=settings.local))
         adapters = {PREFIX: ScriptedModel(load_scripts(settings.model.scripts)), weights.PREFIX: self._local}
-        self.router = ModelRouter(adapters, default=self._real)
+        self.router = ModelRouter(adapters, default=self._real, prices=settings.model.prices)
 
     async def warm_up(self, pool: Pool) -> None:
         """Load litellm if any profile names a real model, and start local ones, so that no turn waits for it."""
