@@ -78,7 +78,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (segment_id, status, attempt, begun_by, agent_turn_id, deadline, ended_by, effect, begun_at,
           ended_at)'),
     ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
-    ('state.workers', 'SELECT, INSERT, UPDATE (last_seen_at, protocol_level)',
+    ('state.workers', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, protocol_level)',
      'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads, protocol_level)'),
     ('state.listeners', 'SELECT',
      'SELECT, INSERT, DELETE, UPDATE (description, agent_id, is_agent, peers, root_tag, xsd, answers, declared_at)'),

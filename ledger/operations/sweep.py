@@ -225,6 +225,11 @@ async def touch_worker(
     )
 
 
+async def sign_off(conn: Connection, instance: str, *, is_bridge: bool) -> None:
+    """Record that this worker, or bridge, serves nothing any more: it ends as it should."""
+    await query("sign_off").many(conn, instance=instance, is_bridge=is_bridge)
+
+
 async def touch_bridge(conn: Connection, instance: str) -> None:
     """Sign on: this bridge speaks `PROTOCOL_LEVEL`."""
     await query("touch_bridge").many(conn, instance=instance, protocol_level=PROTOCOL_LEVEL)

@@ -155,6 +155,10 @@ INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, protocol_
 VALUES ('_bridge', :instance, now(), :protocol_level::int)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, protocol_level = EXCLUDED.protocol_level;
 
+-- name: sign_off :exec
+-- Removes what a worker, or a bridge, that ends as it should has signed on for.
+DELETE FROM state.workers w WHERE w.instance = :instance AND (w.worker_target = '_bridge') = :is_bridge::boolean;
+
 -- name: is_served :one
 -- Whether a worker of this target has signed on lately.
 SELECT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = :worker_target

@@ -361,6 +361,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "store_probe": NOTHING,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
+    "sign_off": NOTHING,
     "take_duty": {"duty"},
     "top_segment": {"segment_id"},
     "touch_bridge": NOTHING,

@@ -2,7 +2,8 @@
 
 A worker signs on only while Temporal answers, since Temporal gives it its work. After a gap it counts as present from
 then on, so that the safety net does not end turns that no worker could have begun. A bridge signs on to say which
-version of the protocol it speaks; nothing waits for that.
+version of the protocol it speaks; nothing waits for that. One that ends as it should signs off, so that what is listed
+as gone was killed, or lost its servers.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
+from turnstile.ledger.operations.sweep import sign_off, touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
@@ -18,6 +19,7 @@ from turnstile.schema.pump.threads import Serves
 
 log = logging.getLogger(__name__)
 _SIGN_ON_SECONDS = 10.0
+_SIGN_OFF_SECONDS = 1.0
 
 
 async def sign_on(
@@ -54,7 +56,7 @@ async def sign_on(
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
-            return
+            break
         try:
             if reach is not None:
                 await reach()
@@ -64,6 +66,7 @@ async def sign_on(
             away = True
         else:
             away = False
+    await _leave(pool, instance, is_bridge=False)
 
 
 async def sign_on_bridge(pool: Pool, instance: str, stop: asyncio.Event) -> None:
@@ -75,3 +78,13 @@ async def sign_on_bridge(pool: Pool, instance: str, stop: asyncio.Event) -> None
             log.warning("not signed on: %s", error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
+    await _leave(pool, instance, is_bridge=True)
+
+
+async def _leave(pool: Pool, instance: str, *, is_bridge: bool) -> None:
+    """Sign off, if PostgreSQL answers at once."""
+    try:
+        async with asyncio.timeout(_SIGN_OFF_SECONDS):
+            await pool.run(lambda conn: sign_off(conn, instance, is_bridge=is_bridge))
+    except (ServerUnavailable, TimeoutError) as error:
+        log.info("not signed off: %s", error or "PostgreSQL does not answer")

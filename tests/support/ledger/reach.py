@@ -22,6 +22,7 @@ SHARED = {
     "touch_worker": "worker",
     "declare_listeners": "worker",
     "touch_bridge": "bridge",
+    "sign_off": "both",
     "pending": "both",
     "Pool": "both",
     "Hold": "both",
