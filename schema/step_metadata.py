@@ -5,7 +5,7 @@ fields may be added with defaults, none may be renamed. A row that does not pars
 and of which nothing is known.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     Field,
@@ -21,6 +21,9 @@ from turnstile.schema.budgets.uses import StepBudget
 from turnstile.schema.ids import BoxId, CardId, ToolCallId
 from turnstile.schema.states import Activity
 from turnstile.schema.tools import ToolCommand
+
+ATTEMPT_CANCELED: Final = "canceled"
+"""`error_code` of an attempt at a model that was cut short, mostly since its turn was stopped: it did not fail."""
 
 
 class StepTiming(Tolerant):

@@ -195,8 +195,9 @@ class SyncClient:
         project: str | None = None,
         channel: str | None = None,
         token: str | None = None,
+        connect_timeout: float | None = None,
     ) -> None:
-        self._client = Client(address, project=project, channel=channel, token=token)
+        self._client = Client(address, project=project, channel=channel, token=token, connect_timeout=connect_timeout)
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -19,7 +20,7 @@ from turnstile.schema.budgets.budget_requests import (
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import value_of
-from turnstile.schema.errors import Limited, Refused, ServerUnavailable
+from turnstile.schema.errors import ConfigError, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
 from turnstile.schema.people.interrupt_requests import (
     InterruptListReply,
@@ -39,6 +40,7 @@ from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
 from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.connection import connect as connect_nats
+from turnstile.transport.local_servers import DEFAULT_NATS, find_nats
 
 _LOOK_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 60.0
@@ -209,9 +211,31 @@ class NatsBackend(Backend):
 
 
 async def open_nats(address: str | None, project: str, channel: str) -> NatsBackend:
-    """Connect; without an address to the NATS of a `turnstile up`, else to port 4222 here. Raises `ConfigError`."""
+    """Connect; without an address to the NATS of a `turnstile up`, else to port 4222 here.
+
+    Raises `ConfigError`, also where no address is given and nothing runs there.
+    """
+    if address is None and find_nats() is None and not await _answers(DEFAULT_NATS):
+        raise ConfigError(
+            "nothing is running here (no .turnstile with servers in this directory or above): start `turnstile up`, or"
+            " give the address: `Client(address)`, TURNSTILE_URL of a gateway with TURNSTILE_TOKEN, or NATS_URL"
+        )
     conn = await connect_nats(address, name="turnstile client")
     return NatsBackend(conn, BridgeClient(conn, ProjectId(project), ChannelId(channel)))
+
+
+async def _answers(address: str) -> bool:
+    """Whether anything listens at this address within a second."""
+    split = urlsplit(address)
+    try:
+        async with asyncio.timeout(1.0):
+            _, writer = await asyncio.open_connection(split.hostname, split.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:

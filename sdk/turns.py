@@ -11,6 +11,7 @@ is away; the result is not, because it is read from the ledger. Leaving a turn d
 again.
 """
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import BudgetListRequest
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.errors import BadRequest
+from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
@@ -77,7 +78,7 @@ class Client:
     environment's `TURNSTILE_TOKEN`. The channel is then by default the token's, or the gateway's own. Any other address
     is NATS's; the defaults are the project `demo` and the channel `public`. Without an address it takes
     `TURNSTILE_URL`, else `NATS_URL`, else the NATS of a `turnstile up` in this directory or one above, else port 4222
-    here.
+    here. `connect_timeout` is how many seconds to wait for a NATS server that is down; by default without limit.
     """
 
     def __init__(
@@ -87,17 +88,20 @@ class Client:
         project: str | None = None,
         channel: str | None = None,
         token: str | None = None,
+        connect_timeout: float | None = None,
     ) -> None:
         self._address = address or os.environ.get("TURNSTILE_URL") or os.environ.get("NATS_URL") or None
         self._project, self._channel = project, channel
         self._token = token
+        self._connect_timeout = connect_timeout
         self._backend: Backend | None = None
 
     async def open(self) -> Self:
         """Connect. Over NATS it waits for a server that is down; over HTTP the first request finds out.
 
         Raises `BadRequest` for a name that is no token or an argument of the other way, `ConfigError` for an address
-        or a token that makes no sense, and if NATS refuses the login.
+        or a token that makes no sense, if NATS refuses the login, and if no address is given and nothing runs here,
+        `ServerUnavailable` after `connect_timeout`.
         """
         if self._address is not None and is_gateway(self._address):
             if self._project is not None:
@@ -114,7 +118,11 @@ class Client:
             names = _named(self._project, "project") or "demo", _named(self._channel, "channel") or "public"
             from turnstile.sdk.nats_turns import open_nats  # noqa: PLC0415 -- as above, where turns are asked for by HTTP
 
-            self._backend = await open_nats(self._address, *names)
+            try:
+                async with asyncio.timeout(self._connect_timeout):
+                    self._backend = await open_nats(self._address, *names)
+            except TimeoutError:
+                raise ServerUnavailable(f"NATS did not answer within {self._connect_timeout:g} s") from None
         return self
 
     @classmethod

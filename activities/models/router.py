@@ -1,8 +1,8 @@
 """Picks the adapter of a model by the part of the model id before its first `/`.
 
 It keeps no state of a turn and returns the adapter's own iterator, but for models that the operator has priced: the end
-of such a stream has the cost by that price, so that records, usage and budgets have the same figure. `turnstile` decides
-which adapters there are, and which one serves all other ids.
+of such a stream has the cost by that price, so that records, usage and budgets have the same figure. `turnstile`
+decides which adapters there are, and which one serves all other ids.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping

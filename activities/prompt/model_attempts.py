@@ -25,6 +25,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
 from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.wire.events import Message
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
@@ -32,8 +33,6 @@ _HEARTBEAT_RECORDS = 24
 """Attempt records sent with each heartbeat; each takes about 250 of the 16 KiB that a heartbeat may hold."""
 LOST = "attempt_lost"
 """`error_code` of an attempt whose worker died during it."""
-CANCELED = "canceled"
-"""`error_code` of an attempt that was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +241,7 @@ async def _attempt(
             await chunks.end(error_code=code)
             raise
         except asyncio.CancelledError:
-            code = CANCELED
+            code = ATTEMPT_CANCELED
             raise
         else:
             return answer

@@ -11,7 +11,7 @@ WITH turns AS MATERIALIZED (
 ),
 attempts AS MATERIALIZED (
     SELECT s.agent_id, t.agent_turn_id, t.channel_id, t.profile_box_id, (s.started_at AT TIME ZONE 'UTC')::date AS day,
-           coalesce(a.attempt ->> 'model', 'unknown') AS model, a.attempt ->> 'error_code' IS NOT NULL AS failed,
+           coalesce(a.attempt ->> 'model', 'unknown') AS model, coalesce(a.attempt ->> 'error_code' <> 'canceled', false) AS failed,
            state.as_count(a.attempt #>> '{usage,prompt_tokens}') AS prompt_tokens,
            state.as_count(a.attempt #>> '{usage,completion_tokens}') AS completion_tokens,
            CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost

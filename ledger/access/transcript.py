@@ -16,7 +16,7 @@ from turnstile.schema.cards import Card, CardType, CardUnreadable, ToolResultCon
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import TurnStatus
-from turnstile.schema.step_metadata import Compaction
+from turnstile.schema.step_metadata import ATTEMPT_CANCELED, Compaction
 
 
 class CallEntry(Tolerant):
@@ -124,6 +124,7 @@ def _step(
     thought = next((card for card in cards if card.type == CardType.THOUGHT), None)
     text = None if thought is None else value_of(thought)
     models = [each["model"] for each in attempts if isinstance(each.get("model"), str)]
+    codes = [attempt.get("error_code") for attempt in attempts]
     usage = metadata.get("llm_usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     cost = metadata.get("llm_response_cost")
@@ -136,7 +137,7 @@ def _step(
         model=str(models[-1]) if models else None,
         text=text if isinstance(text, str) or text is None else json.dumps(text, ensure_ascii=False),
         calls=list(_calls(step, thought, cards, results, waits)),
-        failed_attempts=[str(each["error_code"]) for each in attempts if each.get("error_code") is not None],
+        failed_attempts=[str(code) for code in codes if code not in {None, ATTEMPT_CANCELED}],
         truncated=_string_or_none(metadata, "truncated"),
         reminded=any(card.type == CardType.MUST_END_WITH_REQUIRED for card in cards),
         compaction=_compaction(metadata.get("compaction")),

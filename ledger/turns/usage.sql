@@ -20,7 +20,7 @@ named AS (
     FROM attempts
 )
 SELECT name, count(DISTINCT agent_turn_id) AS turns, count(DISTINCT step_id) AS steps, count(*) AS attempts,
-       count(*) FILTER (WHERE attempt ->> 'error_code' IS NOT NULL) AS failed_attempts,
+       count(*) FILTER (WHERE attempt ->> 'error_code' <> 'canceled') AS failed_attempts,
        coalesce(sum(state.as_count(counts ->> 'prompt_tokens')), 0)::bigint AS prompt_tokens,
        coalesce(sum(state.as_count(counts ->> 'completion_tokens')), 0)::bigint AS completion_tokens,
        coalesce(sum(state.as_count(counts ->> 'total_tokens')), 0)::bigint AS total_tokens,

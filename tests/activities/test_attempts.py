@@ -8,9 +8,10 @@ from temporalio.testing import ActivityEnvironment
 
 from turnstile.activities.budgets.uses import step_budget
 from turnstile.activities.heartbeat import BEAT_SECONDS, beating
-from turnstile.activities.prompt.model_attempts import CANCELED, LOST, Attempts
+from turnstile.activities.prompt.model_attempts import LOST, Attempts
 from turnstile.runtime.ports import ContentDelta, ModelDone
 from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.temporal.converters import DATA_CONVERTER
 
 MODEL, LONGEST = LlmConfig(model="m"), LlmConfig(model="m" * 256)
@@ -50,9 +51,9 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
     _done(resumed, 3, 4)
     assert [each["attempt"] for each in resumed.records] == [1, 2, 3]
     assert resumed.spent() == ({"prompt_tokens": 7}, 0.5)
-    attempts.end(CANCELED)
+    attempts.end(ATTEMPT_CANCELED)
     attempts.end("again")
-    assert [each.get("error_code") for each in attempts.heartbeat_details()] == [None, CANCELED]
+    assert [each.get("error_code") for each in attempts.heartbeat_details()] == [None, ATTEMPT_CANCELED]
 
 
 def test_an_attempt_that_was_not_sent_used_nothing() -> None:

@@ -5,6 +5,7 @@ With `--json` the error is the JSON document on standard output, `{"error": {"co
 text on standard error.
 """
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -66,6 +67,23 @@ _EXTRAS = {
 """Packages that the base install lacks, and the extra that has each (pyproject.toml)."""
 
 
+_MENDABLE = {
+    errno.EACCES: "give this user the right, or name another place",
+    errno.EPERM: "give this user the right, or name another place",
+    errno.EROFS: "the file system is read-only: name another place",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room: this user's quota is used up",
+    errno.ENOENT: "name one that exists, or make it first",
+    errno.ENOTDIR: "a part of the path is a file: name another place",
+    errno.EISDIR: "name a file in that directory",
+    errno.EEXIST: "remove it, or name another place",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.EMFILE: "allow this user more open files (ulimit -n)",
+    errno.ENFILE: "the system has too many open files",
+}
+"""What people can mend themselves, by the system's error number."""
+
+
 class CommandFailed(TurnstileError):
     """The command ran, and its result is a failure (a turn that ended as failed)."""
 
@@ -114,6 +132,10 @@ def failure_of(error: BaseException) -> Failure:
             hints = [f"pip install 'turnstile-kernel[{extra}]'{up}", *getattr(error, "__notes__", ())]
             message = f"this command needs {name}, of the extra [{extra}]"
             return Failure("extra_missing", message, "; ".join(hints), USAGE)
+        case OSError(errno=int(number)) if number in _MENDABLE:
+            where = ": ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+            message = f"{where}: {error.strerror}" if where else str(error.strerror)
+            return Failure("file_unusable", message, _MENDABLE[number], REFUSED)
         case _:
             message = f"{type(error).__name__}: {error}"
             return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)

@@ -192,7 +192,7 @@ def verdict(checks: Sequence[Check]) -> Check:
     if failed := [each.name for each in checks if each.status == "fail"]:
         return Check(name="turns", status="fail", says=f"cannot all run here; mend first: {', '.join(failed)}")
     if any(each.name == "servers" for each in checks):
-        return Check(name="turns", status="warn", says="cannot run yet: no servers are known")
+        return Check(name="turns", status="fail", says="cannot run yet: no servers are known")
     return Check(name="turns", status="ok", says="can run here")
 
 

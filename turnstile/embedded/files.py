@@ -21,10 +21,14 @@ class Disk:
     device: int
     free_mb: int
     read_only: bool
+    stores_files: bool = True
+    """False of /proc, /sys and their like."""
 
     @property
     def trouble(self) -> str:
         """Why no server can write there, in words; empty if it can."""
+        if not self.stores_files:
+            return f"{self.path} is of the system and stores no files"
         if self.read_only:
             return f"the file system of {self.path} is read-only"
         if self.free_mb < FULL_MB:
@@ -36,7 +40,7 @@ def disk_of(path: Path) -> Disk:
     """The file system of a directory that exists."""
     found = os.statvfs(path)
     free = found.f_bavail * found.f_frsize // 1_000_000
-    return Disk(path, path.stat().st_dev, free, bool(found.f_flag & os.ST_RDONLY))
+    return Disk(path, path.stat().st_dev, free, bool(found.f_flag & os.ST_RDONLY), found.f_blocks > 0)
 
 
 def disks_of(*directories: Path) -> list[Disk]:

@@ -78,7 +78,7 @@ async def run_up(
     Raises `EmbeddedError` (another `up` holds the data, its disk is full, a server does not start), `ServerDied`, and
     what `turnstile.processes.run` raises.
     """
-    _check_room(data)
+    check_data(data)
     servers = EmbeddedServers(
         data,
         database_url=settings.database.url or None,
@@ -110,13 +110,17 @@ async def run_up(
         return
 
 
-def _check_room(data: Path) -> None:
+def check_data(data: Path) -> None:
     """Raise `DataDirectoryUnusable` if the servers could not write into the data directory."""
     place = data.absolute()
     while not place.exists():
         place = place.parent
-    if trouble := disk_of(place).trouble:
-        raise DataDirectoryUnusable(f"{trouble}. Mend that, or choose another data directory.")
+    if not place.is_dir():
+        trouble = f"{place} is a file, and servers need a directory"
+    elif (trouble := disk_of(place).trouble) == "" and not os.access(place, os.W_OK | os.X_OK):
+        trouble = f"{place} may not be written by this user ({os.geteuid()})"
+    if trouble:
+        raise DataDirectoryUnusable(f"{trouble}. Mend that, or choose another data directory: --data DIR.")
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

@@ -17,6 +17,7 @@ from turnstile.ledger.access.now import TurnCall
 from turnstile.ledger.turns.views import StepView
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.interrupts import Interrupt
+from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.visible import visible
 from turnstile.schema.wire.descriptions import TurnView
 
@@ -126,8 +127,9 @@ def _step(number: int, step: StepView, end: datetime) -> Row:
     for place, (attempt, length) in enumerate(zip(attempts, lengths, strict=True), 1):
         code = attempt.get("error_code")
         said = f"attempt {place} at {attempt.get('model')}: {duration(length)}"
-        kind: Kind = "attempt" if code is None else "failed"
-        bars.append(Bar(at, min(at + length, over), kind, said if code is None else f"{said}, failed: {code}"))
+        kind: Kind = "attempt" if code in {None, ATTEMPT_CANCELED} else "failed"
+        how = "" if code is None else ", cut short" if code == ATTEMPT_CANCELED else f", failed: {code}"
+        bars.append(Bar(at, min(at + length, over), kind, said + how))
         at = min(at + length + pause, over)
     return Row(f"step {number}", tuple(bars), step=step.step_id)
 

@@ -161,7 +161,7 @@ async def test_programs_see_and_steer_the_same_both_ways(url: str, tenant: Tenan
     for number, (address, more) in enumerate(((url, {"token": token}), (None, {"project": str(tenant.project)})), 1):
         where = address or tenant.stack.endpoints.nats_url
 
-        def steer(where: str = where, more: dict[str, str] = more) -> tuple[Any, ...]:
+        def steer(where: str = where, more: dict[str, Any] = more) -> tuple[Any, ...]:
             with SyncClient(where, **more) as own:
                 raised = own.raise_budget(turn, tokens=100)
                 limited = own.limit_project("day", cost_usd=0.25)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -102,7 +103,7 @@ async def test_programs_without_an_event_loop_answer_questions_both_ways(url: st
         where = address or paying.tenant.stack.endpoints.nats_url
         turn, interrupt = await waiting(paying, "ask_human")
 
-        def answer(where: str = where, more: dict[str, str] = more, interrupt: str = interrupt) -> str:
+        def answer(where: str = where, more: dict[str, Any] = more, interrupt: str = interrupt) -> str:
             with SyncClient(where, **more) as asks:
                 [found] = asks.interrupts()
                 assert (found.id, found.message) == (interrupt, "Which?")

@@ -18,6 +18,7 @@ from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.doctor.disks import check_disks
 from turnstile.doctor.serving import check_streams
 from turnstile.embedded import EmbeddedServers
+from turnstile.embedded.server_errors import DataDirectoryUnusable
 from turnstile.processes import up
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
 from turnstile.schema.errors import ServerUnavailable
@@ -187,3 +188,42 @@ async def test_up_does_not_start_on_a_disk_that_it_cannot_write(disk: SmallDisk,
     assert ran.code == 1
     assert "(data_directory_unusable)" in ran.err
     assert says in " ".join(ran.err.split())
+
+
+PLACES = {
+    "a file": ("settings.toml", "settings.toml is a file, and servers need a directory. Mend that, or choose another"),
+    "below a file": ("settings.toml/data", "settings.toml is a file, and servers need a directory."),
+    "/proc": ("/proc/data", "/proc is of the system and stores no files."),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_up_says_why_it_cannot_use_a_data_directory(tmp_path: Path, place: str) -> None:
+    (tmp_path / "settings.toml").touch()
+    path, says = PLACES[place]
+    ran = await turnstile("up", "--data", path, cwd=tmp_path)
+    assert (ran.code, "(data_directory_unusable)" in ran.err) == (1, True)
+    assert says in " ".join(ran.err.split())
+    assert "report" not in ran.err
+
+
+def test_a_directory_of_somebody_else_is_named(tmp_path: Path) -> None:
+    """Root may write everywhere, so a child without its rights looks."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.chown(home, 65534, 65534)
+                tmp_path.chmod(0o755)  # the child must get there
+                for above in tmp_path.parents[:2]:
+                    above.chmod(0o755)
+                os.setuid(65534)
+            up.check_data(home / "data")
+        except DataDirectoryUnusable as error:
+            os._exit(0 if "may not be written by this user" in str(error) else 2)
+        except BaseException:  # noqa: BLE001 -- the parent's tests must not run on in the child
+            os._exit(3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

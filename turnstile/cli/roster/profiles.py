@@ -40,7 +40,7 @@ async def put(
             facts: dict[str, JsonValue] = {"name": profile.name, "profile_box_id": box, "created": created}
             stored.append({**facts, "agents": agents, "warnings": [*warnings]})
             if not session.out.as_json:
-                verb = "added" if created else f"replaced, with {agents} agents on it"
+                verb = "added" if created else f"replaced; {agents} agent{'s use' if agents != 1 else ' uses'} it"
                 session.out.line(f"profile {profile.name} {verb} (box {box})")
                 for warning in warnings:
                     session.out.remark(f"warning: profile {profile.name}: {warning}")

@@ -1,5 +1,7 @@
 """The pages Now, Turn and Tree: what they show of turns, and what may be done on them."""
 
+import csv
+import io
 import json
 import re
 from urllib.parse import quote
@@ -8,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.people.asking import PAY, asked
+from tests.e2e.turns.test_stops import streaming
 from tests.support.console.visiting import send, visiting, words_of
 from tests.support.delegation import chief_says, fork, says, staff, steps, task
 from tests.support.gateway import token_of
@@ -248,7 +251,7 @@ async def test_turns_are_found_and_listed_page_by_page(operator: httpx.AsyncClie
         assert (found.status_code, found.headers["location"]) == (303, of(turns[0]))
     both = await operator.get("/console/turns", params={"q": turns[0][:3]})
     assert all(turn in both.text for turn in turns)
-    assert "No turn is called so" in await shown(operator, "/console/turns?q=nothing")
+    assert "No turn has this id or name" in await shown(operator, "/console/turns?q=nothing")
     listed = (await operator.get("/console/turns?status=success")).text
     assert listed.index(turns[1]) < listed.index(turns[0])
     assert "There is no such turn" in await shown(operator, "/console/turns?status=failed")
@@ -293,3 +296,15 @@ async def test_what_is_too_long_for_the_page_is_behind_a_link(operator: httpx.As
     assert any("leaf " * 10_000 in text for text in texts)
     assert any(text == "line " * 2_000 for text in texts)
     assert any(text == "word " * 10_000 for text in texts)
+
+
+async def test_an_attempt_that_a_stop_cut_short_is_no_failure(operator: httpx.AsyncClient, tenant: Tenant) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await streaming(hand)
+        await send(operator, of(turn), f"{of(turn)}/stop", {"reason": "enough"})
+        await hand.ended(turn)
+    page = (await operator.get(of(turn))).text
+    assert "failed" not in words_of(page).replace("failed attempt", "", 1), "but for the legend"
+    assert "cut short" in page
+    costs = (await operator.get("/console/costs.csv?by=agent&days=7")).text
+    assert [line["failed_attempts"] for line in csv.DictReader(io.StringIO(costs))] == ["0"]
