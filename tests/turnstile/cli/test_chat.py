@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.databases import Databases
+from tests.support.delegation import CHIEF, serving, steps
 from tests.support.processes.piped import Piped, piped
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import SCRIPTS, Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
+from tests.support.tools import calling
 from tests.turnstile.support import ENVIRONMENT, Ran, turnstile
+from turnstile import ToolCall, ToolService
 from turnstile.embedded import Endpoints
 
 LENGTHY = """
@@ -32,7 +35,7 @@ async def stack(
     directory = tmp_path_factory.mktemp("chat")
     script = directory / "lengthy.yaml"
     script.write_text(LENGTHY)
-    async with open_stack(endpoints, directory, scripts=(script,)) as opened, running_here(opened):
+    async with open_stack(endpoints, directory, scripts=(*SCRIPTS, script)) as opened, running_here(opened):
         yield opened
     await databases.drop(name)
 
@@ -209,7 +212,7 @@ async def test_what_is_typed_during_an_answer_is_heard_by_its_next_step(tenant: 
         terminal.type("count")
         await terminal.until("You said")
         terminal.type("louder")
-        await terminal.until("said to the turn: its next step reads it")
+        await terminal.until("said to the turn that runs, not asked anew: its next step reads it")
         await terminal.until("read by step 2: louder")
         await terminal.until("louder. I answer")
         terminal.type("too late")
@@ -234,3 +237,49 @@ async def test_a_file_can_be_said_line_by_line(tenant: Tenant) -> None:
     process = await piped(words, ENVIRONMENT, cwd=tenant.stack.directory, given=script)
     out, _ = await asyncio.wait_for(process.communicate(), 30)
     assert out.decode() == "You said: one (before that: nothing)\nYou said: two (before that: one)\n"
+
+
+async def test_commands_and_mistyped_ones_never_reach_the_model(tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    async with chatting(tenant, ALICE) as terminal:
+        terminal.type("/help")
+        await terminal.until("/exit  end the chat")
+        terminal.type("/halp me")
+        await terminal.until("/halp is no command, and was not sent")
+        terminal.type("//etc/passwd")
+        await terminal.until("nothing)")
+        terminal.type("/exit")
+        assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+    [asked] = await tenant.rows(
+        "SELECT content ->> 'text' AS text FROM public.cards WHERE tenant_id = $1"
+        " AND metadata ->> 'type' = 'task.instruction'",
+        tenant.project,
+    )
+    assert asked["text"] == "/etc/passwd"
+
+
+async def test_a_tools_progress_is_told_and_a_long_silence_explained(tenant: Tenant) -> None:
+    service, told = ToolService(tenant.project), asyncio.Event()
+
+    @service.tool(target="office", suffix="search", timeout_seconds=60)
+    async def search(call: ToolCall) -> str:
+        """Search for long."""
+        while not told.is_set():
+            await call.progress(3, total=7, message="reading")
+            await asyncio.sleep(0.5)
+        return "found"
+
+    del search  # the service has it
+    async with serving(tenant, service), chatting(tenant, CHIEF) as terminal:
+        terminal.type(steps(calling(("search", {})), {"text": "so be it"}))
+        await terminal.until("search 3 of 7: reading")
+        told.set()
+        await terminal.until("so be it")
+        assert await terminal.leave() == 0
+
+
+async def test_a_long_silence_is_explained(tenant: Tenant) -> None:
+    await tenant.agent("player")
+    async with chatting(tenant, ALICE) as terminal:
+        terminal.type(steps({"text": "at last", "delay_seconds": 5, "chunks": 2}))
+        await terminal.until("no word yet: the turn waits, or its model has not answered")

@@ -3,6 +3,8 @@
 What is typed at a terminal while a turn is answered answers what it asks a person, else steers it. What comes too late
 for that, and from a pipe all else, waits for the turn's end, but for `/stop`. Leaving the chat stops no turn; the next
 chat goes on in the conversation that was used last.
+
+A line that begins with `/` is a command and never reaches a model; one that begins with `//` is said with one of them.
 """
 
 import asyncio
@@ -21,7 +23,7 @@ from turnstile.cli.people.turn_steers import TurnSteers
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_into_ledger
-from turnstile.cli.turns.live import LiveView
+from turnstile.cli.turns.live import LiveView, tool_progress
 from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
 from turnstile.schema.errors import BadRequest, TurnstileError
@@ -39,7 +41,15 @@ CHAT = "chat"
 """The first conversation of a chat with an agent; those of `/new` are called `chat-…`."""
 OF_MODEL = "model-chat"
 """The profile whose instances are talked to where only a model was named."""
-STOP, NEW = "/stop", "/new"
+STOP, NEW, HELP, EXIT = "/stop", "/new", "/help", "/exit"
+COMMANDS = {
+    STOP: "stop the turn that is being answered (so does Ctrl-C)",
+    NEW: "begin a new conversation",
+    HELP: "show these commands",
+    EXIT: "end the chat (so does Ctrl-D); turns go on",
+}
+_QUIET_SECONDS = 3.0
+"""After this long without a word a line says what the chat waits for."""
 _SEARCHED = 1000
 
 
@@ -81,6 +91,16 @@ def profile_of_model(model: str, target: str) -> Profile:
     )
 
 
+def is_command(line: str) -> bool:
+    """Whether a line is for the chat itself."""
+    return line.startswith("/") and not line.startswith("//")
+
+
+def said(line: str) -> str:
+    """What a line says to an agent."""
+    return line[1:] if line.startswith("//") else line
+
+
 class Chat:
     """A chat at the terminal, or over a pipe."""
 
@@ -114,17 +134,36 @@ class Chat:
             if self._partner.of_model and self._partner.model:
                 profile = profile_of_model(self._partner.model, session.settings.worker.worker_targets[0])
                 await client.bridge.request_as("profile.put", ProfilePutRequest(profile=profile), ProfilePutReply)
-            session.out.remark(f"conversation {current} with {self._partner.name}: {STOP}, {NEW}, Ctrl-D ends it")
+            session.out.remark(
+                f"conversation {current} with {self._partner.name}: {HELP} lists the commands, Ctrl-D ends it"
+            )
             async with self._reading():
                 while (line := await self._next()) is not None:
                     match line.strip():
-                        case "" | "/stop":
+                        case "":
                             continue
+                        case "/exit":
+                            return
                         case "/new":
                             current = ConversationId(f"{CHAT}-{uuid7()[-12:]}")
                             session.out.remark(f"conversation {current}")
+                        case text if is_command(text):
+                            self._command(text)
                         case text:
-                            await self._talk(pool, client, text, current)
+                            await self._talk(pool, client, said(text), current)
+
+    def _command(self, text: str) -> None:
+        """A command that asks no model: its help, or why it is none."""
+        out = self._session.out
+        if text == HELP:
+            for name, does in COMMANDS.items():
+                out.remark(f"{name:<6} {does}")
+            out.remark("//…    say a text that begins with /")
+        elif text == STOP:
+            out.remark("nothing is being answered")
+        else:
+            name = text.split(maxsplit=1)[0]
+            out.remark(f"{name} is no command, and was not sent: {HELP} lists them; begin a text with // to say it")
 
     async def _next(self) -> str | None:
         if sys.stdin.isatty():
@@ -158,6 +197,7 @@ class Chat:
             stopping = asyncio.create_task(self._stop_when_asked(turn))
             steering = asyncio.create_task(steers.run(turn))
             asking = asyncio.create_task(self._asked.watch())
+            watching = asyncio.create_task(self._tell_progress(client, turn, view))
             try:
                 look = None if pool is None else look_into_ledger(session, pool, named)
                 await follow_turn(session, look, chunks, view.take_chunk)
@@ -166,9 +206,35 @@ class Chat:
                 self._asked = self._said = None
                 stopping.cancel()
                 asking.cancel()
+                watching.cancel()
                 await steers.close()
-                await asyncio.wait({stopping, asking, steering})
+                await asyncio.wait({stopping, asking, steering, watching})
         await self._print_end(turn, streamed=view.streamed)
+
+    async def _tell_progress(self, client: Client, turn: Turn, view: LiveView) -> None:
+        """Say what the chat waits for while no word comes; over NATS also how far tools are, as they say."""
+
+        async def say_that_it_is_quiet() -> None:
+            try:
+                async with asyncio.timeout(_QUIET_SECONDS):
+                    await view.heard.wait()
+            except TimeoutError:
+                local = " (a local model is loaded first)" if (self._partner.model or "").startswith("local/") else ""
+                self._session.out.remark(f"no word yet: the turn waits, or its model has not answered{local}")
+
+        async def say_how_far_tools_are() -> None:
+            if self._session.gateway is not None or turn.reply is None:
+                return
+            async with client.bridge.watching(turn.reply.agent_id) as events:
+                last = ""
+                async for event in events:
+                    told = tool_progress(event, turn.reply.agent_turn_id)
+                    if told and told != last:
+                        view.close()
+                        self._session.out.remark(told)
+                        last = told
+
+        await asyncio.gather(say_that_it_is_quiet(), say_how_far_tools_are())
 
     async def _stop_when_asked(self, turn: Turn) -> None:
         """Stop the turn once that is asked for; from then on Ctrl-C ends the chat."""
@@ -223,8 +289,10 @@ class Chat:
                     self._stop.set()
                 elif self._asked is not None and self._asked.wants(line):
                     await self._asked.take(line)
-                elif self._said is not None and self._lines.empty() and line.strip() and not line.startswith("/"):
-                    await self._said.take(line.strip())
+                elif self._answering and is_command(line.strip()) and line.strip() not in {NEW, EXIT}:
+                    self._command(line.strip())
+                elif self._said is not None and self._lines.empty() and line.strip() and not is_command(line.strip()):
+                    await self._said.take(said(line.strip()))
                 else:
                     await self._lines.put(line)
             await self._lines.put(None)

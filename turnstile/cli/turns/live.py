@@ -4,6 +4,7 @@ Chunks are lossy and come from every attempt of a step. A higher attempt replace
 separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are marked.
 """
 
+import asyncio
 from typing import assert_never
 
 from pydantic import ValidationError
@@ -34,6 +35,8 @@ class LiveView:
         """Whether any text of the answer was printed."""
         self.last_text = ""
         """The text of the last answer, as far as it was printed."""
+        self.heard = asyncio.Event()
+        """Set by the first word."""
 
     def take(self, event: WatchEvent) -> bool:
         """Print the event, if it is of the turn that is watched; True if it is a `task` event."""
@@ -51,6 +54,8 @@ class LiveView:
 
     def take_chunk(self, chunk: Chunk) -> bool:
         """Print a chunk of a turn's client; it is never the end of the turn."""
+        if chunk.chunk_type is not ChunkType.START:
+            self.heard.set()
         if self._silent:
             pass
         elif self._out.as_json:
@@ -70,7 +75,7 @@ class LiveView:
         payload = event.payload
         turn = payload.get("agent_turn_id")
         whose = "" if self._turn is not None or turn is None else f" turn {turn}"
-        self._out.line(f"· {event.suffix}{whose}: {_summary(event.suffix, payload)}", style="dim")
+        self._out.line(f"· {event.suffix}{whose}: {_summary(event)}", style="dim")
 
     def _chunk(self, payload: JsonObject) -> None:
         try:
@@ -122,13 +127,32 @@ class LiveView:
         self._out.stream(chunk.content, style=style)
 
 
-def _summary(suffix: str, payload: JsonObject) -> str:
-    match suffix:
+def tool_progress(event: WatchEvent, turn: AgentTurnId | None) -> str:
+    """How far a tool of this turn is, as the tool says; empty for any other event."""
+    told = event.payload.get("metadata")
+    if event.payload.get("agent_turn_id") != turn or event.payload.get("phase") != StepPhase.TOOL_PROGRESS:
+        return ""
+    if not isinstance(told, dict):
+        return ""
+    total = "" if told.get("total") is None else f" of {_amount(told['total'])}"
+    message = f": {told['message']}" if told.get("message") else ""
+    return escaped(f"{told.get('tool_name')} {_amount(told.get('progress'))}{total}{message}")
+
+
+def _amount(value: object) -> str:
+    """A number as people write it: without a fraction of nothing."""
+    return f"{value:,.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _summary(event: WatchEvent) -> str:
+    payload = event.payload
+    match event.suffix:
         case "state":
             return f"{payload.get('status')}, epoch {payload.get('turn_epoch')}{_activity(payload)}"
         case "step":
             number = step_number(StepId(str(payload.get("step_id"))))
-            return f"{number} {payload.get('phase')}{_progress(payload)}"
+            progress = tool_progress(event, AgentTurnId(str(payload.get("agent_turn_id"))))
+            return f"{number} {payload.get('phase')}{f', {progress}' if progress else ''}"
         case "task":
             code = payload.get("error_code")
             stats = payload.get("stats")
@@ -140,16 +164,6 @@ def _summary(suffix: str, payload: JsonObject) -> str:
             return f"{payload.get('tool_name')} waits for a person: `turnstile approvals show {asked}`"
         case _:
             return ", ".join(f"{name} {value}" for name, value in payload.items() if isinstance(value, (str, int)))
-
-
-def _progress(payload: JsonObject) -> str:
-    """How far a tool is, as the tool says."""
-    told = payload.get("metadata")
-    if payload.get("phase") != StepPhase.TOOL_PROGRESS or not isinstance(told, dict):
-        return ""
-    total = "" if told.get("total") is None else f" of {told['total']}"
-    message = f": {told['message']}" if told.get("message") else ""
-    return escaped(f", {told.get('tool_name')} {told.get('progress')}{total}{message}")
 
 
 def _activity(payload: JsonObject) -> str:
