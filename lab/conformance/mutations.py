@@ -951,7 +951,7 @@ MUTATIONS: Sequence[Mutation] = (
         "schema/pump/listeners.py",
         "if target is None or (sender.agent and target is not sender and target.name not in sender.peers):",
         "if target is None:",
-        "tests/activities/test_routing.py::test_an_agent_reaches_its_peers_and_itself",
+        "tests/activities/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
     ),
     Mutation(
         "Handlers",

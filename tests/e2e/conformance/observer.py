@@ -1,6 +1,6 @@
 """An observer with a NATS client and a Postgres connection, and nothing of ours.
 
-It makes the database write down each change of a row of `state.*` and `public.box_cards` as it happens, by triggers of
+It makes the database write down each change of a row of `state.*` as it happens, by triggers of
 its own, and hears every message of its project. Requests are JSON on subjects.
 """
 
@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 
 WATCHED = (
     *("state.agent_inbox", "state.agent_state_head", "state.execution_edges", "state.turn_waiting_tools"),
-    *("state.agent_steps", "public.box_cards"),
+    "state.agent_steps",
 )
 _SETUP = """
 CREATE SCHEMA IF NOT EXISTS observed;
@@ -134,25 +134,25 @@ class Observer:
         return [dict(each) for each in await self.pg.fetch(statement, *arguments)]
 
     async def changes(self, relation: str, **fields: Any) -> list[dict[str, Any]]:
-        """Each state that rows with these values had, in order."""
+        """Each state that rows of the project with these values had, in order."""
         found = await self.rows(
             "SELECT row FROM observed.changes WHERE relation = $1 AND row @> $2::jsonb ORDER BY seq",
-            *(relation, json.dumps(fields)),
+            *(relation, json.dumps({"project_id": self.project, **fields})),
         )
         return [json.loads(each["row"]) for each in found]
 
     async def heads(self, agent: str) -> list[tuple[str, int]]:
         """Status and epoch of an agent's head, as they changed."""
-        found = await self.changes("agent_state_head", project_id=self.project, agent_id=agent)
+        found = await self.changes("agent_state_head", agent_id=agent)
         return changed((each["status"], each["turn_epoch"]) for each in found)
 
     async def inbox(self, **fields: Any) -> list[str]:
         """The statuses that the inbox row with these values had."""
-        return changed(each["status"] for each in await self.changes("agent_inbox", project_id=self.project, **fields))
+        return changed(each["status"] for each in await self.changes("agent_inbox", **fields))
 
     async def waits(self, call: str) -> list[str]:
         """The statuses of a call's waiting row."""
-        found = await self.changes("turn_waiting_tools", project_id=self.project, tool_call_id=call)
+        found = await self.changes("turn_waiting_tools", tool_call_id=call)
         return changed(each["wait_status"] for each in found)
 
     async def edges(self, correlation: str) -> list[tuple[str, str]]:

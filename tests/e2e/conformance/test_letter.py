@@ -251,6 +251,31 @@ async def test_a_steered_turn(observer: Observer) -> None:
     assert observer.of("evt.agent.ann.steer")[0]["steer_id"] == steer["steer_id"]
 
 
+async def test_an_enqueue_that_a_running_turn_hears(observer: Observer) -> None:
+    await observer.hire("ann")
+    turn = await observer.enqueue("ann", SLOW, {"text": "better"}, conversation_id="c")
+
+    async def is_running() -> bool:
+        return (await observer.head("ann"))["status"] == "running"
+
+    await observer.until(is_running)
+    said = {"agent_id": "ann", "instruction": "be brief", "conversation_id": "c", "multitask_strategy": "steer"}
+    reply = await observer.ask("enqueue", {**said, "correlation_id": "s-1"}, caller="alice")
+    # > One Enqueue equals one Turn. This one made none, and says so (protocol §10.17).
+    assert (reply["status"], reply["agent_turn_id"]) == ("steered", None)
+    assert reply["steered_turn_id"] == turn["agent_turn_id"]
+    await delivered(observer, "ann", turn)
+    turns = await observer.rows(
+        "SELECT DISTINCT agent_turn_id FROM state.agent_inbox WHERE project_id = $1", observer.project
+    )
+    assert [each["agent_turn_id"] for each in turns] == [turn["agent_turn_id"]]
+    # > execution requests/receipts must be written to state.agent_inbox.
+    [row, *_] = await observer.changes("agent_inbox", inbox_id=reply["inbox_id"])
+    assert (row["message_type"], row["agent_turn_id"]) == ("steer", turn["agent_turn_id"])
+    assert (await observer.inbox(inbox_id=row["inbox_id"]))[-1] == "consumed"
+    assert ("report", "response") in await observer.edges(row["correlation_id"])
+
+
 async def test_an_approved_turn(observer: Observer) -> None:
     await observer.tool("pay", options=PATIENT)
     await observer.hire("ann", allowed_tools=["pay"], interrupt_on={"pay": True})
