@@ -77,6 +77,19 @@ RIGHTS: dict[GatewayRole, frozenset[Right]] = {
 }
 
 
+class Detail(StrEnum):
+    """What of a project not everybody sees who may read: the one list, for every surface (protocol §14.3)."""
+
+    PROMPTS = "prompts"
+    """System prompts, what follows them, offered tools and profile cards."""
+    WIRING = "wiring"
+    """Arguments of tools that models never see: those that are fixed, and the names of `envs`."""
+
+
+SEEN_BY: dict[Detail, frozenset[GatewayRole]] = dict.fromkeys(Detail, frozenset({GatewayRole.OPERATOR}))
+"""The roles that see a detail, where their token is for the whole project: a channel's sees none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who asks: a token, its project, and the one channel that it is for, if any."""
@@ -99,6 +112,10 @@ class Principal:
     def may(self, right: Right) -> bool:
         """Whether its role has this right."""
         return right in RIGHTS[self.role]
+
+    def sees_detail(self, detail: Detail) -> bool:
+        """Whether it may see such a detail of the project."""
+        return self.channel_id is None and self.role in SEEN_BY[detail]
 
     def sees(self, channel: str | None) -> bool:
         """Whether it may see what belongs to this channel; None belongs to the project."""

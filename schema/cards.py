@@ -49,6 +49,10 @@ class CardType(StrEnum):
     """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 
 
+PROMPT_CARDS = frozenset({CardType.PROFILE, CardType.TOOLS, CardType.RENDERED_PROMPT})
+"""Cards that say how an agent was told to work (`Detail.PROMPTS`)."""
+
+
 class Role(StrEnum):
     """`metadata.role`: the role a card has for the model."""
 

@@ -91,10 +91,16 @@ class Profile(Strict):
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
+    models: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list[str], max_length=256, exclude_if=operator.not_
+    )
+    """Models that a request may name beside the profile's own: names, or beginnings that end in `*`."""
+    free: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether a request may name it for any agent, and any model with it."""
     delegation_policy: DelegationPolicy | None = Field(default=None, exclude_if=operator.not_)
     """Whom its agents may delegate to; by default nobody."""
     budget: BudgetLimits | None = Field(default=None, exclude_if=lambda value: value is None)
-    """What one of its turns, with all below it, may use, unless its request says otherwise; by default no limit."""
+    """What one of its turns, with all below it, may use, if its request says no less; by default no limit."""
     interrupt_on: dict[Annotated[str, Field(pattern=FUNCTION_NAME)], InterruptRule] = Field(
         default_factory=dict[str, InterruptRule], max_length=1024, exclude_if=operator.not_
     )

@@ -249,6 +249,15 @@ def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) 
     return subject
 
 
+def without_wiring(row: ToolRow) -> ToolRow:
+    """The row without the arguments that no model sees (`Detail.WIRING`): fixed ones, and the names of `envs`."""
+    found = row.options.get("args")
+    args = found if isinstance(found, dict) else {}
+    kept: JsonObject = {name: value for name, value in args.items() if name != "fixed"}
+    options: JsonObject = {name: value for name, value in row.options.items() if name not in ("args", "envs")}
+    return row.model_copy(update={"options": options | ({"args": kept} if kept else {})})
+
+
 def options_of(row: ToolRow) -> ToolOptions:
     """Parse the row's options; raises `BadRequest`, which names the tool and the faulty option."""
     try:

@@ -102,6 +102,16 @@ class ReplyInbox:
         self._changed.set()
 
 
+def _names_controls(verb: str, payload: BaseModel | JsonObject) -> bool:
+    """Whether an enqueue names a profile beside its agent, or a model, which not everybody may: it says who asks."""
+    if verb != "enqueue":
+        return False
+    fields = _object(payload)
+    settings = fields.get("runtime_config")
+    named = isinstance(settings, dict) and settings.get("model") is not None
+    return named or (fields.get("profile_name") is not None and fields.get("agent_id") is not None)
+
+
 def _named_caller() -> Caller | None:
     named = os.environ.get("TURNSTILE_PRINCIPAL")
     return Caller.read(named.split(".")) if named else None
@@ -163,7 +173,7 @@ class BridgeClient:
         A `caller` takes the place of `self.caller` at the subject's end.
         """
         if caller is None and verb in subjects.CALLED_BY:
-            caller = self.caller if subjects.CALLED_BY[verb] else _named_caller()
+            caller = self.caller if subjects.CALLED_BY[verb] or _names_controls(verb, payload) else _named_caller()
         subject = subjects.bridge_request(self._project, self._channel, verb, caller)
         data = self._sized(encode(_object(payload)))
         try:

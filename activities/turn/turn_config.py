@@ -29,7 +29,7 @@ from turnstile.schema.cards import (
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
-from turnstile.schema.people.approvals import ApprovalRule
+from turnstile.schema.people.approvals import ApprovalRule, rules_of
 from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef
@@ -51,7 +51,7 @@ class TurnConfig(Tolerant):
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What the profile says of memory."""
     interrupt_on: dict[str, ApprovalRule] = Field(default_factory=dict[str, ApprovalRule], exclude_if=operator.not_)
-    """The profile's rules of which calls wait for a person, by tool."""
+    """The rules of the profile, and of the agent's own, of which calls wait for a person, by tool."""
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
 
@@ -98,7 +98,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
         memory=profile.memory,
-        interrupt_on=profile.interrupt_on,
+        interrupt_on=rules_of(profile.interrupt_on, begun.head.guards or {}),
         context_position=begun.context_position,
     )
     parent = begun.head.parent_step_id or ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from turnstile.ledger.delegation.targets import Kind, Target
 from turnstile.ledger.trees.batches import Child, NewAgent, ParentCall, RefusedTask
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.delegation.arguments import ForkTask, TaskArguments
 from turnstile.schema.delegation.policy import DelegationPolicy
@@ -164,9 +165,11 @@ def _inherited(caller: Caller, tool: str, task: TaskArguments, target: Target) -
 
 
 def _budget(task: TaskArguments, target: Target) -> JsonObject | None:
-    """What the child may spend, as the task or else its profile says; None: whatever the caller's turn has left."""
-    own: JsonObject = {} if task.budget is None else {**task.budget.stored()}
-    return own or target.budget
+    """Of each limit the smaller of task and profile; None: whatever the caller's turn has left."""
+    own = {} if task.budget is None else task.budget.stored()
+    said = BudgetLimits.from_stored(target.budget or {}).stored()
+    least: JsonObject = {name: min(each[name] for each in (own, said) if name in each) for name in own | said}
+    return least or None
 
 
 def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Card]:

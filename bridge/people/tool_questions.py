@@ -7,7 +7,7 @@ the look at the call.
 
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from turnstile.activities.calls.holds import tool_question_of
 from turnstile.activities.text import storable_object
@@ -28,7 +28,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateReply, HumanReply
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import StepId, asked_interrupt_id
-from turnstile.schema.people.approvals import ApprovalRule, Decision, InterruptRule
+from turnstile.schema.people.approvals import ApprovalRule, Decision, InterruptRule, rules_of
 from turnstile.schema.people.interrupts import InterruptEvent, InterruptReason, InterruptStatus
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ASK_HUMAN
@@ -76,7 +76,7 @@ class ToolQuestions:
 
     async def _question(self, call: ParentCall) -> ToolQuestion:
         data = await self.pool.run(lambda conn: profile_data(conn, call.project_id, call.profile_box_id))
-        hold = tool_question_of(storable_object(call.arguments), _rule(data))
+        hold = tool_question_of(storable_object(call.arguments), _rule(data.get("interrupt_on"), call.guards))
         if isinstance(hold, str):
             raise Refused("invalid_arguments", hold)
         return ToolQuestion(_key(call), call.call_digest or "", hold)
@@ -103,15 +103,16 @@ def _key(call: ParentCall) -> str:
     return call.call_key or ""
 
 
-def _rule(profile: JsonObject) -> ApprovalRule | None:
-    """The profile's rule for `ask_human`; one that cannot be read lets somebody else answer."""
-    given = profile.get("interrupt_on")
-    if not isinstance(given, dict) or ASK_HUMAN not in given:
-        return None
-    try:
-        return _RULE.validate_python(given[ASK_HUMAN])
-    except ValidationError:
-        return ApprovalRule()
+def _rule(*written: JsonValue) -> ApprovalRule | None:
+    """The profiles' rule for `ask_human`; one that cannot be read lets somebody else answer."""
+    rules: list[dict[str, ApprovalRule]] = []
+    for given in written:
+        if isinstance(given, dict) and ASK_HUMAN in given:
+            try:
+                rules.append({ASK_HUMAN: _RULE.validate_python(given[ASK_HUMAN])})
+            except ValidationError:
+                rules.append({ASK_HUMAN: ApprovalRule()})
+    return rules_of(*rules).get(ASK_HUMAN)
 
 
 def _answer(call: ParentCall, found: CallQuestion) -> JsonObject | None:

@@ -104,6 +104,7 @@ class Verbs:
             depth_limit=self.depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
             admission=replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
+            caller=request.caller,
         )
         if wanted.multitask_strategy is MultitaskStrategy.ENQUEUE:
             targets = () if self.claims is None else self.claims.targets()

@@ -65,6 +65,10 @@ class Asked:
         """Raises `Forbidden` if the token lacks the right."""
         self.kernel.access.check(self.call.principal, right)
 
+    async def still(self) -> None:
+        """Raises `Unauthenticated` if the token holds no more."""
+        await self.kernel.access.still(self.call.secret)
+
     async def row(self, task_id: str) -> TaskRow:
         """The task of this id; raises `TaskNotFoundError`."""
         if len(task_id) > _LONGEST_ID or not task_id.isprintable():

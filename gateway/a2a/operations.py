@@ -50,7 +50,8 @@ async def send(asked: Asked, request: SendMessageRequest) -> SentMessage:
 async def _settled(asked: Asked, row: TaskRow) -> TaskRow:
     """The task once it is over or asks; as it is if its client goes away or the gateway stops, since it goes on."""
     waiting = asyncio.create_task(asked.settled(row))
-    ending = await attend(waiting, asked.call.request.receive, asked.kernel.streaming.closing)
+    receive, closing = asked.call.request.receive, asked.kernel.streaming.closing
+    ending = await attend(waiting, receive, closing, holds=asked.still)
     return waiting.result() if ending == "done" else await asked.row(row.agent_turn_id)
 
 
@@ -72,6 +73,7 @@ async def cancel(asked: Asked, request: CancelTaskRequest) -> Task:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STOP_SECONDS):
             await kernel.feeds.until_over(view)
+    await asked.still()
     return await asked.shown(await asked.row(row.agent_turn_id))
 
 

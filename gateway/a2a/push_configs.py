@@ -33,6 +33,7 @@ async def checked_receiver(asked: Asked, wanted: SendMessageConfiguration) -> Ta
     """The receiver that a message names, checked before there is a task; raises `InvalidParamsError`, `Refused`."""
     if not wanted.HasField("task_push_notification_config"):
         return None
+    asked.needs(Right.ASK)
     receiver = wanted.task_push_notification_config
     _check(receiver)
     project = asked.call.principal.project_id

@@ -25,28 +25,36 @@ from turnstile.gateway.a2a.objects import A2aObject
 from turnstile.gateway.a2a.refusals import RequestId
 from turnstile.gateway.addressed import Target, look_up
 from turnstile.gateway.bounds import About
+from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call, decoded
 from turnstile.gateway.kernel import Kernel
 from turnstile.ledger.access.tasks import describe_target
 from turnstile.runtime.outbound import Names
+from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId
 
 _LONGEST_ID: Final = 256
 _VERSION: Final = re.compile(r"1(\.\d{1,4}){0,2}")
+_SPEAKS: Final = frozenset({Right.ASK, Right.DECIDE})
+"""A message asks for a turn, or answers what one asks."""
 _Operation = Callable[[Asked, Any], Awaitable[A2aObject | Response | None]]
-_OPERATIONS: Final[Mapping[str, tuple[type[Message], _Operation]]] = {
-    "SendMessage": (types.SendMessageRequest, operations.send),
-    "SendStreamingMessage": (types.SendMessageRequest, streaming.send_stream),
-    "GetTask": (types.GetTaskRequest, operations.get),
-    "ListTasks": (types.ListTasksRequest, operations.list_tasks),
-    "CancelTask": (types.CancelTaskRequest, operations.cancel),
-    "SubscribeToTask": (types.SubscribeToTaskRequest, streaming.subscribe),
-    "CreateTaskPushNotificationConfig": (types.TaskPushNotificationConfig, push_configs.create),
-    "GetTaskPushNotificationConfig": (types.GetTaskPushNotificationConfigRequest, push_configs.get),
-    "ListTaskPushNotificationConfigs": (types.ListTaskPushNotificationConfigsRequest, push_configs.list_all),
-    "DeleteTaskPushNotificationConfig": (types.DeleteTaskPushNotificationConfigRequest, push_configs.delete),
+OPERATIONS: Final[Mapping[str, tuple[Right | frozenset[Right], type[Message], _Operation]]] = {
+    "SendMessage": (_SPEAKS, types.SendMessageRequest, operations.send),
+    "SendStreamingMessage": (_SPEAKS, types.SendMessageRequest, streaming.send_stream),
+    "GetTask": (Right.READ, types.GetTaskRequest, operations.get),
+    "ListTasks": (Right.READ, types.ListTasksRequest, operations.list_tasks),
+    "CancelTask": (Right.ASK, types.CancelTaskRequest, operations.cancel),
+    "SubscribeToTask": (Right.READ, types.SubscribeToTaskRequest, streaming.subscribe),
+    "CreateTaskPushNotificationConfig": (Right.ASK, types.TaskPushNotificationConfig, push_configs.create),
+    "GetTaskPushNotificationConfig": (Right.READ, types.GetTaskPushNotificationConfigRequest, push_configs.get),
+    "ListTaskPushNotificationConfigs": (
+        Right.READ,
+        types.ListTaskPushNotificationConfigsRequest,
+        push_configs.list_all,
+    ),
+    "DeleteTaskPushNotificationConfig": (Right.ASK, types.DeleteTaskPushNotificationConfigRequest, push_configs.delete),
 }
 
 
@@ -75,7 +83,7 @@ class Agents:
         try:
             given = _read(call.body)
             request_id = _id_in(given)
-            request, operation, params = _asked(given, call)
+            request, operation, params = _asked(given, call, self.kernel.access)
             target, private = await self._target(call), self.about.private_receivers
             asked = Asked(self.kernel, call, target, request_id, params, self.names, private)
             result = await operation(asked, request)
@@ -115,20 +123,21 @@ def _id_in(given: JsonObject) -> RequestId:
     return found
 
 
-def _asked(given: JsonObject, call: Call[Any, bytes]) -> tuple[Message, _Operation, JsonObject]:
+def _asked(given: JsonObject, call: Call[Any, bytes], access: Access) -> tuple[Message, _Operation, JsonObject]:
     """The request, how it is done, and its parameters as they were sent; raises A2A's errors."""
     method, params = given.get("method"), given.get("params", {})
     if given.get("jsonrpc") != "2.0" or not isinstance(method, str):
         raise errors.InvalidRequestError('a request has "jsonrpc": "2.0" and a method')
     if method == "GetExtendedAgentCard":
         raise errors.UnsupportedOperationError("the card is all there is")
-    if method not in _OPERATIONS:
+    if method not in OPERATIONS:
         raise errors.MethodNotFoundError
+    right, kind, operation = OPERATIONS[method]
+    access.check(call.principal, right)  # before its parameters are read
     if not _VERSION.fullmatch(call.headers.get(constants.VERSION_HEADER, "")):
         raise errors.VersionNotSupportedError(f"{constants.VERSION_HEADER}: version 1.0 is spoken here")
     if not isinstance(params, dict):
         raise errors.InvalidParamsError("params: an object")
-    kind, operation = _OPERATIONS[method]
     try:
         request = ParseDict(params, kind(), ignore_unknown_fields=True)
     except (ParseError, ValueError, TypeError, RecursionError, ArithmeticError):

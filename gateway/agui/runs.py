@@ -46,7 +46,7 @@ def agui_endpoints(kernel: Kernel) -> list[Endpoint]:
             name="agui_run",
             method="POST",
             path="/agui/{agent:path}",
-            right=Right.READ,  # what else it needs depends on what it says
+            right=frozenset({Right.ASK, Right.DECIDE}),  # which of them depends on what it says
             summary="Run a turn of an agent, or of `profile:NAME`, and tell it as AG-UI's events.",
             handler=Runs(kernel).run,
             query=RunQuery,

@@ -19,6 +19,8 @@ from turnstile.gateway.events.timers import IdleTimer
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 
 _SLICE = 32 * 1024
+LOOK_SECONDS = 2.0
+"""How often a request that waits looks whether its token still holds."""
 _HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
@@ -120,16 +122,24 @@ async def attend(
     receive: Receive,
     closing: asyncio.Event,
     finishes: Callable[[], bool] = lambda: False,
+    *,
+    holds: Callable[[], Awaitable[None]] | None = None,
 ) -> Literal["done", "gone", "closing"]:
     """Wait until a task is done, its client has gone away or the gateway stops, and cancel the task if it is not done.
 
     A task that `finishes` is done soon after the gateway stops, and waited for. The body of the request must have been
-    read.
+    read. `holds` is asked every `LOOK_SECONDS`, and when the task is done: it raises if the client may have no answer
+    any more.
     """
     leaving, closed = asyncio.create_task(_gone(receive)), asyncio.create_task(closing.wait())
     tasks: set[asyncio.Task[Any]] = {working, leaving, closed}
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended: set[asyncio.Task[Any]] = set()
+        while not ended:
+            look = None if holds is None else LOOK_SECONDS
+            ended, _ = await asyncio.wait(tasks, timeout=look, return_when=asyncio.FIRST_COMPLETED)
+            if holds is not None and not leaving.done():
+                await holds()
         if closed.done() and finishes():
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return "done" if working.done() else "gone" if leaving.done() else "closing"

@@ -42,16 +42,17 @@ class Access:
         self._strangers = Throttle(_STRANGERS_PER_SECOND, round(_STRANGERS_PER_SECOND))
         self._streams: Counter[TokenId] = Counter()
 
-    def admit(self, principal: Principal, right: Right) -> None:
+    def admit(self, principal: Principal, right: Right | frozenset[Right]) -> None:
         """Let a request in; raises `Forbidden` if the token's role lacks the right, `Limited` (rate_limited)."""
         if wait := self._throttle.take(principal.token_id):
             raise rate_limited(wait)
         self.check(principal, right)
 
-    def check(self, principal: Principal, right: Right) -> None:
-        """Raises `Forbidden` if the token's role lacks the right."""
-        if not principal.may(right):
-            raise Forbidden(f"a token of role {principal.role} may not {right}")
+    def check(self, principal: Principal, right: Right | frozenset[Right]) -> None:
+        """Raises `Forbidden` if the token's role lacks the right, or all of these."""
+        rights = right if isinstance(right, frozenset) else {right}
+        if not any(principal.may(each) for each in rights):
+            raise Forbidden(f"a token of role {principal.role} may not {named_rights(right)}")
 
     async def principal(self, secret: Secret, address: str = "") -> Principal:
         """Whose token this is; `address` is where the request comes from.
@@ -113,6 +114,11 @@ class Access:
     def open_streams(self) -> int:
         """Open streams of all tokens."""
         return self._streams.total()
+
+
+def named_rights(right: Right | frozenset[Right]) -> str:
+    """A right, or several of which one is enough, for people."""
+    return " or ".join(sorted(right)) if isinstance(right, frozenset) else right
 
 
 def secret_in(headers: Headers) -> Secret:

@@ -78,7 +78,8 @@ class Endpoint:
     """Its operation id, which log and metrics have, too."""
     method: Method
     path: str
-    right: Right
+    right: Right | frozenset[Right]
+    """What it needs, before anything of the request is read; of several one is enough."""
     summary: str
     handler: Handler
     query: type[BaseModel] = NoQuery
@@ -124,7 +125,7 @@ class Dispatch:
         await Response(text, answer.status, headers)(scope, receive, send)
 
 
-async def admitted(request: Request, access: Access, right: Right) -> tuple[Principal, Secret]:
+async def admitted(request: Request, access: Access, right: Right | frozenset[Right]) -> tuple[Principal, Secret]:
     """Who asks, and with which token; raises as `Access` does."""
     address = str(request.scope.get(ADDRESS, ""))
     secret = secret_in(request.headers)

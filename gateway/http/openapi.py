@@ -8,6 +8,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
 
+from turnstile.gateway.http.bearers import named_rights
 from turnstile.gateway.http.endpoints import Endpoint
 from turnstile.gateway.http.problems import PROBLEM_TYPE, Problem
 from turnstile.schema.base import JsonObject
@@ -63,7 +64,7 @@ def _operation(endpoint: Endpoint, refs: Mapping[Any, Any]) -> dict[str, object]
     operation: dict[str, object] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
-        "description": f"Needs the right `{endpoint.right}`.",
+        "description": f"Needs the right `{named_rights(endpoint.right)}`.",
         "parameters": [*_path(endpoint), *_query(endpoint), *_headers(endpoint)],
         "responses": {
             **{

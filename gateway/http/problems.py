@@ -25,6 +25,8 @@ _STATUS: Mapping[str, int] = {
     "method_not_allowed": 405,
     "not_acceptable": 406,
     "not_yours": 403,
+    "profile_not_allowed": 403,
+    "model_not_allowed": 403,
     "budget_exceeded": 402,
     "correlation_conflict": 409,
     "ambiguous": 409,

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from mcp.server.connection import Connection
@@ -46,7 +47,8 @@ class Exchange:
         working = asyncio.create_task(self.reply())
         try:
             first = asyncio.create_task(self._first(working))
-            if await attend(first, receive, closing, lambda: True) == "gone":
+            still = partial(self.kernel.access.still, asker.call.secret)
+            if await attend(first, receive, closing, lambda: True, holds=still) == "gone":
                 return
             if working.done() and not asker.said.is_set():
                 await reply_response(working.result(), is_stateless=asker.is_stateless)(scope, receive, send)
@@ -98,6 +100,7 @@ class Exchange:
                 for frame in asker.take():
                     yield frame
                 if working.done():
+                    await self.kernel.access.still(asker.call.secret)
                     yield sse(working.result())
                     return
                 if not await self._something(working):

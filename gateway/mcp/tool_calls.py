@@ -119,8 +119,8 @@ class ToolCalls:
         return await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=True)
 
     async def _stop(self, asker: Asker, params: CallToolRequestParams) -> Answer:
-        wanted = parsed(TurnStopped, params.arguments or {}, "arguments")
         self.kernel.access.check(asker.principal, Right.ASK)
+        wanted = parsed(TurnStopped, params.arguments or {}, "arguments")
         turns, principal = self.kernel.turns, asker.principal
         view = await turns.described(principal, AgentTurnId(wanted.turn_id))
         await turns.stop_turn(principal, view, TurnStop(reason=wanted.reason), asker.call.headers)
@@ -129,9 +129,9 @@ class ToolCalls:
 
     async def _ask(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         turns, principal = self.kernel.turns, asker.principal
+        self.kernel.access.check(principal, Right.ASK)
         target = await self._target(principal, params.name)
         wanted = parsed(Ask, params.arguments or {}, "arguments")
-        self.kernel.access.check(principal, Right.ASK)
         key, is_chosen = asker.key(params.meta)
         state = None if params.request_state is None else read_state(params.request_state)
         turn = await self._enqueued(asker, target, wanted, key) if state is None else AgentTurnId(state.turn)

@@ -19,7 +19,7 @@ from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.reading import Change, Reader, reader_of
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.http.problems import Problem, problem_of
+from turnstile.gateway.http.problems import Problem, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import (
     AssistantMessage,
@@ -120,7 +120,12 @@ class _Asked:
     async def whole(self, receive: Receive) -> Response:
         """The completion when the turn is over, or an error; nothing is read if the client has gone."""
         finding = asyncio.create_task(self._completion())
-        match await attend(finding, receive, self.kernel.streaming.closing):
+        try:
+            ending = await attend(finding, receive, self.kernel.streaming.closing, holds=self.reader.allowed)
+        except Unauthenticated:
+            await self.leave()
+            raise
+        match ending:
             case "done":
                 try:
                     return JSONResponse(finding.result().model_dump(mode="json"))

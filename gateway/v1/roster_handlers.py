@@ -20,7 +20,9 @@ from turnstile.gateway.v1.resources import (
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import list_agents, list_profiles, list_tools
 from turnstile.ledger.turns.usage import sum_usage
+from turnstile.schema.access import Detail
 from turnstile.schema.errors import BadRequest
+from turnstile.schema.tools import without_wiring
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
 
 _LONGEST = 256
@@ -54,8 +56,9 @@ class Roster:
         """A page of tools."""
         project, limit = call.principal.project_id, call.query.limit
         found = await list_tools(self.pool, project, after=_after(call.query), row_limit=limit + 1)
-        lines = found[:limit]
-        return Answer(ToolPage(tools=list(lines), next=lines[-1].tool_name if len(found) > limit else None))
+        seen = call.principal.sees_detail(Detail.WIRING)
+        lines = [each if seen else without_wiring(each) for each in found[:limit]]
+        return Answer(ToolPage(tools=lines, next=lines[-1].tool_name if len(found) > limit else None))
 
     async def usage(self, call: Call[UsageQuery, object]) -> Answer:
         """What the project's models used."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -219,7 +220,8 @@ class Turns:
         try:
             with self.access.streaming(call.principal):
                 waiting = asyncio.create_task(self._over(view, seconds))
-                await attend(waiting, call.request.receive, self.closing)
+                still = partial(self.access.still, call.secret)
+                await attend(waiting, call.request.receive, self.closing, holds=still)
         except Limited:
             return view, False
         over = None if waiting.cancelled() else waiting.result()

@@ -5,7 +5,11 @@ constant time and says nothing of why it found nobody.
 """
 
 import hmac
+import json
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+
+from pydantic import Json
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.access import GatewayRole, Principal, Secret, TokenId, new_secret
@@ -22,6 +26,10 @@ class TokenLine(Tolerant):
     channel_id: ChannelId | None
     role: GatewayRole
     label: str
+    profiles: Json[list[str]] | None
+    """The profiles that it may name; None: those that say so."""
+    models: Json[list[str]] | None
+    """The models that it may name beside a profile's own; None: those that the profile lists."""
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -47,6 +55,8 @@ async def add_token(
     label: str = "",
     valid_for: timedelta | None = None,
     secret: Secret | None = None,
+    profiles: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
 ) -> tuple[Secret, TokenLine]:
     """Issue a token; without `valid_for` it holds until it is revoked. Returns it with its text, which nobody keeps."""
     drawn = new_secret() if secret is None else secret
@@ -59,6 +69,8 @@ async def add_token(
         role=role,
         label=label,
         secret_hash=drawn.digest,
+        profiles=None if profiles is None else json.dumps([each.lower() for each in profiles]),
+        models=None if models is None else json.dumps(list(models)),
         valid_seconds=None if valid_for is None else valid_for.total_seconds(),
     )
     return drawn, line

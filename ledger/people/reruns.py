@@ -156,6 +156,8 @@ def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
         new_output_box_id=command.output_copy_id,
         admission=command.admission,
         rerun=of,
+        rerun_model=command.request.model or command.request.runtime_config.model,
+        caller=command.caller,
         rerun_digest=command.request.digest(command.caller.name),
     )
 

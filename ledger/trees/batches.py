@@ -174,6 +174,8 @@ class ParentCall(Tolerant):
     worker_target: str
     context_headers: ContextHeaders
     profile_box_id: BoxId
+    guards: Json[JsonObject] | None = None
+    """The approval rules of the agent's own profile, where the turn has another one."""
     context_box_id: BoxId
     output_box_id: BoxId
     memory_context_box_id: BoxId | None

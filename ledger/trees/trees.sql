@@ -8,7 +8,7 @@ SELECT w.project_id, w.tool_call_id, w.tool_name, coalesce(c.content -> 'argumen
        (SELECT b.batch_id FROM state.pmo_batches b WHERE b.batch_id = w.held_by AND b.project_id = w.project_id) AS batch_id,
        coalesce(n.stopping_at IS NOT NULL, false) AS stopping, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, i.channel_id,
        coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS depth, a.worker_target, i.context_headers,
-       i.payload ->> 'profile_box_id' AS profile_box_id, i.payload ->> 'context_box_id' AS context_box_id,
+       i.payload ->> 'profile_box_id' AS profile_box_id, i.payload -> 'guards' AS guards, i.payload ->> 'context_box_id' AS context_box_id,
        coalesce(h.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id, p.memory_context_box_id::text AS memory_context_box_id,
        p.last_output_box_id::text AS last_output_box_id, coalesce(w.deadline, h.resume_deadline) AS deadline
 FROM state.turn_waiting_tools w

@@ -18,6 +18,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.ledger.turns.lease import Claim, NewLease
+from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
@@ -47,6 +48,8 @@ _REFUSALS = {
     "unknown_agent": "the project has no such agent: add it first",
     "agent_inactive": "the agent is not active",
     "unknown_profile": "the project has no profile of this name",
+    "profile_not_allowed": "the request may not name this profile: let it say `free: true`, or the token list it",
+    "model_not_allowed": "the request may not name this model: let the profile list it in `models`, or the token",
     "no_instances": "the profile has no instances: name an agent, or put the profile with `instances: true`",
     "agent_exists": "an agent that is no instance of this profile has the instance's id",
     "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
@@ -92,6 +95,10 @@ class Enqueue:
     """The turn that this one runs again, in copies of its boxes."""
     rerun_digest: str | None = None
     """The fingerprint of the request to do so."""
+    rerun_model: str | None = None
+    """The model that this request names: what the turn had before was let it then."""
+    caller: Caller | None = None
+    """Who asks, if that is known: only who operates names any profile or model."""
 
     @property
     def agent_id(self) -> AgentId:
@@ -152,6 +159,7 @@ async def enqueue(
     depth_limit: int,
     sender: str,
     admission: Admission = UNLIMITED,
+    caller: Caller | None = None,
 ) -> Enqueued:
     """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
@@ -160,7 +168,7 @@ async def enqueue(
     the caller must have checked that its tool may be called.
     """
     command, cards = planned(
-        project, channel, request, incoming, depth_limit=depth_limit, sender=sender, admission=admission
+        project, channel, request, incoming, depth_limit=depth_limit, sender=sender, admission=admission, caller=caller
     )
     return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
 
@@ -174,6 +182,7 @@ def planned(
     depth_limit: int,
     sender: str,
     admission: Admission = UNLIMITED,
+    caller: Caller | None = None,
 ) -> tuple[Enqueue, list[Card]]:
     """The enqueue with its ids, and its cards; raises `BadRequest` or `Refused` for what no ledger is asked about."""
     action = request if isinstance(request, UiAction) else None
@@ -196,6 +205,7 @@ def planned(
         new_output_box_id=new_box_id(),
         admission=admission,
         action=action,
+        caller=caller,
     )
     return command, _cards(command, sender)
 
@@ -239,6 +249,10 @@ async def enqueue_turn(
         "max_instances": command.admission.max_instances,
         "child_share": PROJECT_FULL_FOR_CHILDREN,
         "profile_name": request.profile_name,
+        "named_profile": None if command.rerun is not None else request.profile_name,
+        "named_model": request.runtime_config.model if command.rerun is None else command.rerun_model,
+        "caller": None if command.caller is None else command.caller.name,
+        "operates": command.caller is not None and command.caller.operates,
         "has_instruction": request.instruction is not None or action is not None,
         "context_box_id": request.context_box_id,
         "output_box_id": request.output_box_id,

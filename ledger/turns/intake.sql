@@ -37,7 +37,13 @@ instance AS MATERIALIZED (  -- locked, or retention could put it to sleep meanwh
 who AS MATERIALIZED (  -- always one row: the agent, the profile, and the conversation that the turn is in
     SELECT a.agent_id, coalesce(n.status, a.status) AS status, coalesce(a.worker_target, p.worker_target) AS worker_target,
            coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id, p.name AS profile_name, p.tags,
-           a.metadata ->> 'instance_of' AS instance_of, k.settings, coalesce(:budget::jsonb, k.settings -> 'budget') AS budget,
+           a.metadata ->> 'instance_of' AS instance_of, k.settings, a.profile_box_id AS own_profile_box_id,
+           -- what a request names can only tighten what the profile says, and the agent's own
+           CASE WHEN state.as_uuid(p.profile_box_id) <> a.profile_box_id THEN state.profile_in(:project_id, a.profile_box_id) -> 'interrupt_on' END AS guards,
+           CASE WHEN :budget::jsonb IS NULL AND p.profile_box_id IS NULL THEN k.settings -> 'budget' ELSE state.least_budget(:budget, k.settings -> 'budget', CASE WHEN state.as_uuid(p.profile_box_id) <> a.profile_box_id THEN (
+               SELECT x.settings -> 'budget' FROM resource.profiles x
+               WHERE x.profile_box_id = a.profile_box_id::text AND x.project_id = :project_id
+                 AND x.settings ->> 'profile_box_id' = x.profile_box_id) END) END AS budget,
            CASE WHEN :conversation_id::text IS NOT NULL THEN :conversation_id
                 WHEN :may_remember::boolean AND k.settings -> 'memory' ->> 'keep' = 'conversation' THEN '' END AS conversation_id
     FROM (SELECT) AS always
@@ -55,7 +61,7 @@ talk AS MATERIALIZED (  -- the conversation, if it was begun before: locked, or 
     FOR NO KEY UPDATE OF c
 ),
 plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the request
-    SELECT a.worker_target, a.profile_box_id, a.profile_name, a.tags, a.conversation_id, a.budget, talk.output_box_id AS known_box_id,
+    SELECT a.worker_target, a.profile_box_id, a.profile_name, a.tags, a.conversation_id, a.budget, a.guards, talk.output_box_id AS known_box_id,
            a.agent_id IS NULL AND :instance_of::text IS NOT NULL AS makes_agent, a.status = 'dormant' AS wakes_agent,
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
            s.source_box_id, coalesce(:output_box_id::uuid, talk.output_box_id, :new_output_box_id::uuid) AS output_box_id, d.depth,
@@ -71,6 +77,11 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
                WHEN :instance_of::text IS NOT NULL AND a.settings -> 'instances' IS DISTINCT FROM 'true' THEN 'no_instances'
                WHEN :instance_of::text IS NOT NULL AND a.agent_id IS NOT NULL AND a.instance_of IS DISTINCT FROM :instance_of
                THEN 'agent_exists'
+               WHEN (:named_profile::text IS NOT NULL OR :named_model::text IS NOT NULL) AND NOT :operates::boolean
+                    AND state.refused_name(:project_id, :caller::text, CASE WHEN :instance_of::text IS NULL THEN a.own_profile_box_id END,
+                        a.profile_box_id, :named_profile, :named_model) IS NOT NULL
+               THEN state.refused_name(:project_id, :caller::text, CASE WHEN :instance_of::text IS NULL THEN a.own_profile_box_id END,
+                        a.profile_box_id, :named_profile, :named_model)
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
 -- only for boxes
@@ -189,6 +200,7 @@ mine AS (
            || CASE WHEN go.conversation_id IS NULL THEN '{}' ELSE jsonb_build_object('conversation_id', go.conversation_id) END
            || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END
            || CASE WHEN :rerun::jsonb IS NOT NULL THEN jsonb_build_object('rerun', :rerun::jsonb) ELSE '{}' END
+           || CASE WHEN go.guards IS NULL THEN '{}' ELSE jsonb_build_object('guards', go.guards) END
            || CASE WHEN charged.budget IS NULL THEN '{}' ELSE jsonb_build_object('budget', charged.budget) END,
            CASE WHEN NOT go.leases_mine THEN 'queued' WHEN claimed.at IS NULL THEN 'pending' ELSE 'processing' END,
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, claimed.at, clock_timestamp(), :request_digest

@@ -20,6 +20,7 @@ from turnstile.schema.budgets.plans import TurnBudget
 from turnstile.schema.cards import OF_MEMORY, Card
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import BoxId, CardId, ToolCallId, era_of, interrupt_id, step_id
+from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.profiles import STORED, RuntimeConfig
 from turnstile.schema.states import HeadStatus, MessageType, StepStatus
@@ -80,6 +81,8 @@ class StepHead(Tolerant):
     """The turn that this one runs again."""
     budget: TurnBudget | None = None
     """What limits the turn; None: nothing."""
+    guards: dict[str, InterruptRule] | None = None
+    """The rules of the agent's own profile, where the request names another one: they hold beside that one's."""
 
 
 @dataclass(frozen=True, slots=True)

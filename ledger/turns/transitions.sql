@@ -62,7 +62,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'suspended_at', CASE WHEN head.step_count > 0 THEN (
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
-           'turn_config', (SELECT p.turn_config FROM pinned p), 'rerun', i.payload -> 'rerun', 'budget', i.payload -> 'budget',
+           'turn_config', (SELECT p.turn_config FROM pinned p), 'rerun', i.payload -> 'rerun', 'budget', i.payload -> 'budget', 'guards', i.payload -> 'guards',
            'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto) ORDER BY o.part)
                      FROM opened o),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((

@@ -4,6 +4,7 @@ A rule that cannot be read or evaluated asks: nothing goes out because a policy 
 both have a rule for a tool, each of them may ask, and of both the stricter fields count.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -85,6 +86,13 @@ class ApprovalRule(Approval):
         except Exception:  # noqa: BLE001 -- strangers wrote the schema, and what cannot be evaluated asks
             return True
 
+    def with_rule(self, other: "ApprovalRule") -> "ApprovalRule":
+        """Both rules as one: either asks, and of each field the stricter counts."""
+        when: JsonObject | None = None
+        if self.when is not None and other.when is not None:
+            when = {"anyOf": [self.when, other.when]}
+        return ApprovalRule.model_construct(**self.beside(other).model_dump(), when=when)
+
 
 def _spelled_out(value: object) -> object:
     return {} if value is True else value
@@ -95,6 +103,14 @@ InterruptRule = Annotated[
     BeforeValidator(_spelled_out, json_schema_input_type=Literal[True] | ApprovalRule),
 ]
 """A rule as it is written: `true`, or an object."""
+
+
+def rules_of(*written: Mapping[str, ApprovalRule]) -> dict[str, ApprovalRule]:
+    """The rules of several profiles, by tool: where some have a rule for one, any of them asks."""
+    found: dict[str, ApprovalRule] = {}
+    for tool, rule in (each for rules in written for each in rules.items()):
+        found[tool] = found[tool].with_rule(rule) if tool in found else rule
+    return found
 
 
 def approval(rules: tuple[ApprovalRule | None, ...], arguments: JsonObject) -> Approval | None:

@@ -21,6 +21,7 @@ from turnstile.ledger.access.profile_versions import (
     list_profile_versions,
 )
 from turnstile.ledger.turns.roster import list_profiles
+from turnstile.schema.access import Detail
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import BoxId
@@ -100,7 +101,7 @@ async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
         raise Refused("unknown_profile", "the project has no such profile")
     place = versions.index(new)
     old = _named(versions, visit.query.old) or next(iter(versions[place + 1 :]), None)
-    whole = visit.may("operate") and visit.principal.channel_id is None
+    whole = visit.principal.sees_detail(Detail.PROMPTS)
     after = await _data(visit, new)
     before = None if old is None else await _data(visit, old)
     return render(

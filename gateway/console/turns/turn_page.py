@@ -32,10 +32,10 @@ from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
-from turnstile.schema.access import Principal
+from turnstile.schema.access import Detail, Principal
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.views import BudgetView
-from turnstile.schema.cards import Card, CardType, value_of
+from turnstile.schema.cards import PROMPT_CARDS, Card, CardType, value_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, uuid7, workflow_id
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
@@ -176,7 +176,8 @@ async def card_page(visit: Visit[Any, Any]) -> Response:
         return card if card.card_id in {*said, *(each.card_id for each in inputs)} else None
 
     card = await visit.console.pool.run(read)
-    if card is None:
+    hidden = card is not None and card.type in PROMPT_CARDS and not principal.sees_detail(Detail.PROMPTS)
+    if card is None or hidden:
         raise Refused("unknown_card", "the turn has no such card, or retention has removed it")
     value = value_of(card)
     return PlainTextResponse(value if isinstance(value, str) else as_json(value), headers=HEADERS)

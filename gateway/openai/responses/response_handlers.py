@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from turnstile.gateway.events.frames import HEARTBEAT
@@ -17,7 +18,7 @@ from turnstile.gateway.events.positions import BEGIN
 from turnstile.gateway.events.reading import Reader, reader_of
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.http.problems import BadField, problem_of
+from turnstile.gateway.http.problems import BadField, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.error_objects import error_response
@@ -122,6 +123,7 @@ class Responses:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS):
                     view = await self.kernel.feeds.until_over(view)
+            await self.kernel.access.still(call.secret)
             if view.ended_at is None:
                 view = await self.kernel.turns.described(call.principal, view.agent_turn_id)
         return Answer(await read_response(self.kernel.pool, view))
@@ -216,7 +218,14 @@ class Responses:
         """The response when it is over; unless it `lasts`, its turn is stopped if nobody waits for it any more."""
         kernel = self.kernel
         waiting = asyncio.create_task(kernel.feeds.until_over(view))
-        match await attend(waiting, call.request.receive, kernel.streaming.closing):
+        still = partial(kernel.access.still, call.secret)
+        try:
+            ending = await attend(waiting, call.request.receive, kernel.streaming.closing, holds=still)
+        except Unauthenticated:
+            if not lasts:
+                await kernel.turns.abandon(call.principal, view)
+            raise
+        match ending:
             case "done":
                 try:
                     return Answer(await read_response(kernel.pool, waiting.result()))

@@ -130,7 +130,10 @@ async def test_a_profiles_budget_is_its_agents(tenant: Tenant) -> None:
     ended = await chief_says(tenant, fork([task(), task(budget={"max_tokens": 10})]))
     assert await own(tenant, ended.view.agent_turn_id) == {"max_tokens": 70_000}
     first, second = (AgentTurnId(each["agent_turn_id"]) for each in result(ended)["results"])
-    assert (await own(tenant, first), await own(tenant, second)) == ({"max_turns": 2}, {"max_tokens": 10})
+    assert (await own(tenant, first), await own(tenant, second)) == (
+        {"max_turns": 2},
+        {"max_turns": 2, "max_tokens": 10},
+    )
 
 
 async def test_clients_ask_for_budgets_over_nats_and_http(tenant: Tenant) -> None:

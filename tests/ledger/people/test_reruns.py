@@ -180,7 +180,8 @@ async def test_a_rerun_can_be_run_again(agents: Pool) -> None:
 async def test_the_settings_of_the_turn_are_kept_but_those_that_are_given(agents: Pool) -> None:
     await ask(agents, runtime_config={"temperature": 1, "max_steps": 3, "instructions": "be brief", "remember": True})
     old = await play(agents)
-    await again(agents, old, model="scripted/other", runtime_config={"temperature": 0.5, "max_steps": None})
+    settings = {"temperature": 0.5, "max_steps": None}
+    await again(agents, old, caller=OPERATOR, model="scripted/other", runtime_config=settings)
     new = await play(agents)
     stored = "SELECT (payload -> 'runtime_config')::text FROM state.agent_inbox WHERE agent_turn_id = $1"
     assert await value(agents, stored, new.agent_turn_id) == (

@@ -67,8 +67,8 @@ async def tenant(
     endpoints = servers.model_copy(update={"database_url": databases.url(name), "nats_url": nats.url})
     async with open_stack(endpoints, tmp_path_factory.mktemp("sdk")) as stack, running_here(stack):
         tenant = new_tenant(stack)
-        await tenant.agent("player")
-        await tenant.agent("submits", AgentId("bob"))
+        await tenant.agent("player", models=["scripted/*"])
+        await tenant.agent("submits", AgentId("bob"), models=["scripted/*"])
         await staff(tenant)
         await tenant.profile("chatty", "chat", instances=True)
         yield tenant

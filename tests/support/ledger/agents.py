@@ -24,6 +24,7 @@ from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts
+from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card, CardType, Role, TextContent, make_card
 from turnstile.schema.ids import (
     AgentId,
@@ -80,7 +81,8 @@ async def ask(
 ) -> Enqueued:
     """Enqueue a turn; `fields` are further arguments of the request."""
     request = EnqueueRequest.model_validate({"agent_id": agent, "instruction": instruction, **fields})
-    return await enqueue(pool, project, CHANNEL, request, incoming or {}, depth_limit=depth_limit, sender="user.test")
+    how: dict[str, Any] = {"depth_limit": depth_limit, "sender": "user.test", "caller": Caller("root", operates=True)}
+    return await enqueue(pool, project, CHANNEL, request, incoming or {}, **how)
 
 
 def command(

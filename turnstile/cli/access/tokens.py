@@ -24,6 +24,16 @@ async def add(
         str | None, typer.Option(help="The one channel that it is for, instead of all.", metavar="CHANNEL")
     ] = None,
     label: Annotated[str, typer.Option(help="Whose it is, for people.", metavar="TEXT")] = "",
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option("--profile", help="A profile that it may name; without any, those that say so.", metavar="NAME"),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", help="A model that it may name, or `begin*`; without any, as profiles say.", metavar="MODEL"
+        ),
+    ] = None,
     days: Annotated[float | None, typer.Option(min=0.0, help="How long it holds.", metavar="DAYS")] = None,
 ) -> None:
     """Make a token and print it, once: the ledger keeps a hash of it."""
@@ -34,7 +44,16 @@ async def add(
     valid_for = None if days is None else timedelta(days=days)
     async with session.ledger() as pool:
         secret, line = await pool.run(
-            lambda conn: add_token(conn, session.project, role, channel=only, label=label[:256], valid_for=valid_for)
+            lambda conn: add_token(
+                conn,
+                session.project,
+                role,
+                channel=only,
+                label=label[:256],
+                valid_for=valid_for,
+                profiles=profiles or None,
+                models=models or None,
+            )
         )
     session.out.result({"token": secret.text, **line.model_dump(mode="json")}, secret.text)
     session.out.remark(f"token {line.token_id}: {role} of {line.project_id}. It is not shown again")

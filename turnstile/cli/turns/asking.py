@@ -23,6 +23,7 @@ from turnstile.cli.turns.turn_report import (
     read_end,
     read_report,
 )
+from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
@@ -278,6 +279,7 @@ async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequ
         depth_limit=settings.protocol.max_recursion_depth,
         sender=SENDER,
         admission=settings.limits.admission,
+        caller=Caller(SENDER, operates=True),
     )
     return done.reply
 
