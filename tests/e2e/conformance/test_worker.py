@@ -22,7 +22,7 @@ DEAF: Config = {
     },
 }
 """The safety net looks once, as it starts, and not again before a test ends: only a doorbell brings a row."""
-SLOW = {"text": "at last", "delay_seconds": 2.0}
+UNENDING = {"text": "It began thus, and", "chunks": 2, "delay_seconds": 3600}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ async def test_one_process_runs_many_turns_at_once(observer: Observer) -> None:
     agents = [f"agent-{number}" for number in range(8)]
     for agent in agents:
         await observer.hire(agent, profile="slow")
-    turns = {agent: await observer.enqueue(agent, SLOW) for agent in agents}
+    turns = {agent: await observer.enqueue(agent, UNENDING) for agent in agents}
 
     async def all_run() -> bool:
         [found] = await observer.rows(
@@ -84,4 +84,5 @@ async def test_one_process_runs_many_turns_at_once(observer: Observer) -> None:
 
     await observer.until(all_run, 30)
     for agent, turn in turns.items():
-        assert (await observer.task(agent, turn["agent_turn_id"]))["status"] == "success"
+        await observer.must("stop", {"agent_turn_id": turn["agent_turn_id"]})
+        assert (await observer.task(agent, turn["agent_turn_id"]))["status"] == "canceled"
