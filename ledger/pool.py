@@ -29,8 +29,8 @@ from turnstile.schema.errors import ServerUnavailable, StaleTurn, TurnstileError
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MINIMUM_SERVER = 180_000
-"""PostgreSQL 18: `RETURNING old` and virtual column behaviour that the statements rely on."""
+MINIMUM_SERVER = 160_000
+"""PostgreSQL 16, the first with `pg_input_is_valid`. The embedded one is 18."""
 
 _SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
@@ -71,7 +71,7 @@ class Session(Connection, Protocol):
 
 
 class ServerTooOld(TurnstileError):
-    """The ledger's statements need PostgreSQL 18."""
+    """The ledger's statements need PostgreSQL 16."""
 
     code: str = "server_too_old"
 
@@ -121,7 +121,7 @@ class Pool:
             found = await query("server_version").one(conn)
         if found["number"] < MINIMUM_SERVER:
             raise ServerTooOld(
-                f"PostgreSQL 18 or newer is needed, and {self.server} runs {found['text']}: "
+                f"PostgreSQL 16 or newer is needed, and {self.server} runs {found['text']}: "
                 "upgrade it, or leave [database].url empty to use the embedded one"
             )
         if writable and found["read_only"]:

@@ -12,9 +12,10 @@ RETURNING d.duty;
 -- Rule 'clock': if the ledger's clock is a minute or more behind its time at the last look, it was set back. Then those times of what is
 -- in hand that lie ahead become now, or everything that goes by them would wait until the clock is there again. Deadlines stay. Returns
 -- the agents.
-WITH look AS (
-    INSERT INTO state.duties AS d (duty) VALUES ('clock') ON CONFLICT (duty) DO UPDATE SET taken_at = now()
-    RETURNING old.taken_at AS before
+WITH seen AS MATERIALIZED (SELECT d.taken_at FROM state.duties d WHERE d.duty = 'clock' FOR UPDATE),
+look AS (  -- the source reads what was seen first: the row is locked, and its time known, before it changes
+    INSERT INTO state.duties AS d (duty) SELECT 'clock' FROM (SELECT count(*) FROM seen) s
+    ON CONFLICT (duty) DO UPDATE SET taken_at = now() RETURNING (SELECT seen.taken_at FROM seen) AS before
 ),
 back AS MATERIALIZED (SELECT FROM look WHERE look.before > now() + interval '1 minute'),
 heads AS (

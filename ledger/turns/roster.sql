@@ -241,7 +241,7 @@ INSERT INTO resource.tools AS t (project_id, tool_name, description, parameters,
 VALUES (:project_id, :tool_name, :description, :parameters::jsonb, :target_subject, :after_execution, :options::jsonb)
 ON CONFLICT (project_id, tool_name) DO UPDATE SET description = EXCLUDED.description, parameters = EXCLUDED.parameters,
     target_subject = EXCLUDED.target_subject, after_execution = EXCLUDED.after_execution, options = EXCLUDED.options
-RETURNING old.tool_name IS NULL AS created;
+RETURNING t.xmax = 0 AS created;  -- a row that was there has been locked
 
 -- name: list_tools :many
 -- The tools of a project by name.

@@ -95,7 +95,7 @@ async def test_a_migration_of_another_version_is_named(pool: Pool) -> None:
 async def test_a_server_that_is_too_old_is_refused_in_words(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     await pool.open()
     monkeypatch.setattr(pool_module, "MINIMUM_SERVER", 990_000)
-    with pytest.raises(ServerTooOld, match=r"PostgreSQL 18 or newer is needed, and postgresql://[^ @]+ runs 18"):
+    with pytest.raises(ServerTooOld, match=r"PostgreSQL 16 or newer is needed, and postgresql://[^ @]+ runs 18"):
         await pool.open()
 
 

@@ -92,7 +92,7 @@ class ProtocolSettings(Strict):
 
 
 class DatabaseSettings(Strict):
-    """`[database]`: PostgreSQL 18 or newer."""
+    """`[database]`: PostgreSQL 16 or newer."""
 
     url: DatabaseUrl = ""
     patience_seconds: Seconds = 20.0
