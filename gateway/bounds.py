@@ -47,5 +47,7 @@ class About:
     organization: str = ""
     """Who runs it; empty if that is not said."""
     organization_url: str = ""
+    default_agent: str = ""
+    """The agent, or `profile:NAME`, whose card is at the root; empty for none."""
     private_receivers: bool = False
     """Whether notifications may go to private addresses."""

@@ -11,7 +11,16 @@ from turnstile.schema.access import Right
 def a2a_endpoints(kernel: Kernel, about: About) -> list[Endpoint]:
     """All of them."""
     agents = Agents(kernel, about)
+    root = Endpoint(
+        name="a2a_root_card",
+        method="GET",
+        path=CARD,
+        right=Right.READ,
+        summary="The card of the default agent, where clients look first.",
+        handler=agents.card,
+    )
     return [
+        *([root] if about.default_agent else []),
         Endpoint(
             name="a2a_card",
             method="GET",

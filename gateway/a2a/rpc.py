@@ -96,7 +96,8 @@ class Agents:
         return Answer(Response(body.encode("utf-8", "replace"), media_type="application/json"))
 
     async def _target(self, call: Call[Any, Any]) -> Target:
-        found = await look_up(self.kernel.pool, call.principal.project_id, call.path["agent"])
+        named = call.path.get("agent", self.about.default_agent)  # the card at the root is of the default agent
+        found = await look_up(self.kernel.pool, call.principal.project_id, named)
         if found is None:
             raise _unknown()
         return found

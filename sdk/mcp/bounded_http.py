@@ -13,10 +13,12 @@ from mcp.client.streamable_http import streamable_http_client
 
 from turnstile.sdk.mcp.mcp_server import McpServer, value_of_env
 from turnstile.sdk.mcp.pacing import Pace, Streams
+from turnstile.sdk.mcp.stdio_pipes import LastWords
 
 _SECONDS = 30.0
 _END_SECONDS = 5.0
 _ENV = "env:"
+_WHO_ASKS = frozenset({401, 403})
 
 
 class BodyRefused(httpx2.StreamError):
@@ -66,14 +68,31 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 @asynccontextmanager
-async def bounded_http(entry: McpServer, environ: Mapping[str, str], pace: Pace) -> AsyncGenerator[Streams]:
-    """The server at the entry's address; raises `ConfigError` for a missing variable."""
+async def bounded_http(
+    entry: McpServer, environ: Mapping[str, str], pace: Pace, words: LastWords
+) -> AsyncGenerator[Streams]:
+    """The server at the entry's address; raises `ConfigError` for a missing variable.
+
+    `words` are told why it cannot be used, where it wants to know who asks.
+    """
+
+    async def look(response: httpx2.Response) -> None:
+        if response.status_code in _WHO_ASKS:
+            sent = f"with the headers {', '.join(entry.headers)}" if entry.headers else "without a header of yours"
+            words.reason = (
+                f"it answered {response.status_code} to a request {sent}: "
+                "name the variable of its token by --header Authorization=env:NAME"
+            )
+        elif response.is_success:
+            words.reason = ""
+
     given = {name: value_of_env(value.removeprefix(_ENV), environ) for name, value in entry.headers.items()}
     async with (
         httpx2.AsyncClient(
             transport=BoundedTransport(pace, entry.max_message_bytes),
             headers={**given, "accept-encoding": "identity"},
             timeout=httpx2.Timeout(_SECONDS, read=None),  # calls have a time of their own
+            event_hooks={"response": [look]},
         ) as client,
         streamable_http_client(
             entry.url or "", http_client=client, max_sse_event_size=entry.max_message_bytes

@@ -252,7 +252,7 @@ async def connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> 
     for each in _QUIET:
         logging.getLogger(each).setLevel(logging.CRITICAL)
     connection, words, pace = McpConnection(name, entry), LastWords(), Pace()
-    pipes = stdio_pipes(entry, environ, pace, words) if entry.command else bounded_http(entry, environ, pace)
+    pipes = stdio_pipes(entry, environ, pace, words) if entry.command else bounded_http(entry, environ, pace, words)
     client = Client(
         paced(pipes, pace, connection.closed),
         elicitation_callback=connection.on_elicitation,

@@ -2,11 +2,12 @@
 
 All of it is below `value` and `content`, so that no key of a server's is ever read as one of the kernel's. What is not
 text is told as a reference, `{type, mime_type, bytes, uri}`; its data are kept beside it under a key that is shown to
-no model, as far as there is room. A file of text is told with its text.
+no model, as far as there is room. Many servers repeat their blocks in the structured content, or that as a text: each
+is told once, and data of a block are nowhere in the value. A file of text is told with its text.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import mcp_types as types
 from pydantic import JsonValue, TypeAdapter, ValidationError
@@ -19,6 +20,8 @@ from turnstile.sdk.mcp.tool_pins import RemoteTool
 from turnstile.sdk.tools.answer import ToolFailed
 
 _MOST_PARTS = 64
+_SHORT = 16
+"""Data in base64 that are shorter are no burden, and may be any word."""
 _LONGEST_URI, _LONGEST_MIME = 1024, 128
 _JSON = TypeAdapter[JsonValue](JsonValue)
 
@@ -45,16 +48,58 @@ def result_of(entry: McpServer, tool: RemoteTool, result: types.CallToolResult) 
 
 def _value(result: types.CallToolResult, texts: list[str]) -> JsonValue:
     """The structured content, or the text; both if the text says something else."""
-    joined = "\n".join(texts)
+    media = _media(result)
+    joined = _without(media, "\n".join(texts))
+    texts = [_without(media, each) for each in texts]
     if result.structured_content is None:
         return joined if texts else None
     try:
-        structured = _JSON.validate_python(result.structured_content)
+        given = _JSON.validate_python(result.structured_content)
     except ValidationError:
         raise ToolFailed("invalid_result", "the structured content of the MCP server's answer is no JSON") from None
+    if media and _repeats(result.content, given):
+        return joined if texts else None
+    structured = _cleared(media, given)
     said = [_parsed(joined), joined, [_parsed(text) for text in texts], [*texts]]
     repeated = any(structured in (each, {"result": each}) for each in said)
     return structured if repeated or not texts else {"structured": structured, "text": joined}
+
+
+def _media(result: types.CallToolResult) -> dict[str, str]:
+    """The data of its blocks that are no text, with what stands for each in the value."""
+    held = [data for _, data in _parts(result, 0)]
+    return {data: f"content[{place}]" for place, data in enumerate(held) if data is not None and len(data) >= _SHORT}
+
+
+def _without(media: Mapping[str, str], text: str) -> str:
+    for data, name in media.items():
+        text = text.replace(data, name)
+    return text
+
+
+def _cleared(media: Mapping[str, str], value: JsonValue) -> JsonValue:
+    """The value with the name of each block for the block's data."""
+    match value:
+        case str():
+            return _without(media, value)
+        case list():
+            return [_cleared(media, each) for each in value]
+        case dict():
+            return {name: _cleared(media, each) for name, each in value.items()}
+        case _:
+            return value
+
+
+def _repeats(content: Sequence[types.ContentBlock], structured: JsonValue) -> bool:
+    """Whether a structured content is nothing but the blocks: a list of them, or one, also below one key."""
+    inner = next(iter(structured.values())) if isinstance(structured, dict) and len(structured) == 1 else structured
+    said = inner if isinstance(inner, list) else [inner]
+    blocks = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in content]
+    return len(said) == len(blocks) and all(
+        isinstance(each, dict)
+        and block.items() <= {name: part for name, part in each.items() if part is not None}.items()
+        for each, block in zip(said, blocks, strict=True)
+    )
 
 
 def _parsed(text: str) -> JsonValue:

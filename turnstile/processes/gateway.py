@@ -113,7 +113,11 @@ async def serve_gateway(
                 depth_limit=settings.protocol.max_recursion_depth,
             ),
             about=About(
-                url, section.organization, section.organization_url, private_receivers=section.push_to_private_addresses
+                url,
+                section.organization,
+                section.organization_url,
+                section.default_agent,
+                private_receivers=section.push_to_private_addresses,
             ),
             links=links or Links(),
             once=once,

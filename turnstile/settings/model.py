@@ -313,6 +313,7 @@ class GatewaySettings(Strict):
     slow_reader_seconds: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 20.0
     heartbeat_seconds: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 15.0
     stream_buffer_kb: int = Field(default=2048, ge=64, le=1_048_576)
+    default_agent: str = Field(default="", max_length=200)
     organization: str = Field(default="", max_length=200)
     organization_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
     push_to_private_addresses: bool = False

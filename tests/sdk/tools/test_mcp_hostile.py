@@ -186,3 +186,64 @@ async def test_a_program_gets_no_variable_that_it_was_not_given(tmp_path: Path) 
     assert failed.value.code == "mcp_unavailable"
     assert "SECRET" not in getattr(failed.value, "said", "")
     assert '"GIVEN"' in getattr(failed.value, "said", "")
+
+
+PICTURE = "iVBORw0KGgo" * 4000
+BLOCK = {"type": "image", "data": PICTURE, "mimeType": "image/png"}
+TEXT = {"type": "text", "text": "This is it:"}
+REPEATED: list[tuple[str, list[dict[str, Any]], object, object]] = [
+    ("a list of the blocks", [TEXT, BLOCK], {"result": [TEXT, BLOCK]}, "This is it:"),
+    (
+        "blocks with nulls",
+        [TEXT, BLOCK],
+        {"result": [{**TEXT, "annotations": None}, {**BLOCK, "_meta": None}]},
+        "This is it:",
+    ),
+    ("one block", [BLOCK], {"result": BLOCK}, None),
+    ("the blocks as content", [BLOCK], {"content": [BLOCK]}, None),
+    ("its data alone", [BLOCK], {"png": PICTURE, "n": 3}, {"png": "content[0]", "n": 3}),
+    (
+        "a data address",
+        [BLOCK],
+        {"src": [f"data:image/png;base64,{PICTURE}"]},
+        {"src": ["data:image/png;base64,content[0]"]},
+    ),
+    (
+        "all of it as a text, too",
+        [{"type": "text", "text": json.dumps({"png": PICTURE, "n": 3})}, BLOCK],
+        {"png": PICTURE, "n": 3},
+        {"png": "content[0]", "n": 3},
+    ),
+    ("in the text alone", [{"type": "text", "text": f"see {PICTURE}"}, BLOCK], None, "see content[0]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "structured", "value"), [each[1:] for each in REPEATED], ids=[each[0] for each in REPEATED]
+)
+async def test_data_of_media_are_told_once_and_to_no_model(
+    tmp_path: Path, blocks: list[dict[str, Any]], structured: object, value: object
+) -> None:
+    answer = {"content": blocks, **({} if structured is None else {"structuredContent": structured})}
+    entry = entry_of(tmp_path, [tool("t")], t=answer)
+    async with connected("rough", entry, os.environ) as connection:
+        listing = await connection.listing()
+        told = result_of(entry, listing.tools["t"], await called(connection))
+    assert PICTURE not in json.dumps(told["value"])
+    assert told["content"] == [{"type": "image", "mime_type": "image/png", "bytes": 33000}]
+    assert told["value"] == value
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_wants_to_know_who_asks_is_told_how_to(status: int) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        entry = McpServer(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp")
+        with pytest.raises(TurnstileError, match=rf"answered {status}.*--header Authorization=env:NAME"):
+            async with connected("web", entry, os.environ):
+                pass

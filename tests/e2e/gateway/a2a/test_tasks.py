@@ -80,6 +80,18 @@ async def test_a_card_tells_of_an_agent_and_strangers_get_none(url: str, token: 
         assert (await web.get(f"{url}/a2a/nobody/.well-known/agent-card.json", headers=headers)).status_code == 404
 
 
+async def test_the_default_agents_card_is_at_the_root(url: str, token: str, tenant: Tenant) -> None:
+    headers = {"authorization": f"Bearer {token}"}
+    path = "/.well-known/agent-card.json"
+    async with httpx.AsyncClient(headers=headers) as web, serving(tenant.stack, default_agent=ALICE) as other:
+        assert (await web.get(url + path)).status_code == 404
+        card = (await web.get(other + path)).json()
+        assert card["supportedInterfaces"][0]["url"] == f"{other}/a2a/{ALICE}"
+        assert card == (await web.get(f"{other}/a2a/{ALICE}{path}")).json()
+    async with httpx.AsyncClient() as stranger, serving(tenant.stack, default_agent=ALICE) as other:
+        assert (await stranger.get(other + path)).status_code == 401
+
+
 async def test_a_message_is_a_task_that_is_kept(plain: Client) -> None:
     task = await ask(plain, HELLO)
     assert state_of(task) == "TASK_STATE_COMPLETED"

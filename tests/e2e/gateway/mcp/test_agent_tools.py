@@ -137,7 +137,7 @@ async def test_bad_arguments_are_an_error_that_the_model_reads(door: Door, tenan
         (ALICE, {"instruction": ""}, "instruction"),
         (ALICE, {"instruction": "x", "wait_seconds": 9999}, "wait_seconds"),
         (ALICE, {"instruction": "x", "wait_seconds": "NaN"}, "wait_seconds"),
-        (ALICE, {"instruction": "x", "conversation_id": "a b"}, "conversation_id"),
+        (ALICE, {"instruction": "x", "conversation_id": "x" * 513}, "conversation_id"),
         (ALICE, {"instruction": "x", "other": 1}, "other"),
         (ALICE, {"instruction": "x", "result_fields": [{"name": ""}]}, "result_fields"),
         ("turn_get", {"turn_id": "no turn"}, "turn_id"),
