@@ -199,7 +199,11 @@ LEFT JOIN public.cards d ON :with_artifacts::boolean AND d.card_id = o.deliverab
 -- fragment: task_of_target
 -- Whether a turn, an inbox row `i`, is one of the agent, or of an instance of the profile, that is asked for, in the channel if there is one.
 (:channel_id::text IS NULL OR i.channel_id = :channel_id) AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
-AND (:profile_name::text IS NULL OR EXISTS (
+AND {task_of_profile}
+
+-- fragment: task_of_profile
+-- Whether a turn is one of an instance of the profile, if one is asked for.
+(:profile_name::text IS NULL OR EXISTS (
     SELECT FROM resource.project_agents a WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id
       AND a.metadata ->> 'instance_of' = lower(:profile_name)))
 

@@ -24,7 +24,8 @@ from turnstile.ledger.gathered import GatheredWrites
 from turnstile.ledger.histories import Histories
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of, translated
 from turnstile.ledger.queries import Again, Connection, query
-from turnstile.schema.errors import ServerUnavailable, StaleTurn, TurnstileError
+from turnstile.runtime.shares import Shares
+from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -83,6 +84,10 @@ class _RawPool(Protocol):
     def terminate(self) -> None: ...
 
 
+def _timeout(seconds: float) -> dict[str, str]:
+    return {"statement_timeout": str(round(seconds * 1000))} if seconds else {}
+
+
 async def _reset(_: object) -> None:
     """Reset nothing: asyncpg's own reset costs a round trip, and no session state outlives a transaction here."""
 
@@ -91,11 +96,21 @@ class Pool:
     """A lazily opened asyncpg pool. Holds connections and counters, nothing about any agent or turn."""
 
     def __init__(
-        self, url: str, *, size: int = 10, name: str = "turnstile", patience: float = 20.0, read_only: bool = False
+        self,
+        url: str,
+        *,
+        size: int = 10,
+        name: str = "turnstile",
+        patience: float = 20.0,
+        read_only: bool = False,
+        statement_seconds: float = 0.0,
+        share: int = 0,
     ) -> None:
         """With `read_only` every transaction refuses to write.
 
-        Raises `ConfigError` for an address that cannot be read.
+        `statement_seconds` is how long a statement may take, and `share` how many connections those at a time have for
+        whom `turnstile.runtime.shares` says that they ask; 0 for any. Raises `ConfigError` for an address that cannot
+        be read.
         """
         self._url = url
         self.server = read_address(url).shown
@@ -106,6 +121,8 @@ class Pool:
         self._read_only = read_only
         self._pool: _RawPool | None = None
         self._opening = asyncio.Lock()
+        self._statement_seconds = statement_seconds
+        self._shares = Shares(share or size)
         self._quiet_until = 0.0
         self._histories = Histories(self._give_up, read_only=read_only)
         self.round_trips = 0
@@ -160,6 +177,7 @@ class Pool:
                             **_SETTINGS,
                             "application_name": self._name,
                             **({"default_transaction_read_only": "on"} if self._read_only else {}),
+                            **_timeout(self._statement_seconds),
                         },
                     }
                     make = cast("Callable[..., Awaitable[_RawPool]]", asyncpg.create_pool)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
@@ -176,6 +194,7 @@ class Pool:
         async with AsyncExitStack() as stack:
             try:
                 pool = await self._opened()
+                await stack.enter_async_context(self._shares.mine())
                 conn = await stack.enter_async_context(pool.acquire(timeout=30))
             except DRIVER_ERRORS as error:
                 self._raise(error, kind_of(error))
@@ -206,7 +225,7 @@ class Pool:
             connected = False
             try:
                 pool = await self._opened()
-                async with pool.acquire(timeout=30) as conn:
+                async with self._shares.mine(), pool.acquire(timeout=30) as conn:
                     try:
                         return await transition(_CountingConnection(self, conn))
                     except DRIVER_ERRORS as error:
@@ -236,7 +255,11 @@ class Pool:
                 await asyncio.sleep(min(0.05 * 2 ** min(failed, 5), 1.0))
 
     def _raise(self, error: Exception, kind: ErrorKind) -> NoReturn:
-        """Raise the error as `translated`."""
+        """Raise the error as `translated`; a statement that took too long is refused, and not tried again."""
+        if self._statement_seconds and isinstance(error, asyncpg.QueryCanceledError):
+            raise Refused(
+                "read_too_costly", f"reading this takes longer than {self._statement_seconds:g} s: ask for less"
+            )
         instead = translated(error, kind, self.server)
         if instead is None:
             raise error

@@ -18,6 +18,7 @@ from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.problems import Forbidden, Unauthenticated
 from turnstile.ledger.access.tokens import authenticate
 from turnstile.ledger.pool import Pool
+from turnstile.runtime.shares import asks
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.access import Principal, Right, Secret, TokenId, read_secret
 from turnstile.schema.errors import Limited, ServerUnavailable
@@ -62,6 +63,7 @@ class Access:
         key = secret.token_id, secret.digest
         principal, until = self._known.get(key, (None, 0.0))
         if principal is not None and time.monotonic() < until:
+            asks(principal.project_id)
             return principal
         if (looking := self._looks.get(key)) is None:
             if principal is None and (wait := self._strangers.take(address)):
@@ -71,6 +73,7 @@ class Access:
         principal = await asyncio.shield(looking)
         if principal is None:
             raise Unauthenticated("the token is not valid")
+        asks(principal.project_id)
         return principal
 
     async def still(self, secret: Secret) -> None:

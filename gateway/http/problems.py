@@ -35,6 +35,7 @@ _STATUS: Mapping[str, int] = {
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "host_not_allowed": 421,
+    "read_too_costly": 422,
     "overloaded": 503,
     "server_unavailable": 503,
     "internal_error": 500,

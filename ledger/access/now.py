@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from pydantic import Json
 
-from turnstile.ledger.access.pages import Place, TurnSummary
+from turnstile.ledger.access.pages import Place, TurnSummary, narrowed
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.cards import card_of
@@ -227,7 +227,7 @@ async def page_turns_told(
     row_limit: int,
 ) -> list[TurnTold]:
     """The newest first, those before a place; of a `status` of outcomes, `ended` for any."""
-    return await query("page_turns_told").all_as(
+    return await query(narrowed("page_turns_told", agent=agent, channel=channel)).all_as(
         conn,
         TurnTold,
         project_id=project,

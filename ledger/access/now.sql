@@ -91,6 +91,8 @@ SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, 
 FROM counted c;
 
 -- name: page_turns_told :many
+-- variant: page_turns_told_of_agent, without any_agent
+-- variant: page_turns_told_of_channel, without any_channel
 -- As page_turns, in a state or `ended` if that is given, with what each turn used.
 SELECT g.agent_turn_id, g.agent_id, g.channel_id, g.created_at, g.correlation_id, g.payload ->> 'conversation_id' AS conversation_id, g.status,
        g.started_at, g.ended_at, g.error_code, {asked_of(g)} AS asked, u.steps, u.tokens, u.cost, u.model FROM (
@@ -101,8 +103,17 @@ SELECT g.agent_turn_id, g.agent_id, g.channel_id, g.created_at, g.correlation_id
     LEFT JOIN LATERAL (
         SELECT x.status, x.started_at, x.active_agent_turn_id FROM state.agent_state_head x
         WHERE x.agent_id = i.agent_id AND x.project_id = i.project_id AND x.active_agent_turn_id = i.agent_turn_id OFFSET 0) h ON true
-    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
-      AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+-- only for any_channel
+  AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- else
+  AND i.channel_id COLLATE "C" = :channel_id AND i.agent_turn_id >= ''
+-- end
+-- only for any_agent
+  AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+-- else
+  AND i.agent_id COLLATE "C" = :agent_id AND i.agent_turn_id >= ''
+-- end
       AND (:status::text IS NULL OR CASE :status WHEN 'ended' THEN o.agent_turn_id IS NOT NULL ELSE o.status = :status END)
       AND i.created_at <= coalesce(:before_at::timestamptz, 'infinity')
       AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))

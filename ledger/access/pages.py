@@ -75,6 +75,11 @@ CONVERSATION_BEGIN = TurnAt(AgentTurnId(""), 0, datetime.min.replace(tzinfo=UTC)
 """The place before all turns of a conversation."""
 
 
+def narrowed(name: str, **by: str | None) -> str:
+    """The variant of a list that enters the index of the first thing that it is narrowed to."""
+    return next((f"{name}_of_{what}" for what, value in by.items() if value is not None), name)
+
+
 async def page_turns(
     conn: Connection,
     project: ProjectId,
@@ -86,7 +91,8 @@ async def page_turns(
     row_limit: int,
 ) -> list[TurnSummary]:
     """The newest first, those before a place."""
-    return await query("page_turns").all_as(
+    name = narrowed("page_turns", conversation=conversation, agent=agent, channel=channel)
+    return await query(name).all_as(
         conn,
         TurnSummary,
         project_id=project,
@@ -109,7 +115,7 @@ async def page_conversations(
     row_limit: int,
 ) -> list[ConversationLine]:
     """The last begun first, those before a place; the id of a place is that of the conversation's box."""
-    return await query("page_conversations").all_as(
+    return await query(narrowed("page_conversations", agent=agent, channel=channel)).all_as(
         conn,
         ConversationLine,
         project_id=project,

@@ -1,6 +1,9 @@
 -- What a gateway reads besides what operators read: pages of turns and conversations, and the cards of a turn as they come (protocol §14).
 
 -- name: page_turns :many
+-- variant: page_turns_of_agent, without any_agent
+-- variant: page_turns_of_channel, without any_channel
+-- variant: page_turns_of_conversation, without any_conversation
 -- Turns of a project, of one channel, agent or conversation if that is given, the newest first, after a place in that order.
 SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,
        {turn_status} AS status,
@@ -9,21 +12,45 @@ FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
     AND h.active_agent_turn_id = i.agent_turn_id
-WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+-- only for any_channel
+  AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- else
+  AND i.channel_id COLLATE "C" = :channel_id AND i.agent_turn_id >= ''
+-- end
+-- only for any_agent
   AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+-- else
+  AND i.agent_id COLLATE "C" = :agent_id AND i.agent_turn_id >= ''
+-- end
+-- only for any_conversation
   AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id)
+-- else
+  AND (i.payload ->> 'conversation_id') COLLATE "C" = :conversation_id AND i.agent_turn_id >= ''
+-- end
   AND i.created_at <= coalesce(:before_at::timestamptz, 'infinity')  -- where the index is entered
   AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
 ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int;
 
 -- name: page_conversations :many
+-- variant: page_conversations_of_agent, without any_agent
+-- variant: page_conversations_of_channel, without any_channel
 -- Conversations of a project, of one channel or agent if that is given, the last begun first, after a place in that order: when one was
 -- last used changes while pages are read, and an index of it would make each enqueue in a conversation write all of the table's.
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
        c.updated_at
 FROM state.conversations c
-WHERE c.project_id COLLATE "C" = :project_id AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
+WHERE c.project_id COLLATE "C" = :project_id
+-- only for any_channel
+  AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
+-- else
+  AND c.channel_id COLLATE "C" = :channel_id AND c.conversation_id >= ''
+-- end
+-- only for any_agent
   AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
+-- else
+  AND c.agent_id COLLATE "C" = :agent_id AND c.conversation_id >= ''
+-- end
   AND c.created_at <= coalesce(:before_at::timestamptz, 'infinity')
   AND (:before_at::timestamptz IS NULL OR c.created_at < :before_at
        OR (c.created_at = :before_at AND c.output_box_id < :before_id::text::uuid))

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Json
 
-from turnstile.ledger.access.pages import Place
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.access.pages import Place, narrowed
+from turnstile.ledger.queries import Connection, Query, query
 from turnstile.schema.base import JsonObject, Tolerant, stored_json
 from turnstile.schema.cards import CardContent, read_content
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId
@@ -85,10 +85,11 @@ async def page_tasks(
     row_limit: int,
 ) -> list[TaskRow]:
     """The last enqueued first, those before a place."""
-    return await query("page_tasks").all_as(
+    found = _narrowed("page_tasks", scope, conversation)
+    return await found.all_as(
         conn,
         TaskRow,
-        **_named(scope),
+        **_of(found, scope),
         conversation_id=conversation,
         before_at=None if before is None else before.at,
         before_id=None if before is None else before.id,
@@ -100,7 +101,8 @@ async def page_tasks(
 
 async def count_tasks(conn: Connection, scope: TaskScope, *, conversation: ConversationId | None, most: int) -> int:
     """How many there are, counted up to `most`."""
-    row = await query("count_tasks").one(conn, **_named(scope), conversation_id=conversation, most=most)
+    found = _narrowed("count_tasks", scope, conversation)
+    row = await found.one(conn, **_of(found, scope), conversation_id=conversation, most=most)
     return int(row["total"])
 
 
@@ -111,6 +113,16 @@ async def describe_target(
     return await query("describe_target").opt_as(
         conn, TargetDescription, project_id=project, agent_id=agent, profile_name=profile
     )
+
+
+def _narrowed(name: str, scope: TaskScope, conversation: ConversationId | None) -> Query:
+    talk = conversation if scope.agent_id is None else None
+    return query(narrowed(name, instances_talk=talk, conversation=conversation, agent=scope.agent_id))
+
+
+def _of(statement: Query, scope: TaskScope) -> JsonObject:
+    """Of a scope what a variant asks for: that of an agent asks for no profile."""
+    return {name: value for name, value in _named(scope).items() if name in statement.parameters}
 
 
 def _named(scope: TaskScope) -> JsonObject:

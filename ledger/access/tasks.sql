@@ -8,22 +8,55 @@ FROM {request_of(:agent_turn_id)} i
 WHERE {task_of_target};
 
 -- name: page_tasks :many
+-- variant: page_tasks_of_agent, without any_agent, profiles
+-- variant: page_tasks_of_conversation, without any_conversation, profiles
+-- variant: page_tasks_of_instances_talk, without any_conversation
 -- The newest turns of an agent or a profile before a place, in one conversation if that is given.
 SELECT {task_columns}, CASE WHEN :with_history::boolean THEN {instruction_of(i)} END AS instruction
 FROM state.agent_inbox i
 {task_joins}
-WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND {task_of_target}
+WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+  AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- only for any_agent
+  AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+-- else
+  AND i.agent_id COLLATE "C" = :agent_id AND i.agent_turn_id >= ''
+-- end
+-- only for profiles
+  AND {task_of_profile}
+-- end
+-- only for any_conversation
   AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id)
+-- else
+  AND (i.payload ->> 'conversation_id') COLLATE "C" = :conversation_id AND i.agent_turn_id >= ''
+-- end
   AND i.created_at <= coalesce(:before_at::timestamptz, 'infinity')  -- where the index is entered
   AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
 ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int;
 
 -- name: count_tasks :one
+-- variant: count_tasks_of_agent, without any_agent, profiles
+-- variant: count_tasks_of_conversation, without any_conversation, profiles
+-- variant: count_tasks_of_instances_talk, without any_conversation
 -- How many turns an agent or a profile has, in one conversation if that is given, counted up to a number.
 SELECT count(*)::int AS total FROM (
     SELECT FROM state.agent_inbox i
-    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND {task_of_target}
-      AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id) LIMIT :most::int) counted;
+    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+  AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- only for any_agent
+  AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+-- else
+  AND i.agent_id COLLATE "C" = :agent_id AND i.agent_turn_id >= ''
+-- end
+-- only for profiles
+  AND {task_of_profile}
+-- end
+-- only for any_conversation
+  AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id)
+-- else
+  AND (i.payload ->> 'conversation_id') COLLATE "C" = :conversation_id AND i.agent_turn_id >= ''
+-- end
+    ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :most::int) counted;  -- in the order of an index, so that it is entered
 
 -- name: describe_target :opt
 -- What an agent or a profile says of itself, with the tools that its profile offers: for its card.

@@ -93,7 +93,15 @@ async def serve_gateway(
     section, size = settings.gateway, settings.gateway.database_pool_size
     quiet()
     patience = settings.database.patience_seconds
-    pool = Pool(database_url, size=size, name=instance_name("gateway"), patience=patience, read_only=True)
+    pool = Pool(
+        database_url,
+        size=size,
+        name=instance_name("gateway"),
+        patience=patience,
+        read_only=True,
+        statement_seconds=section.statement_timeout_seconds,
+        share=max(1, size // 2),
+    )
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(bind(section.host, section.port or port)))
         stack.push_async_callback(pool.close)

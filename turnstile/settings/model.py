@@ -303,6 +303,7 @@ class GatewaySettings(Strict):
         default_factory=list[str], max_length=64
     )
     database_pool_size: int = Field(default=6, ge=1, le=1000)
+    statement_timeout_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     max_body_kb: int = Field(default=1024, ge=1, le=65_536)
     max_connections: int = Field(default=5000, ge=1, le=1_000_000)
     max_streams_per_token: int = Field(default=2000, ge=1, le=1_000_000)

@@ -1,7 +1,7 @@
 """What a gateway reads for a request stays within the page that is asked for, however much the project has.
 
 Planned as in `test_plans`, while the tables are empty. What a page is narrowed to (an agent, a channel, a conversation)
-is filtered on the way: where it is rare, a page reads on until it is full, which no test here bounds.
+has an index of its own, so that it does not matter how rare that is. Of two at once the rarer is a filter.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from tests.ledger.plans.test_plans import BUFFERS, Explained, Explaining, nodes
 from tests.ledger.plans.test_plans import FILL as TURNS
 from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, add_agents, begin, finish, lease
-from turnstile.ledger.access import chats, now, pages
+from turnstile.ledger.access import chats, now, pages, tasks
 from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
@@ -34,6 +34,7 @@ PAST = 20_000
 PAGE = 50
 ROWS = 4 * PAGE
 """Rows that one node of a plan may see: those of a page, and of the same moment."""
+RARE, QUIET, SPOKEN = AgentId("rare"), ChannelId("quiet"), ConversationId("talk-7")
 THEN = datetime.now(UTC) - timedelta(hours=12)
 TALK = BoxId(str(UUID(hashlib.md5(b"b7").hexdigest())))  # noqa: S324 -- as PostgreSQL below
 """The box of 20 turns."""
@@ -43,13 +44,16 @@ FILL = [
     *(each for each in TURNS[1:-1] if "agent_inbox" not in each),
     """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
     turn_epoch, status, context_headers, payload, next_retry_at, created_at, archived_at, channel_id)
-    SELECT 'i' || n, 'p1', (ARRAY['alice', 'bob'])[n % 2 + 1], 'turn', 'o' || n, 't' || n, n, 'consumed', '{}',
+    SELECT 'i' || n, 'p1', CASE WHEN n % 4000 = 1 THEN 'rare' ELSE (ARRAY['alice', 'bob'])[n % 2 + 1] END,
+    'turn', 'o' || n, 't' || n, n, 'consumed', '{}',
     jsonb_build_object('output_box_id', md5('b' || n / 20)::uuid, 'conversation_id', 'talk-' || n / 20),
-    now(), now() - make_interval(secs => n * 4), now(), 'public' FROM generate_series(1, $1::int) n""",
+    now(), now() - make_interval(secs => n * 4), now(), CASE WHEN n % 4000 = 2 THEN 'quiet' ELSE 'public' END
+    FROM generate_series(1, $1::int) n""",
     """INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, turn_count,
     created_at, updated_at)
-    SELECT 'p1', 'public', 'alice', 'talk-' || n, md5('b' || n)::uuid, 20, now() - make_interval(secs => n * 4),
-    now() - make_interval(secs => n % 977) FROM generate_series(1, $1::int) n""",
+    SELECT 'p1', CASE WHEN n % 4000 = 2 THEN 'quiet' ELSE 'public' END,
+    CASE WHEN n % 4000 = 1 THEN 'rare' ELSE 'alice' END, 'talk-' || n, md5('b' || n)::uuid, 20,
+    now() - make_interval(secs => n * 4), now() - make_interval(secs => n % 977) FROM generate_series(1, $1::int) n""",
     """INSERT INTO state.gateway_tokens (token_id, project_id, role, secret_hash)
     SELECT 'k' || n, 'p1', 'client', decode(md5('a' || n) || md5('b' || n), 'hex')
     FROM generate_series(1, $1::int) n""",
@@ -73,10 +77,36 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
     )
 
     def turns(
-        before: pages.Place | None, channel: ChannelId | None = None, agent: AgentId | None = None
+        before: pages.Place | None,
+        channel: ChannelId | None = None,
+        agent: AgentId | None = None,
+        conversation: ConversationId | None = None,
     ) -> Callable[[Connection], Awaitable[object]]:
         return lambda conn: pages.page_turns(
-            conn, PROJECT, channel=channel, agent=agent, conversation=None, before=before, row_limit=PAGE
+            conn, PROJECT, channel=channel, agent=agent, conversation=conversation, before=before, row_limit=PAGE
+        )
+
+    def told(channel: ChannelId | None, agent: AgentId | None) -> Callable[[Connection], Awaitable[object]]:
+        return lambda conn: now.page_turns_told(conn, PROJECT, channel=channel, agent=agent, row_limit=PAGE)
+
+    def talks(channel: ChannelId | None, agent: AgentId | None) -> Callable[[Connection], Awaitable[object]]:
+        return lambda conn: pages.page_conversations(
+            conn, PROJECT, channel=channel, agent=agent, before=None, row_limit=PAGE
+        )
+
+    scope = tasks.TaskScope(project_id=PROJECT, channel_id=None, agent_id=RARE, profile_name=None)
+
+    def listed(
+        conversation: ConversationId | None, before: pages.Place | None = None
+    ) -> Callable[[Connection], Awaitable[object]]:
+        return lambda conn: tasks.page_tasks(
+            conn,
+            scope,
+            conversation=conversation,
+            before=before,
+            with_artifacts=True,
+            with_history=True,
+            row_limit=PAGE,
         )
 
     return {
@@ -90,6 +120,20 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "page_turns after a place": turns(place),
         "page_turns of an agent": turns(place, agent=ALICE),
         "page_turns of a channel": turns(place, channel=CHANNEL),
+        "page_turns of a rare agent": turns(None, agent=RARE),
+        "page_turns of a rare agent after a place": turns(place, agent=RARE),
+        "page_turns of a quiet channel": turns(None, channel=QUIET),
+        "page_turns of a conversation": turns(None, conversation=SPOKEN),
+        "page_turns of an agent's conversation": turns(place, agent=ALICE, conversation=SPOKEN),
+        "page_turns_told of a rare agent": told(None, RARE),
+        "page_turns_told of a quiet channel": told(QUIET, None),
+        "page_conversations of a rare agent": talks(None, RARE),
+        "page_conversations of a quiet channel": talks(QUIET, None),
+        "page_tasks of a rare agent": listed(None),
+        "page_tasks of a rare agent after a place": listed(None, place),
+        "page_tasks of a conversation": listed(SPOKEN),
+        "count_tasks of a rare agent": lambda conn: tasks.count_tasks(conn, scope, conversation=None, most=PAGE),
+        "count_tasks of a conversation": lambda conn: tasks.count_tasks(conn, scope, conversation=SPOKEN, most=PAGE),
         "page_conversations": lambda conn: pages.page_conversations(
             conn, PROJECT, before=None, row_limit=PAGE, **nothing
         ),
