@@ -169,4 +169,5 @@ async def test_an_endpoint_s_a_b_a_is_a_b(url: str, tenant: Tenant, name: str) -
         for name_of in ("agent_turn_id", "steer_id", "id"):
             assert [each.get(name_of) for each in again] == [each.get(name_of) for each in (first, second, first)]
         other = await web.post(where, json={**bodies[0], **bodies[1]}, headers={"Idempotency-Key": "key-0"})
-        assert name == "rerun_turn" or other.status_code == 409, other.text
+        refused = 422 if name.startswith("openai_") else 409  # their clients repeat a 409
+        assert name == "rerun_turn" or other.status_code == refused, other.text
