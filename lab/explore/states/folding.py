@@ -1,6 +1,6 @@
 """The canonical form of a state: its rows, with everything left out that no statement can tell apart.
 
-What is left out, each with its reason, is the table `_COLUMNS`. Two databases with one form behave alike, so one of
+What is left out, each with its reason, is the table `COLUMNS`. Two databases with one form behave alike, so one of
 them stands for both; two with different forms may still behave alike, which costs time and hides nothing. A form is
 itself a state of the database and is loaded as it is.
 """
@@ -38,14 +38,15 @@ _ORDER = "order"
 _EPOCH = "epoch"
 """The rank among the epochs that the agent's rows name: statements compare epochs for equality and order only."""
 _ZERO = "zero"
-"""A counter that only grows, which no statement compares while nobody else runs (`queue_seq`, `made_by`)."""
+"""A counter that only grows, which no statement compares while nobody else runs (`queue_seq`, `made_by`), or by which
+people's lists alone are ordered (`conversation_seq`)."""
 _ONCE = "once"
 """A counter that only grows, of which only the activities read more than whether it is 0."""
 _LIVE = "live"
 """Read of rows that are final (or, of a defer_reason, of deferred rows and of reports whose card is not there, whose
 tries alone are bounded), else a trace of what was."""
 
-_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
+COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "agent_state_head": {
         "updated_at": _SET,
         "started_at": _SET,
@@ -59,7 +60,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "channel_pointers": {"updated_at": _SET},
     "agent_inbox": {
         "created_at": _RANK,
-        "conversation_seq": _ORDER,
+        "conversation_seq": _ZERO,
         "next_retry_at": _DUE,
         "processed_at": _LIVE,
         "archived_at": _SET,
@@ -211,7 +212,7 @@ def _pattern(names: tuple[str, ...]) -> "re.Pattern[str]":
 def _row(table: str, text: str) -> _Row:
     data: dict[str, Any] = json.loads(text)
     epoch, group, moment = 0, "", ""
-    for column, how in _COLUMNS.get(table, {}).items():
+    for column, how in COLUMNS.get(table, {}).items():
         value = data[column]
         match how:
             case "set":

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from lab.explore.actors.cast import renaming
-from lab.explore.states.folding import Key, fold
+from lab.explore.states.folding import COLUMNS, Key, fold
 
 
 def head(**columns: Any) -> str:
@@ -67,6 +67,29 @@ def test_epochs_keep_their_order_and_whether_they_are_equal() -> None:
 def test_a_form_is_its_own_form() -> None:
     form = fold({HEAD: head(turn_epoch=8), **dict([outcome("turn_a", 5)])})
     assert fold(dict(form.rows)) == form
+
+
+def test_queued_turns_of_a_conversation_keep_the_order_in_which_they_came() -> None:
+    def queued(turn: str, minute: int, number: int) -> tuple[Key, str]:
+        made = f"2026-11-22T10:{minute:02d}:00+00:00"
+        known = dict.fromkeys(COLUMNS["agent_inbox"])
+        columns = {"agent_turn_id": turn, "project_id": "p1", "agent_id": "alice", "message_type": "turn"}
+        columns |= {"created_at": made, "conversation_seq": number, "context_headers": {}, "status": "queued"}
+        return ("agent_inbox", turn), json.dumps(known | columns)
+
+    first_a = fold(dict([queued("turn_a", 1, 1), queued("turn_b", 2, 2)]))
+    first_b = fold(dict([queued("turn_b", 1, 1), queued("turn_a", 2, 2)]))
+    assert first_a != first_b
+    assert fold(dict([queued("turn_a", 4, 7), queued("turn_b", 9, 8)])) == first_a
+    moments = {key[1]: json.loads(text)["created_at"] for key, text in first_a.rows}
+    assert moments["turn_a"] < moments["turn_b"]
+
+
+def test_a_row_has_one_rank_at_most() -> None:
+    """A second column with a rank, or a second epoch, would take the place of the first."""
+    for table, columns in COLUMNS.items():
+        kinds = ["rank" if how == "order" else how for how in columns.values()]
+        assert (kinds.count("rank") <= 1, kinds.count("epoch") <= 1) == (True, True), table
 
 
 def test_like_turns_are_folded_by_renaming() -> None:
