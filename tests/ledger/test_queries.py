@@ -232,6 +232,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "search_turns": now.FoundTurn,
     "list_turn_calls": now.TurnCall,
     "list_turn_inputs": CARD,
+    "list_cards": CARD,
     "list_cards_of_steps": CARD,
     "describe_place": now.TurnPlace,
     "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place", "sub"},

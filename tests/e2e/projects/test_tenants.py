@@ -72,6 +72,7 @@ BY_THEIR_OWNER = {
 }
 EMPTY = {
     "state.pmo_batches",
+    "state.budget_raises",
     "state.pmo_batch_tasks",
     "state.turn_nodes",
     "state.identity_edges",
