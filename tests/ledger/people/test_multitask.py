@@ -34,7 +34,7 @@ from turnstile.ledger.people.steered_enqueues import Steered, steer_or_make_way
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import compose_box, fork_box
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.intake import Enqueued
+from turnstile.ledger.turns.intake import Enqueued, enqueue_turn
 from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
 from turnstile.ledger.turns.steps import BegunStep, StepRecord, commit_step
 from turnstile.ledger.turns.waiting import request_stop
@@ -250,6 +250,28 @@ async def test_a_full_queue_counts_what_is_left_of_it(agents: Pool) -> None:
         await again(agents, "interrupt", who=EVE, conversation="c2", admission=one)
     assert full.value.code == "queue_full"
     assert await queue(agents) == [turn_id(made.enqueued)]
+
+
+@pytest.mark.parametrize("strategy", [None, "reject", "steer", *STOPPING])
+async def test_what_is_said_to_a_turn_takes_no_place_in_the_queue(agents: Pool, strategy: str | None) -> None:
+    await plain(agents, EVE)
+    turn = await start(agents)
+    for _ in range(3):
+        await steered(agents, who=EVE)
+    one = Admission(max_queued_turns=1)
+
+    async def enqueued(conversation: str) -> Enqueued:
+        if strategy is None:
+            planned, cards, _ = asked("reject", conversation=conversation, admission=one)
+            return await agents.run(lambda conn: enqueue_turn(conn, planned, cards))
+        return (await again(agents, strategy, conversation=conversation, admission=one)).enqueued
+
+    made = await enqueued("c1")
+    assert await queue(agents) == [turn_id(made)]
+    with pytest.raises(Limited) as full:
+        await enqueued("c2")
+    assert (full.value.code, await queue(agents)) == ("queue_full", [turn_id(made)])
+    assert (await head(agents, ALICE))["active_agent_turn_id"] == turn.agent_turn_id
 
 
 @pytest.mark.parametrize("strategy", ["reject", "interrupt", "rollback", "steer"])
