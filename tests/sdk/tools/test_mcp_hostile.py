@@ -14,6 +14,7 @@ import mcp_types as types
 import pytest
 
 from tests.support.paths import TESTS
+from turnstile.schema.base import DEEPEST
 from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.mcp_connection import MOST_TOOLS, McpConnection, connected
 from turnstile.sdk.mcp.mcp_results import result_of
@@ -113,14 +114,16 @@ async def test_a_server_may_not_use_the_model_or_see_the_files_of_its_client(tmp
 
 
 async def test_tools_that_cannot_be_accepted_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    deep: Any = json.loads('{"items":' * 60 + "{}" + "}" * 60)
+    levels = [json.loads('{"items":' * inner + "{}" + "}" * inner) for inner in (DEEPEST - 3, DEEPEST - 2)]
+    within, deep = ({"type": "object", "properties": {"a": each}} for each in levels)
     tools = [
         tool("good"),
+        tool("within", inputSchema=within),
         tool("na\x1b[31mme"),
         tool("long", description="x" * 9000),
         tool("hidden", description="Read it.\U000e0049\U000e0067"),
         tool("turned", description="evil \u202e txt.exe"),
-        tool("deep", inputSchema={"type": "object", "properties": {"a": deep}}),
+        tool("deep", inputSchema=deep),
         tool("wrong", inputSchema={"type": "object", "properties": {"a": {"type": "thing"}}}),
         tool("far", inputSchema={"type": "object", "properties": {"a": {"$ref": "http://evil.example/x"}}}),
         tool("big", inputSchema={"type": "object", "description": "y" * 70_000}),
@@ -130,7 +133,7 @@ async def test_tools_that_cannot_be_accepted_are_left_out_with_the_reason(tmp_pa
     ]
     async with rough(tmp_path, tools) as connection:
         listing = await connection.listing()
-    assert set(listing.tools) == {"good"}
+    assert set(listing.tools) == {"good", "within"}
     assert {name: " ".join(reason.split()[:4]) for name, reason in listing.left_out.items()} == {
         "na\\x1b[31mme": "its name has other",
         "long": "its description has more",
@@ -138,7 +141,7 @@ async def test_tools_that_cannot_be_accepted_are_left_out_with_the_reason(tmp_pa
         "turned": "its definition has a",
         "deep": "its input schema is",
         "wrong": "its input schema is",
-        "far": "its input schema refers",
+        "far": "its input schema has",
         "big": "its input schema has",
         "twice": "two tools have this",
         "x" * 62: "tool_name: String should match",
@@ -162,14 +165,19 @@ async def test_control_keys_in_an_answer_are_never_at_the_top_of_a_result(tmp_pa
 
 async def test_an_answer_that_does_not_fit_its_schema_fails_and_a_costly_schema_too(tmp_path: Path) -> None:
     fits = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    costly = {"type": "object", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 9}}, "$ref": "#/$defs/a"}
-    tools = [tool("right", outputSchema=fits), tool("wrong", outputSchema=fits), tool("costly", outputSchema=costly)]
+    costly = {"type": "object", "properties": {"n": {"items": {"anyOf": [{"type": "null"}] * 1_000}}}}
+    # a reference to itself with the same value says nothing, however often it doubles: it costs nothing, and all fits
+    itself = {"type": "object", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 9}}, "$ref": "#/$defs/a"}
+    schemas = {"right": fits, "wrong": fits, "costly": costly, "itself": itself}
+    tools = [tool(name, outputSchema=schema) for name, schema in schemas.items()]
     right: dict[str, Any] = {"content": [], "structuredContent": {"n": 1}}
     wrong: dict[str, Any] = {"content": [], "structuredContent": {"n": "one"}}
-    entry = entry_of(tmp_path, tools, right=right, wrong=wrong, costly=right)
+    long: dict[str, Any] = {"content": [], "structuredContent": {"n": [*range(1_000)]}}
+    entry = entry_of(tmp_path, tools, right=right, wrong=wrong, costly=long, itself=right)
     async with connected("rough", entry, os.environ) as connection:
         known = (await connection.listing()).tools
-        assert result_of(entry, known["right"], await called(connection, "right")) == {"value": {"n": 1}}
+        for name in ("right", "itself"):
+            assert result_of(entry, known[name], await called(connection, name)) == {"value": {"n": 1}}
         for name in ("wrong", "costly"):
             with pytest.raises(TurnstileError) as failed:
                 result_of(entry, known[name], await called(connection, name))
