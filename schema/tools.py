@@ -23,6 +23,7 @@ from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from turnstile.schema.parameters import object_schema
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.states import AfterExecution
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire import subjects
 
 SUBMIT_RESULT = "submit_result"
@@ -263,6 +264,5 @@ def options_of(row: ToolRow) -> ToolOptions:
     try:
         return ToolOptions.model_validate(row.options)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"tool {row.tool_name}: options.{where}: {first['msg']}") from None
+        told = describe_faults(error, ToolOptions, most=1)
+        raise BadRequest(f"tool {row.tool_name}: options.{told}") from None

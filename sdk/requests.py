@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.errors import BadRequest
+from turnstile.schema.validation import describe_faults
 
 Request = TypeVar("Request", bound=BaseModel)
 
@@ -29,10 +29,4 @@ def parse_request(form: type[Request], given: JsonObject) -> Request:
     try:
         return form.model_validate(given)
     except ValidationError as error:
-        raise BadRequest("; ".join(map(_fault, error.errors(include_url=False, include_input=False)))) from None
-
-
-def _fault(error: ErrorDetails) -> str:
-    """What is wrong, and with which field; what is wrong with the whole names its fields itself."""
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{error['loc'][0]}: {message}" if error["loc"] else message
+        raise BadRequest(describe_faults(error, form)) from None

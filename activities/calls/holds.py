@@ -19,6 +19,7 @@ from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import Hold, InterruptReason, ToolPin
 from turnstile.schema.tools import ASK_HUMAN, ToolRow, options_of
 from turnstile.schema.turns import TurnRef
+from turnstile.schema.validation import describe_faults
 
 _LONGEST_QUESTION = 16_384
 
@@ -102,9 +103,7 @@ def _hold_of_question(form: type[_Question], arguments: JsonObject, rule: Approv
     try:
         asked = form.model_validate(arguments)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = "/".join(str(part) for part in first["loc"])
-        return f"The arguments of {ASK_HUMAN} do not fit at {where[:200]}: {first['msg'][:500]}"
+        return f"The arguments of {ASK_HUMAN} do not fit: {describe_faults(error, form, most=1)[:700]}"
     if asked.choices is not None and asked.response_schema is not None:
         return f"{ASK_HUMAN} takes choices or a response_schema, not both: put the choices into the schema as an enum."
     schema: JsonObject | None = {"type": "string"}

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from turnstile.activities.models.script import Script, ScriptSteps
 from turnstile.schema.errors import ConfigError
+from turnstile.schema.validation import Fault, faults_in
 
 BUILTIN_SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -60,17 +61,15 @@ def _read_yaml(file: Path) -> tuple[Path, str, Script]:
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{file}: not readable as YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        problems = "; ".join(_problem(each["loc"], each["msg"]) for each in error.errors(include_url=False))
+        problems = "; ".join(map(_problem, faults_in(error, ScriptSteps)))
         raise ConfigError(f"{file}: {problems}") from None
     return file, steps.name or file.stem, steps
 
 
-def _problem(location: tuple[int | str, ...], message: str) -> str:
-    """`steps[0].error.code: …`: pydantic's location without the discriminator of the step."""
-    if location[:1] == ("steps",) and len(location) > 2:
-        location = (*location[:2], *location[3:])
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
-    return f"{path or 'the file'}: {message.removeprefix('Value error, ')}"
+def _problem(fault: Fault) -> str:
+    """`steps[0].error.code: …`."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault.path).lstrip(".")
+    return f"{path or 'the file'}: {fault.sentence}"
 
 
 def _read_python(file: Path) -> dict[str, Script]:

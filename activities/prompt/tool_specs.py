@@ -20,6 +20,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
 from turnstile.schema.profiles import Choice
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT, ToolRow, options_of
+from turnstile.schema.validation import describe_faults
 
 RESULT_FIELDS_MISSING = "result_fields_missing"
 """`error_code` of a turn that ended without the fields that its requester wants."""
@@ -154,8 +155,8 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
     try:
         fields = _Submission.model_validate(arguments).fields
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        return f"The arguments of {SUBMIT_RESULT} are not as they should be at {where}; {form}."
+        found = describe_faults(error, _Submission, most=1)
+        return f"The arguments of {SUBMIT_RESULT} do not fit: {found}; {form}."
     if any(not field.name.strip() for field in fields):
         return f"A field of {SUBMIT_RESULT} has an empty name; {form}."
     return fields

@@ -22,6 +22,7 @@ from turnstile.schema.pump.peers import tool_parameters
 from turnstile.schema.pump.primitives import HandlerResponse, Huh, ResponseKind, SystemErrorMessage, is_system_message
 from turnstile.schema.pump.threads import MessageKind, MessageStatus
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.validation import describe_faults
 
 log = logging.getLogger(__name__)
 _SHOWN = 80
@@ -168,7 +169,7 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
             choices=choices(registry, listener), instructions=registry.tool_instructions(listener.name), remember=True
         )
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        found = describe_faults(error, RuntimeConfig)
         raise BadListener(
             f"listener {listener.name!r}: its agent cannot be asked with these peers: {found} ({listener.place})"
         ) from None

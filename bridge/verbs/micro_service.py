@@ -28,6 +28,7 @@ from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire import headers, subjects
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object, encode, headers_of
@@ -70,9 +71,7 @@ class Payload:
         try:
             self._parsed = parsed = model.model_validate(value)
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_context=False, include_input=False)
-            shown = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
-            raise BadRequest("; ".join(list(shown)[:_SHOWN_FAULTS])) from None
+            raise BadRequest(describe_faults(error, model, whole="payload", most=_SHOWN_FAULTS)) from None
         return parsed
 
 

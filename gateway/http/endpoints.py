@@ -25,6 +25,7 @@ from turnstile.gateway.http.problems import BadField
 from turnstile.schema.access import Principal, Right, Secret
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.validation import faults_in
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 _HUGE = re.compile(rb"[eE]\+?[0-9]{3}")
@@ -205,7 +206,6 @@ def parsed(model: type[Model], given: JsonObject, where: str) -> Model:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False, include_input=False)
-        shown = (f"{'.'.join(map(str, fault['loc'])) or where}: {fault['msg']}" for fault in faults)
-        param = ".".join(map(str, faults[0]["loc"])) or where
-        raise BadField("; ".join(list(shown)[:_SHOWN_FAULTS]), param[:_LONGEST_PARAM]) from None
+        faults = faults_in(error, model, most=_SHOWN_FAULTS)
+        param = faults[0].place or where
+        raise BadField("; ".join(fault.said(where) for fault in faults), param[:_LONGEST_PARAM]) from None

@@ -15,6 +15,7 @@ from turnstile.schema.cards import ResultField
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import BoxId, box_id
+from turnstile.schema.validation import faults_in
 
 Strategy: TypeAlias = Literal["new", "reuse", "clone"]
 """`new` makes an agent of a profile, `reuse` asks an agent that is there, `clone` makes one like it."""
@@ -227,8 +228,6 @@ def arguments_of(tool: str, model: type[Arguments], given: JsonObject) -> Argume
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        what = f"invalid args.{where}" if where else "invalid arguments"
-        raise DelegationRefused("invalid_arguments", f"{tool}: {what}: {message}") from None
+        [fault] = faults_in(error, model, most=1)
+        what = f"invalid args.{fault.place}" if fault.path else "invalid arguments"
+        raise DelegationRefused("invalid_arguments", f"{tool}: {what}: {fault.sentence}") from None

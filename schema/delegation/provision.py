@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.ids import token, worker_target
+from turnstile.schema.validation import faults_in
 from turnstile.schema.wire.roster_requests import INSTANCE_OF
 
 Action: TypeAlias = Literal["ensure", "create", "derive"]
@@ -114,7 +115,7 @@ def provision_arguments(given: JsonObject) -> ProvisionArguments:
     try:
         wanted = ProvisionArguments.model_validate(named)
     except ValidationError as error:
-        faults = {str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}
+        faults = {str(fault.path[0]) for fault in faults_in(error, ProvisionArguments) if fault.path}
         codes: list[ProvisionCode] = [each for name, each in _BY_FIELD.items() if name in faults]
         raise ProvisionRefused(codes[0] if codes else "bad_request") from None
     if INSTANCE_OF in wanted.metadata:

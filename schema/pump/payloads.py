@@ -31,6 +31,7 @@ from turnstile.schema.pump.elements import completed, read, written
 from turnstile.schema.pump.lexical import Kind, fitted
 from turnstile.schema.pump.shapes import NAME, BadPayloadClass, Leaf, Occurs, Shape, nested_in, shape_of
 from turnstile.schema.pump.xsd import xsd_of
+from turnstile.schema.validation import faults_in
 
 RESERVED_TAGS = frozenset({"huh", "systemerror"})
 """Root tags of the pump's own messages, without regard to case, hyphens and underscores."""
@@ -241,11 +242,12 @@ def _nested(cls: type[Payload]) -> dict[type[BaseModel], Shape]:
 
 
 def _invalid(cls: type[Payload], error: ValidationError) -> BadPayload:
-    """The error of a value that the model refused: the field, if it is the model's, and pydantic's error type."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    where = [cls.__name__, *(str(part) for part in problems[0]["loc"][:1] if part in _own_names(cls))]
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return BadPayload(PayloadCode.INVALID, f"{'.'.join(where)}: {problems[0]['type']}{more}")
+    """The error of a value that the model refused: the first field at fault, if it is the model's, and why."""
+    faults = faults_in(error, cls, most=error.error_count())
+    own = [str(part) for part in faults[0].path[:1] if part in _own_names(cls)]
+    sentence = "has a field that does not exist" if faults[0].path and not own else faults[0].sentence
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return BadPayload(PayloadCode.INVALID, f"{'.'.join((cls.__name__, *own))}: {sentence}{more}")
 
 
 def _own_names(cls: type[Payload]) -> set[str]:

@@ -18,6 +18,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.parameters import json_schema, object_schema
 from turnstile.schema.people.digests import canonical
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.visible import hidden_places, visible
 from turnstile.schema.wire import subjects
 from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of
@@ -113,8 +114,7 @@ def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
         found = RemoteTool(tool.name, description, object_schema(parameters), tool.output_schema, hints, digest)
         found.definition(server, entry)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise Unacceptable(f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg'][:200]}") from None
+        raise Unacceptable(describe_faults(error, ToolDefinition, most=1)[:300]) from None
     except (BadRequest, ValueError) as error:
         raise Unacceptable(str(error)[:300]) from None
     return found

@@ -19,6 +19,7 @@ from turnstile.schema.cards import ToolError, ToolResultContent
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
 from turnstile.schema.states import AfterExecution, TurnStatus, WaitStatus
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
 from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.spec import ToolSpec
@@ -141,9 +142,7 @@ def _filled(spec: ToolSpec, arguments: JsonObject, environ: Mapping[str, str]) -
 
 def _worded(spec: ToolSpec, error: ValidationError) -> str:
     """The error message: names of arguments and the rules they break, never their values."""
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    reasons = (f"{'/'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults)
-    return f"The arguments of {spec.name} do not fit: {'; '.join(reasons)}"
+    return f"The arguments of {spec.name} do not fit: {describe_faults(error, spec.arguments, whole='arguments')}"
 
 
 def answer(value: object, secrets: frozenset[str]) -> ToolReport:

@@ -20,6 +20,7 @@ from turnstile.schema.errors import BadRequest, ConfigError
 from turnstile.schema.ids import ProjectId, token
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire import subjects
 from turnstile.sdk.tools.call import ToolCall
 
@@ -107,8 +108,7 @@ def read_spec(function: ToolFunction, terms: ToolTerms) -> ToolSpec:
     try:
         return _read(function, terms, name)
     except ValidationError as error:
-        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"tool {name}: {reasons}") from None
+        raise ConfigError(f"tool {name}: {describe_faults(error, ToolDefinition)}") from None
     except (PydanticUserError, PydanticSchemaGenerationError) as error:
         raise ConfigError(f"tool {name}: a type hint has no JSON schema: {str(error).splitlines()[0]}") from None
     except (BadRequest, NameError, TypeError, ValueError) as error:

@@ -71,11 +71,11 @@ def test_settings_are_frozen() -> None:
         ("[wroker]\nx = 3", "config.toml: there is no section 'wroker'; allowed: worker, "),
         (
             "[worker]\nmax_steps = 0",
-            "config.toml: worker.max_steps = 0: must be greater than or equal to 1 (allowed: 1 ",
+            "config.toml: worker.max_steps = 0: must be at least 1 (allowed: 1 ",
         ),
-        ("[worker]\nmax_steps = 'x'", "config.toml: worker.max_steps = 'x': must be a valid integer"),
+        ("[worker]\nmax_steps = 'x'", "config.toml: worker.max_steps = 'x': must be a whole number"),
         ("[worker]\nworker_targets = []", "config.toml: worker.worker_targets = []: must have at least 1 item"),
-        ("[worker]\nworker_targets = ['a b']", "config.toml: worker.worker_targets = 'a b': must match pattern"),
+        ("[worker]\nworker_targets = ['a b']", "config.toml: worker.worker_targets = 'a b': does not have the form ^"),
         ("[worker]\nworker_targets = ['a', 'a']", "names the same thing twice"),
         ("[observability]\nlog_level = 'loud'", "log_level = 'loud': must be 'debug', 'info', 'warning' or 'error'"),
         (
@@ -105,7 +105,7 @@ def test_all_problems_at_once_and_no_password() -> None:
         (
             "TURNSTILE__WORKER__MAX_STEPS",
             "x",
-            "TURNSTILE__WORKER__MAX_STEPS: worker.max_steps = 'x': must be a valid int",
+            "TURNSTILE__WORKER__MAX_STEPS: worker.max_steps = 'x': must be a whole number",
         ),
         ("TURNSTILE__WORKER__FOO", "1", "TURNSTILE__WORKER__FOO: unknown key 'worker.foo'; allowed: "),
         ("TURNSTILE__WROKER__FOO", "1", "TURNSTILE__WROKER__FOO: there is no section 'wroker'; allowed: worker"),

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from turnstile.schema.errors import ConfigError
+from turnstile.schema.validation import Fault, faults_in
 from turnstile.settings.model import ENV_PREFIX, Settings
 
 DEFAULT_FILE = Path("config.toml")
@@ -34,7 +34,7 @@ def load_settings(path: Path | None = None) -> Settings:
         settings = Settings(**values)
     except ValidationError as error:
         # `_unknown_variables` reports a variable that sets a whole section.
-        faults = [each for each in error.errors(include_url=False) if not _is_variable(each["loc"])]
+        faults = [each for each in faults_in(error, Settings, most=100) if not _is_variable(each.path)]
         problems.extend(_problem(each, file) for each in faults)
         settings = None
     if settings is None or problems:
@@ -82,20 +82,17 @@ def _allowed(word: str, known: Iterable[str]) -> str:
     return f"allowed: {', '.join([*close, *(name for name in names if name not in close)])}"
 
 
-def _problem(error: ErrorDetails, file: Path) -> str:
-    location = tuple(str(part) for part in error["loc"])
+def _problem(fault: Fault, file: Path) -> str:
+    location = tuple(str(part) for part in fault.path)
     key = ".".join(location[:2])
     where = _origin(location, file)
-    if error["type"] == "extra_forbidden":
+    if fault.kind == "extra_forbidden":
         sections = _sections()
         if len(location) == 1:
             return f"{where}: there is no section {key!r}; {_allowed(key, sections)}"
         return f"{where}: unknown key {key!r}; {_allowed(location[1], sections[location[0]].model_fields)}"
-    shown = "" if location[:2] in _SECRET or len(location) == 1 else f" = {error['input']!r:.80}"
-    message = error["msg"].removeprefix("Value error, ")
-    for start in ("Input should ", "String should ", "List should "):
-        message = message.replace(start, "must ", 1) if message.startswith(start) else message
-    return f"{where}: {key}{shown}: {message}{_range(location)}"
+    shown = "" if location[:2] in _SECRET or len(location) == 1 else f" = {fault.value!r:.80}"
+    return f"{where}: {key}{shown}: {fault.sentence}{_range(location)}"
 
 
 def _is_variable(location: tuple[int | str, ...]) -> bool:

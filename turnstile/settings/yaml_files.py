@@ -1,19 +1,17 @@
 """Reads profiles, tools and listeners from YAML files; a `ConfigError` names file, key and what is allowed."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from turnstile.schema.errors import ConfigError, ModelError
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerEntry, ListenerFile
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.validation import Fault, faults_in
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -68,22 +66,17 @@ def _read(file: Path, form: type[Form], noun: str) -> Form:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        problems = [_problem(form, each, cast("object", value)) for each in error.errors(include_url=False)]
+        problems = [_problem(each, cast("object", value)) for each in faults_in(error, form)]
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems)) from None
 
 
-def _problem(form: type[BaseModel], error: ErrorDetails, value: object) -> str:
-    path = [str(part) for part in error["loc"]]
-    key = _key(value, error["loc"])
-    if error["type"] == "extra_forbidden":
-        known = _keys(form, path[:-1])
-        close = difflib.get_close_matches(path[-1], known, n=3)
-        names = [*close, *(name for name in known if name not in close)]
-        return f"unknown key {key!r}; allowed: {', '.join(names)}"
-    if error["type"] == "missing":
+def _problem(fault: Fault, value: object) -> str:
+    key = _key(value, fault.path)
+    if fault.kind == "extra_forbidden":
+        return f"unknown key {key!r}; allowed: {', '.join(fault.known)}"
+    if fault.kind == "missing":
         return f"the key {key!r} is missing"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{key} = {error['input']!r:.80}: {message}" if path else message
+    return f"{key} = {fault.value!r:.80}: {fault.sentence}" if key else fault.sentence
 
 
 def _key(whole: object, path: Sequence[str | int]) -> str:
@@ -99,20 +92,3 @@ def _key(whole: object, path: Sequence[str | int]) -> str:
         name = cast("dict[str, object]", item).get("name") if isinstance(item, dict) else None
         words.append(f"{part} ({name})" if isinstance(part, int) and name is not None else str(part))
     return ".".join(words)
-
-
-def _keys(form: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys allowed at `path` of a form."""
-    for part in path:
-        if part.isdigit():
-            continue  # the index of a list item
-        field = form.model_fields.get(part)
-        nested = None if field is None else field.annotation
-        if get_origin(nested) is list:
-            nested = get_args(nested)[0]
-        if isinstance(nested, UnionType):  # a form, or nothing
-            nested = next((each for each in get_args(nested) if each is not NoneType), None)
-        if not isinstance(nested, type) or not issubclass(nested, BaseModel):
-            return []
-        form = nested
-    return list(form.model_fields)

@@ -22,6 +22,7 @@ from turnstile.schema.budgets.budget_requests import SpendingLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
+from turnstile.schema.validation import describe_faults
 
 BUDGETS = f"{CONSOLE}/budgets"
 _PAGE = 50
@@ -203,9 +204,7 @@ def _body(model: type[Any], given: dict[str, Any]) -> Any:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(each) for each in first["loc"])
-        raise BadRequest(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise BadRequest(describe_faults(error, model, most=1)) from None
 
 
 def _call(visit: Visit[NoQuery, AmountsForm], path: dict[str, str], body: Any) -> Call[Any, Any]:

@@ -144,7 +144,7 @@ async def test_tools_that_cannot_be_accepted_are_left_out_with_the_reason(tmp_pa
         "far": "its input schema has",
         "big": "its input schema has",
         "twice": "two tools have this",
-        "x" * 62: "tool_name: String should match",
+        "x" * 62: "tool_name: does not have",
     }
 
 

@@ -94,7 +94,7 @@ def submit_result() -> None:
 
 UNFIT: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (no_hint, {}, "tool no_hint: parameter text has no type hint"),
-    (no_docstring, {}, "tool no_docstring: description: String should have at least 1 character"),
+    (no_docstring, {}, "tool no_docstring: description: must have at least 1 character"),
     (many, {}, "parameter texts cannot be given by name"),
     (no_schema, {}, "a type hint has no JSON schema"),
     (submit_result, {}, "submit_result is built in"),

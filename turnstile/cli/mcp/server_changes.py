@@ -16,6 +16,7 @@ from turnstile.processes.mcp.server_file import ServerFile
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.tools import ToolRow
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.roster_requests import (
     ListRequest,
     ToolListReply,
@@ -62,9 +63,7 @@ class Wanted:
             }
             return McpServer.model_validate(value)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise BadRequest(f"{where}: {first['msg']}".removeprefix(": ").replace("Value error, ", "")) from None
+            raise BadRequest(describe_faults(error, McpServer, most=1)) from None
         except ValueError:
             raise BadRequest("a --header is HEADER=env:NAME") from None
 

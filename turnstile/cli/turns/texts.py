@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.validation import faults_in
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 
@@ -73,10 +74,10 @@ def budget_of(text: str | None) -> JsonObject | None:
     try:
         limits = BudgetLimits.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        [fault] = faults_in(error, BudgetLimits, most=1)
         names = {field: name for name, field in _BUDGET_FIELDS.items()}
-        where = f"{names.get(str(first['loc'][0]), first['loc'][0])}: " if first["loc"] else ""
-        raise BadRequest(f"--budget: {where}{first['msg'].removeprefix('Value error, ')}") from None
+        where = f"{names.get(str(fault.path[0]), fault.path[0])}: " if fault.path else ""
+        raise BadRequest(f"--budget: {where}{fault.sentence}") from None
     return limits.model_dump(mode="json", exclude_none=True)
 
 

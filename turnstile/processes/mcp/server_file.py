@@ -16,6 +16,7 @@ from pydantic import RootModel, ValidationError, field_validator
 
 from turnstile.embedded.files import private_directory, write_private
 from turnstile.schema.errors import BadRequest, ConfigError
+from turnstile.schema.validation import faults_in
 from turnstile.sdk.mcp.mcp_server import McpServer, server_name
 
 _LARGEST = 16_777_216
@@ -87,5 +88,5 @@ def _parsed(path: Path, size: int) -> dict[str, McpServer]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
     except ValidationError as error:
-        told = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
-        raise ConfigError("\n".join(f"{path}: {each.removeprefix('Value error, ')}" for each in told)) from None
+        told = (fault.said() for fault in faults_in(error, McpServers))
+        raise ConfigError("\n".join(f"{path}: {each}" for each in told)) from None
