@@ -23,6 +23,7 @@ COPY activities activities
 COPY workflows workflows
 COPY bridge bridge
 COPY gateway gateway
+COPY docs docs
 COPY turnstile turnstile
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/turnstile/bin/pip install --no-deps dist/*.whl

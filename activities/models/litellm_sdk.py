@@ -154,7 +154,7 @@ def load_litellm() -> LitellmSdk:
     try:
         module: Any = importlib.import_module("litellm")
     except ImportError:
-        message = "litellm is not installed: install Turnstile's dependencies, see docs/models.md"
+        message = "litellm is not installed: install Turnstile's dependencies, see `turnstile docs models`"
         raise ModelError("model_library_missing", message, retryable=False) from None
     module.suppress_debug_info = True
     module.turn_off_message_logging = True

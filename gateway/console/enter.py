@@ -108,5 +108,5 @@ def _check_safe(request: Request) -> None:
         raise Refused(
             "needs_https",
             "the console is reached over plain HTTP here, where anyone on the way could read the token: put TLS before "
-            "the gateway (docs/security.md), or tunnel its port to this machine",
+            "the gateway (`turnstile docs security`), or tunnel its port to this machine",
         )

@@ -55,7 +55,9 @@ class Presence:
         try:
             await self._conn.verify()
         except ConfigError as error:
-            raise ConfigError(f"tool {self._spec.name}: {error}; see docs/tools.md, permissions") from None
+            raise ConfigError(
+                f"tool {self._spec.name}: {error}; `turnstile docs tools` says which permissions it needs"
+            ) from None
         finally:
             await self._conn.unsubscribe(subscription)
 

@@ -211,7 +211,7 @@ class ToolService:
         parser.add_argument("--nats", metavar="URL", default=os.environ.get("NATS_URL") or None, help=about)
         about = "write the file for `turnstile tool put` of this tool (or of the only one) and end"
         parser.add_argument("--yaml", metavar="TOOL", nargs="?", const="", help=about)
-        about = "serve this project only, by a consumer of its own (docs/tools.md, permissions)"
+        about = "serve this project only, by a consumer of its own (permissions: `turnstile docs tools`)"
         parser.add_argument("--project", metavar="ID", default=self._project, help=about)
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
         options = parser.parse_args(argv)

@@ -28,7 +28,8 @@ def expected() -> set[str]:
     """The package's files as the real directories of the checkout hold them, links or no links."""
     own = {f"turnstile/{each}" for each in files_of(ROOT / "turnstile")}
     rooms = {f"turnstile/{room}/{each}" for room in ROOMS for each in files_of(ROOT / room)}
-    return {each for each in own | rooms if not Path(each).name.startswith(".")}
+    pages = {f"turnstile/docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    return {each for each in own | rooms | pages if not Path(each).name.startswith(".")}
 
 
 def build(source: Path, target: str, directory: Path) -> Path:
@@ -78,7 +79,7 @@ def test_a_checkout_without_its_links_is_found_out(sdist: Path, tmp_path: Path) 
 
 def test_every_room_is_known_wherever_rooms_are_named() -> None:
     links = {each.name for each in (ROOT / "turnstile").iterdir() if each.is_symlink()}
-    assert links == set(ROOMS)
+    assert links == {*ROOMS, "docs"}
     assert set(ROOMS) < set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"])
     assert {f"turnstile/{room}" for room in ROOMS} < set(PROJECT["tool"]["pyright"]["include"])
     image = (ROOT / "Dockerfile").read_text(encoding="utf-8")

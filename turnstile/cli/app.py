@@ -13,7 +13,19 @@ from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 from turnstile.cli.mcp import mcp_servers
 from turnstile.cli.models import local_models
-from turnstile.cli.operations import audit, doctor, health, projects, retention, safety, schemas, top, usage, versions
+from turnstile.cli.operations import (
+    audit,
+    doctor,
+    documents,
+    health,
+    projects,
+    retention,
+    safety,
+    schemas,
+    top,
+    usage,
+    versions,
+)
 from turnstile.cli.people import approval_commands
 from turnstile.cli.processes import servers
 from turnstile.cli.roster import agents, profiles, tools
@@ -93,6 +105,7 @@ command(app, "usage", project=True)(usage.usage)
 command(app, "audit")(audit.audit)
 command(app, "doctor")(doctor.doctor)
 command(app, "health")(health.health)
+command(app, "docs")(documents.docs)
 
 
 def main() -> None:

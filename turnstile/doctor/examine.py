@@ -148,7 +148,7 @@ class _Doctor:
         if not found:
             return []
         says = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()))
-        hint = "`turnstile inbox list` shows the rows; docs/operations.md says what each reason means"
+        hint = "`turnstile inbox list` shows the rows; `turnstile docs operations` says what each reason means"
         return [Check(name="inbox", status="warn", says=f"rows are tried again: {says}", hint=hint)]
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
@@ -250,7 +250,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
             try:
                 await router.check(model)
             except TurnstileError as error:
-                hint = "looked for where doctor runs; docs/models.md lists providers and their variables"
+                hint = "looked for where doctor runs; `turnstile docs models` lists providers and their variables"
                 found.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
             else:
                 found.append(Check(name=model, status="ok", says="can be asked"))

@@ -254,7 +254,7 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
         hint = "the tool is busy, or it has ended; then its calls are delivered again when it starts"
         says = f"{held} calls are delivered and not acknowledged, and nobody waits for more"
         return Check(name=name, status="warn", says=says, hint=hint)
-    hint = "start its program; until then its calls wait, and end as timeouts (docs/tools.md)"
+    hint = "start its program; until then its calls wait, and end as timeouts (`turnstile docs tools`)"
     return Check(name=name, status="fail", says=f"nobody listens for {pattern}", hint=hint)
 
 

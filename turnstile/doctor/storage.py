@@ -81,7 +81,7 @@ async def _written(url: str, name: str) -> Check:
         )
     seconds = found.config.sync_interval / 1e9
     says = f"it writes to its disk every {seconds:g} s: a power failure may lose {_LOST}"
-    hint = "set `jetstream { sync_interval: always }` in its configuration (docs/operations.md)"
+    hint = "set `jetstream { sync_interval: always }` in its configuration (`turnstile docs operations`)"
     return Check(name=name, status="warn", says=says, hint=hint)
 
 

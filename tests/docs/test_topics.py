@@ -1,0 +1,50 @@
+"""`turnstile docs` prints every document, and what the program says names documents as it prints them."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tests.docs.blocks import ROOT
+from tests.docs.test_names import LINKED, ours
+from turnstile.cli.app import app
+
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
+_FILE = re.compile(r"\bdocs/[\w-]+\.md")
+_TOPIC = re.compile(r"`turnstile docs ([\w-]+)`")
+_NOT_PRINTED = {"schema/interface/asyncapi.py", "turnstile/cli/errors.py"}
+"""The first writes documents that stand in the repository; the hints of the second still name a file."""
+
+
+def texts_of(path: Path) -> list[str]:
+    """What a module's code may print: its texts but the docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unprinted = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in unprinted)
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def test_every_document_is_printed_and_listed() -> None:
+    listed = json.loads(CliRunner().invoke(app, ["docs", "--json"]).stdout)
+    assert [line["topic"] for line in listed] == sorted(PAGES)
+    assert all(PAGES[line["topic"]].startswith(f"# {line['title']}\n") for line in listed)
+    assert CliRunner().invoke(app, ["docs", "models"]).stdout == PAGES["models"]
+    assert CliRunner().invoke(app, ["docs", "docs/models.md"]).stdout == PAGES["models"]
+
+
+def test_a_topic_that_does_not_exist_is_answered_with_the_closest() -> None:
+    failed = CliRunner().invoke(app, ["docs", "modles", "--json"])
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["error"]["message"] == "'modles': there is no such topic; did you mean models?"
+
+
+def test_what_the_program_says_names_topics_and_no_files_that_a_wheel_lacks() -> None:
+    found = [path for path in ours("turnstile", *LINKED) if "docs" in path.read_text(encoding="utf-8")]
+    said = {str(path.relative_to(ROOT)): "\n".join(texts_of(path)) for path in found}
+    assert {name for name, text in said.items() if _FILE.search(text)} <= _NOT_PRINTED
+    topics = {topic for text in said.values() for topic in _TOPIC.findall(text)}
+    assert {"models", "operations", "tools"} <= topics <= PAGES.keys()

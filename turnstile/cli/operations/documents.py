@@ -1,0 +1,43 @@
+"""`turnstile docs`: the documents of this version, which the package holds."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+
+async def docs(
+    session: "Session",
+    topic: Annotated[str | None, typer.Argument(help="A topic, such as models; without one they are listed.")] = None,
+) -> None:
+    """Print a document of this version, or list all."""
+    from importlib.resources import files
+
+    from pydantic import BaseModel
+
+    from turnstile.schema.errors import Refused
+    from turnstile.schema.validation import unknown_name
+
+    class Topic(BaseModel):
+        topic: str
+        title: str
+
+    pages = {
+        page.name.removesuffix(".md"): page
+        for page in sorted((files("turnstile") / "docs").iterdir(), key=lambda page: page.name.removesuffix(".md"))
+        if page.name.endswith(".md")
+    }
+    if topic is None:
+        titles = {name: page.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, page in pages.items()}
+        listed = [Topic(topic=name, title=title) for name, title in titles.items()]
+        session.out.records("topics", listed, {"topic": lambda line: line.topic, "title": lambda line: line.title})
+        return
+    name = topic.lower().removeprefix("docs/").partition("#")[0].removesuffix(".md")
+    if name not in pages:
+        raise Refused("unknown_topic", f"{topic[:100]!r}: {unknown_name(name, list(pages), 'topic')}")
+    text = pages[name].read_text("utf-8")
+    session.out.result({"topic": name, "text": text}, text.rstrip("\n"))
