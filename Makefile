@@ -45,15 +45,20 @@ $(STAMP): requirements.lock pyproject.toml
 			"$$($(PYTHON) --version 2>&1 || true). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { \
 		echo "\`$(PYTHON)\` lacks the venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(call install,--require-hashes -r requirements.lock)
-	$(call install,--no-deps --no-build-isolation -e .)
+	@echo "1 of 3: making .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "2 of 3: installing $$(grep -c '^[a-z0-9].*==' requirements.lock) packages into it, about 650 MB:" \
+		"one to two minutes without a word"
+	@$(call install,--require-hashes -r requirements.lock)
+	@echo "3 of 3: installing Turnstile itself"
+	@$(call install,--no-deps --no-build-isolation -e .)
 	@touch $@
 
 # A .venv that was made with everything in it may lack pip, and then pip finds nothing to install.
 $(DEV_STAMP): $(STAMP) requirements-dev.lock
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
-	$(call install,--require-hashes -r requirements-dev.lock)
+	@echo "installing what developers need: $$(grep -c '^[a-z0-9].*==' requirements-dev.lock) packages in all"
+	@$(call install,--require-hashes -r requirements-dev.lock)
 	@touch $@
 
 # MODEL=local: a model on this machine, whose server and weights are only then installed.

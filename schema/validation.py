@@ -276,7 +276,7 @@ def _items(forms: Sequence[object]) -> list[object]:
 
 def _values(forms: Sequence[object]) -> list[object]:
     held = [get_args(each)[1] for each in forms if get_origin(each) in (dict, Mapping) and len(get_args(each)) == 2]
-    return [each for part in held for each in _expanded(part)] or [object for part in held]
+    return [each for part in held for each in _expanded(part)] or [object] * len(held)
 
 
 def _is_branch(form: object, name: str) -> bool:

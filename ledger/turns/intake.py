@@ -38,7 +38,7 @@ from turnstile.schema.ids import (
 from turnstile.schema.states import HeadStatus, MessageType, ReplyStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
-from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest, RerunOf
+from turnstile.schema.wire.inbox import IN_PARTS, TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest, RerunOf
 from turnstile.schema.wire.limits import PROJECT_FULL_FOR_CHILDREN, UNLIMITED, Admission, rate_limited
 from turnstile.schema.wire.ui_actions import UiAction
 
@@ -188,7 +188,7 @@ def planned(
     action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         what = "text in a request is" if action is None else "the arguments of an action are"
-        hint = ": put it into a box" if action is None else ""
+        hint = f": {IN_PARTS}, and name that box as the turn's context" if action is None else ""
         raise Refused("text_too_large", f"{what} limited to {TEXT_LIMIT_BYTES} bytes{hint}")
     if isinstance(request, UiAction):
         named = {"agent_id": request.agent_id, "correlation_id": request.correlation_id, "metadata": request.metadata}

@@ -39,6 +39,8 @@ from turnstile.schema.states import (
 
 TEXT_LIMIT_BYTES = 524_288
 """Text in one request (protocol §6): 512 KiB of UTF-8."""
+IN_PARTS = "split it into files (`split -C 500k FILE part-`) and put them into one box (`turnstile box put part-*`)"
+"""What to do with a text that is longer."""
 
 REQUEST_ID_LIMIT = 256
 """Characters of a durable command's `request_id`."""

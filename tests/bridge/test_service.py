@@ -182,7 +182,12 @@ async def test_one_project_does_not_take_all_places(conn: NatsConnection, client
         ("away", "error", "server_unavailable", "Postgres is away"),
         ("database", "error", "server_unavailable", "a server the bridge needs does not answer; try again"),
         ("bug", "error", "internal_error", "the bridge failed; see its log"),
-        ("parsing", "rejected", "bad_request", "secret_field: there is no such field"),
+        (
+            "parsing",
+            "rejected",
+            "bad_request",
+            "secret_field: there is no such field; there are agent_turn_id, card_id, tool_call_id, tree, begins",
+        ),
     ],
 )
 async def test_errors_become_replies(client: BridgeClient, verb: str, status: str, code: str, error: str) -> None:

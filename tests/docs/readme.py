@@ -54,12 +54,16 @@ class Reader:
         """Do what the block says; returns what was printed. Raises `AssertionError` where a command fails."""
         if block.language == "console":
             return self._type(commands_of(block))
+        self.save(block)
+        return ""
+
+    def save(self, block: Block) -> None:
+        """Save a file under the name in its first line."""
         named = _FILE.match(block.text.partition("\n")[0])
         assert named, f"{block.place}: the first line of a file is its name"
         path = self._directory() / named[1]
         path.parent.mkdir(exist_ok=True)
         path.write_text(block.text)
-        return ""
 
     def close(self) -> None:
         """Ctrl-C in the first terminal; what the second one left in the background ends with it."""
@@ -71,9 +75,9 @@ class Reader:
                 continue
 
     def _type(self, commands: list[str]) -> str:
-        if commands[-1] == "turnstile up":
+        if commands[-1].startswith("turnstile up"):
             printed = self._run(commands[:-1])
-            self._start()
+            self._start(commands[-1].split()[1:])
             return printed
         return self._run(commands)
 
@@ -96,12 +100,12 @@ class Reader:
         assert ran.returncode == 0, f"exit code {ran.returncode} of {commands}:\n{told}"
         return told
 
-    def _start(self) -> None:
+    def _start(self, arguments: list[str]) -> None:
         self._interrupt()
         log = self._clone / "up.log"
         with log.open("wb") as told:
             self._up = subprocess.Popen(
-                [Path(sys.prefix) / "bin" / "turnstile", "up"],
+                [Path(sys.prefix) / "bin" / "turnstile", *arguments],
                 cwd=self._directory(),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

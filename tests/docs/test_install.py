@@ -76,3 +76,8 @@ def test_the_server_of_local_models_is_for_who_asks_for_it() -> None:
     assert asked.items() <= developing.items()
     assert not asked.keys() & pins("requirements.lock").keys()
     assert not re.search(r"xllamacpp|\blocal\b", str({name: extras[name] for name in extras if name != "local"}))
+
+
+def test_the_readme_counts_the_packages_of_the_locks() -> None:
+    told = re.findall(r"\((\d+)\s+packages", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [int(each) for each in told] == [len(pins("requirements.lock")), len(pins("requirements-dev.lock"))]

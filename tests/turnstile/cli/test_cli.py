@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -188,6 +190,12 @@ async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> N
     )
     assert asked.json()["deliverable"].startswith("You said: long words long words"), asked.err
     assert (refused.code, refused.json()["error"]["code"]) == (1, "text_too_large")
+    hint = re.search(r"`(split [^`]*)`", refused.json()["error"]["message"])
+    assert hint, refused.out
+    subprocess.run(hint[1].replace("FILE", "longer.txt").split(), cwd=home, check=True)
+    parts = sorted(each.name for each in home.glob("part-*"))
+    split = await turnstile("box", "put", *parts, "--json", cwd=home)
+    assert (len(parts), len(split.json()["card_ids"])) == (2, 2), split.out
     box = made.json()["box_id"]
     asked = await turnstile("enqueue", "echo", "--context-box", box, "--wait", "--json", cwd=home)
     assert asked.json()["transcript"]["request"] == ["long words " * 40_000] * 2, asked.err

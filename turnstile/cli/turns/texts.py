@@ -12,7 +12,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.validation import faults_in
-from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+from turnstile.schema.wire.inbox import IN_PARTS, TEXT_LIMIT_BYTES
 
 
 def given_text(text: str | None, file: Path | None) -> str:
@@ -35,7 +35,8 @@ def read_text(file: Path) -> str:
 def bounded(text: str, name: str) -> str:
     """The text, if one card can hold it; raises `Refused` (`text_too_large`)."""
     if (size := len(text.encode("utf-8", "surrogatepass"))) > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"{name} has {size} bytes; a text is limited to {TEXT_LIMIT_BYTES}: split it")
+        limit = f"a text is limited to {TEXT_LIMIT_BYTES}"
+        raise Refused("text_too_large", f"{name} has {size} bytes; {limit}: {IN_PARTS}")
     return text
 
 
