@@ -180,6 +180,14 @@ async def test_a_box_is_made_of_parts_and_shown(home: Path) -> None:
     assert (nobody.code, nobody.json()["error"]["code"]) == (1, "unknown_box")
 
 
+def split_as_told(home: Path, message: str, file: str) -> list[str]:
+    """The files that the command in an error makes of a file."""
+    told = re.search(r"`(split [^`]*)`", message)
+    assert told, message
+    subprocess.run(told[1].replace("FILE", file).split(), cwd=home, check=True)
+    return sorted(each.name for each in home.glob("part-*"))
+
+
 async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> None:
     (home / "long.txt").write_text("long words " * 40_000)
     (home / "longer.txt").write_text("x" * 524_289)
@@ -190,10 +198,7 @@ async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> N
     )
     assert asked.json()["deliverable"].startswith("You said: long words long words"), asked.err
     assert (refused.code, refused.json()["error"]["code"]) == (1, "text_too_large")
-    hint = re.search(r"`(split [^`]*)`", refused.json()["error"]["message"])
-    assert hint, refused.out
-    subprocess.run(hint[1].replace("FILE", "longer.txt").split(), cwd=home, check=True)
-    parts = sorted(each.name for each in home.glob("part-*"))
+    parts = split_as_told(home, refused.json()["error"]["message"], "longer.txt")
     split = await turnstile("box", "put", *parts, "--json", cwd=home)
     assert (len(parts), len(split.json()["card_ids"])) == (2, 2), split.out
     box = made.json()["box_id"]
