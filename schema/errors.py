@@ -49,12 +49,27 @@ class Limited(Refused):
 class ModelError(TurnstileError):
     """A model call failed; `retryable` says whether another attempt can help (protocol §7.9)."""
 
-    def __init__(self, code: str, message: str, *, retryable: bool, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retryable: bool,
+        retry_after: float | None = None,
+        provider_says: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.retryable = retryable
         self.retry_after = retry_after
         """Seconds that the provider asks to wait, if it does."""
+        self.provider_says = provider_says
+        """The provider's own words, without keys. They may quote the prompt: for the turn's cards, never for a log."""
+
+    @property
+    def quotation(self) -> str | None:
+        """What the provider said, marked as such."""
+        return None if self.provider_says is None else f'the provider says: "{self.provider_says}"'
 
 
 class ConfigError(TurnstileError):

@@ -21,6 +21,8 @@ class ModelAccess:
 
     key_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     api_bases: Mapping[str, str] = field(default_factory=dict[str, str])
+    provider_messages: bool = True
+    """Whether a turn that a provider refuses has its words (`[model].provider_messages`)."""
 
     def api_base(self, model: str) -> str | None:
         """The base URL set for the model, if any."""

@@ -7,6 +7,8 @@ litellm in a thread. Nothing is retried here: the step retries and counts its at
 import asyncio
 import json
 import logging
+import os
+import re
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +38,8 @@ _EITHER = ("gemini",)
 _COUNTED = ("openai", "azure")
 """Providers whose tokens litellm counts with the model's own encoding."""
 _COUNTING_THREADS = 2
+_SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+_SHORTEST_KEY = 6
 _BYTES_PER_TOKEN = 3
 """Less than of most texts, so that an estimate is rather too large."""
 _OWN = "hosted_vllm"
@@ -95,7 +99,8 @@ class LitellmModel:
                 for call in piece.calls:
                     yield calls.delta(call)
         except Exception as error:  # noqa: BLE001 -- litellm raises its own classes and any other
-            raise model_error(error, model, streaming=streaming) from None
+            quotes, keys = self._access.provider_messages, _keys(key)
+            raise model_error(error, model, streaming=streaming, quotes=quotes, keys=keys) from None
         finally:
             await pieces.aclose()
 
@@ -178,6 +183,12 @@ class _Started:
     index: int
     id: str
     arguments: list[str] = field(default_factory=list[str])
+
+
+def _keys(sent: str | None) -> list[str]:
+    """What must never be quoted: the key that was sent, and each variable of this process that is named as one is."""
+    named = [value for name, value in os.environ.items() if _SECRETS.search(name) and len(value) >= _SHORTEST_KEY]
+    return named if sent is None or len(sent) < _SHORTEST_KEY else [sent, *named]
 
 
 @dataclass(slots=True)

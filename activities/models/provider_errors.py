@@ -1,18 +1,21 @@
 """One table from a provider's errors to an `error_code`, and whether a retry can help.
 
 Pure, and without importing litellm: errors are recognised by the names of their classes and by their HTTP status. The
-resulting message names the model, the code and the error classes, never a prompt, a key or the body of a response.
+resulting message names the model, the code and the error classes, never a prompt, a key or the body of a response. What
+the provider said of a refusal goes apart from it, shortened and without what looks like a key: it may quote the prompt.
 """
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from json import JSONDecodeError
 
 from turnstile.schema.errors import ModelError
+from turnstile.schema.visible import visible
 
 STREAM_BROKEN = "model_stream_broken"
 CONTENT_FILTERED = "content_filtered"
@@ -153,8 +156,44 @@ _RETRY_DELAY = re.compile(r'"retryDelay":\s*\\?"(\d+(?:\.\d+)?)s')
 """Gemini says in the body how long to wait."""
 
 
-def model_error(error: Exception, model: str, *, streaming: bool) -> ModelError:
-    """The `ModelError` for an error of a request to `model`; `streaming` if parts of the answer had come."""
+_LONGEST_QUOTE = 500
+_LITELLMS = re.compile(r"^litellm\.\w+: (?:\w*(?:Exception|Error)\w*(?: -|:) )?")
+"""What litellm puts before the words of a provider."""
+_MESSAGE = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_KEY = re.compile(
+    r"""(?xi)
+    \b bearer \s+ \S+
+    | \b (?: api[_ -]?key | token | secret | password | authorization ) ["']? \s* [:=] \s* ["']? [^\s"',;]+
+    | \b (?: sk | pk | rk | xai | gsk | hf | ghp | AKIA | AIza | eyJ ) [-_A-Za-z0-9.*]{6,}
+    | (?<![\w/.-]) (?= [\w+/=*-]*\d ) (?= [\w+/=*-]*[A-Za-z] ) [\w+/=*-]{24,}
+    """
+)
+_CUT = "[removed]"
+
+
+def quote_provider(error: Exception, keys: Iterable[str] = ()) -> str | None:
+    """What a provider said of a request that it refused; None if it said nothing, or did not answer by HTTP.
+
+    `keys` are removed, and all that looks like a key or a bearer token; hidden characters are made visible.
+    """
+    if _status(error) is None:
+        return None
+    said = _LITELLMS.sub("", str(error))
+    if (found := _MESSAGE.search(said)) is not None:
+        said = str(json.loads(f'"{found[1]}"', strict=False))
+    for key in sorted(filter(None, keys), key=len, reverse=True):
+        said = said.replace(key, _CUT)
+    said = visible(" ".join(_KEY.sub(_CUT, said).split())).replace('"', "'")
+    return (said if len(said) <= _LONGEST_QUOTE else f"{said[: _LONGEST_QUOTE - 1]}…") or None
+
+
+def model_error(
+    error: Exception, model: str, *, streaming: bool, quotes: bool = False, keys: Iterable[str] = ()
+) -> ModelError:
+    """The `ModelError` for an error of a request to `model`; `streaming` if parts of the answer had come.
+
+    With `quotes` it has what the provider said, without these `keys`.
+    """
     if isinstance(error, ModelError):
         return error
     original = getattr(error, "original_exception", None)  # of litellm's MidStreamFallbackError
@@ -165,7 +204,8 @@ def model_error(error: Exception, model: str, *, streaming: bool) -> ModelError:
     status, names = _status(cause), [type(each).__name__ for each in _chain(cause)]
     kinds = [f"HTTP {status}", names[0]] if status else list(dict.fromkeys((names[0], names[-1])))
     message = f"{model}: {rule.says} ({', '.join(kinds)})"
-    return ModelError(rule.code, message, retryable=rule.retryable, retry_after=retry_after(cause))
+    says = quote_provider(cause, keys) if quotes else None
+    return ModelError(rule.code, message, retryable=rule.retryable, retry_after=retry_after(cause), provider_says=says)
 
 
 def rule_of(error: Exception) -> ErrorRule:

@@ -121,10 +121,11 @@ class CurrentStep:
         reason: str,
         figures: StepFigures,
         lack: BudgetLack | None = None,
+        quoted: str | None = None,
     ) -> tuple[tuple[Card, ...], Ending]:
         """The end of the turn with this step, by a fallback: the cards with the fallback added, and the ending."""
         made, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
-        card, ending = fallback_ending(self.turn, made, status, code, reason, stats, lack)
+        card, ending = fallback_ending(self.turn, made, status, code, reason, stats, lack, quoted)
         return (*cards, card), ending
 
     def applied(self, record: StepRecord) -> list[Message]:

@@ -42,11 +42,13 @@ class Endings:
         cards, ending, figures = exhausted(step, pinned, error)
         return await self.finish(step, cards, ending, figures, StepStatus.COMPLETED)
 
-    async def fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
-        """End the turn as failed, with the cards that there are."""
+    async def fail(
+        self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str, quoted: str | None = None
+    ) -> StepResult:
+        """End the turn as failed, with the cards that there are; its deliverable alone has what is `quoted`."""
         cards = () if pinned is None else pinned.cards
         figures = step.figures(pinned, error_code=code)
-        ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
+        ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures, quoted=quoted)
         return await self.finish(step, *ended, figures, StepStatus.FAILED)
 
     async def terminate(self, step: CurrentStep, ended: Termination) -> StepResult:

@@ -149,8 +149,9 @@ class StepActivities(Endings):
         except BudgetExhausted as error:
             return await self.run_out(step, pinned, error)
         except (ModelError, CardUnreadable) as error:
-            code = error.code if isinstance(error, ModelError) else "model_request_invalid"
-            return await self.fail(step, pinned, code, str(error))
+            if isinstance(error, ModelError):
+                return await self.fail(step, pinned, error.code, str(error), error.quotation)
+            return await self.fail(step, pinned, "model_request_invalid", str(error))
         if isinstance(answer, Compacted):
             figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
             cards = (*pinned.cards, *step.begun.steers, *answer.cards)

@@ -316,12 +316,14 @@ def fallback_ending(
     reason: str,
     stats: JsonObject | None = None,
     lack: BudgetLack | None = None,
+    quoted: str | None = None,
 ) -> tuple[Card, Ending]:
     """The end of a turn without a deliverable of its own: the fallback card, and the ending that names it.
 
-    With `lack` both say of which budget there was not enough.
+    With `lack` both say of which budget there was not enough. What is `quoted` behind the reason is content: the card
+    alone has it.
     """
-    card = fallback_card(turn, cards, status, reason, lack)
+    card = fallback_card(turn, cards, status, reason if quoted is None else f"{reason}; {quoted}", lack)
     if lack is not None:
         stats = {**(stats or {}), "budget": lack.model_dump(mode="json")}
     return card, Ending(status, card.card_id, error_code, reason, stats=stats)

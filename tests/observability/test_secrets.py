@@ -70,6 +70,7 @@ MAY = {
         "tool result",
         "model's answer",
         "message of a listener",
+        "words of an exception",  # what a provider said of a request that it refused
     },
     "profiles": {"system prompt"},
     "streamed text": {"system prompt", "instruction", "tool argument", "tool result", "model's answer"},

@@ -32,7 +32,7 @@ class Models:
         self, settings: Settings, local: LocalAddress = served_elsewhere, real: LitellmModel | None = None
     ) -> None:
         """Raises `ConfigError` for a script that cannot be read."""
-        access = ModelAccess(settings.model.api_key_files, settings.model.api_bases)
+        access = ModelAccess(settings.model.api_key_files, settings.model.api_bases, settings.model.provider_messages)
         self._real = real or LitellmModel(access)
         self._local = LocalModel(self._real, access, local, partial(check_local, settings=settings.local))
         adapters = {PREFIX: ScriptedModel(load_scripts(settings.model.scripts)), weights.PREFIX: self._local}

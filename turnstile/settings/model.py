@@ -210,6 +210,7 @@ class ModelSettings(Strict):
     api_bases: dict[str, Annotated[str, AfterValidator(_starts_with("http://", "https://"))]] = Field(
         default_factory=dict[str, str], max_length=256
     )
+    provider_messages: bool = True
     prices: dict[Annotated[str, Field(min_length=1, max_length=256)], ModelPrice] = Field(
         default_factory=dict[str, ModelPrice], max_length=10_000
     )

@@ -67,7 +67,7 @@ def _assert_told(asked: StepRequest, code: str, *, retryable: bool) -> None:
     error = asked.failed()
     assert (error.code, error.retryable) == (code, retryable)
     assert PROMPT not in str(error)
-    assert API_KEY not in str(error)
+    assert API_KEY not in f"{error} {error.provider_says}"
 
 
 @pytest.mark.parametrize("name", TRANSIENT)
@@ -95,6 +95,8 @@ async def test_what_will_not_pass_is_not_tried_again(
         asked = await question(model_of(stub), stub.model)
         _assert_told(asked, code, retryable=False)
         assert (asked.codes(), len(stub.requests)) == ([code], 1)
+        if reply.status == 400:
+            assert PROMPT in (asked.failed().provider_says or ""), "the provider's own words are quoted"
 
 
 async def test_a_request_that_is_too_long(provider: type[ProviderStub], model_of: ModelOf) -> None:
