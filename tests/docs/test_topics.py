@@ -14,8 +14,8 @@ from turnstile.cli.app import app
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
 _FILE = re.compile(r"\bdocs/[\w-]+\.md")
 _TOPIC = re.compile(r"`turnstile docs ([\w-]+)`")
-_NOT_PRINTED = {"schema/interface/asyncapi.py", "turnstile/cli/errors.py"}
-"""The first writes documents that stand in the repository; the hints of the second still name a file."""
+_NOT_PRINTED = {"schema/interface/asyncapi.py"}
+"""It writes documents that stand in the repository."""
 
 
 def texts_of(path: Path) -> list[str]:

@@ -39,7 +39,7 @@ _HINTS = {
     "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
     "not_migrated": "`turnstile migrate` brings it up to date",
     "interface_outdated": "`turnstile schema export` writes the documents anew",
-    "model_unknown": "docs/models.md lists providers; scripts are the built-in ones and those of [model].scripts",
+    "model_unknown": "`turnstile docs models` lists providers; scripts are built in, or in [model].scripts",
     "unknown_build": "start a worker of that build first; `turnstile worker-version list` shows who has polled",
     "missing_targets": "its workers must poll for these first; --ignore-missing goes on without",
     "target_held": "without --no-standby it waits until the target is free",
