@@ -406,7 +406,8 @@ def _step_detail(step: StepView) -> str:
     details: list[str] = []
     timing = step.metadata.get("timing")
     if isinstance(timing, dict):
-        details.extend(f"{name} {value:.4g}" for name, value in timing.items() if isinstance(value, (int, float)))
+        numbers = ((name, value) for name, value in timing.items() if isinstance(value, (int, float)))
+        details.extend(f"{name} {value:,.0f}" if value >= 100 else f"{name} {value:.3g}" for name, value in numbers)
     if step.tool_call_ids:
         details.append(f"{len(step.tool_call_ids)} tool calls")
     if step.error:
