@@ -8,23 +8,26 @@ read. Whatever happens is an error of its own calls.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, TypeAlias, cast
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
 
 import mcp_types as types
 from mcp.client import Client, ClientRequestContext, IncomingMessage
+from mcp.shared._stream_protocols import WriteStream
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from pydantic import TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.bounded_http import bounded_http
-from turnstile.sdk.mcp.mcp_server import McpServer
-from turnstile.sdk.mcp.pacing import Pace, paced
+from turnstile.sdk.mcp.mcp_server import STATELESS, McpServer
+from turnstile.sdk.mcp.pacing import Pace, Streams, paced
 from turnstile.sdk.mcp.stdio_pipes import LastWords, stdio_pipes
 from turnstile.sdk.mcp.tool_pins import RemoteTool, Unacceptable, read_tool
 from turnstile.sdk.tools.answer import ToolFailed
@@ -49,10 +52,12 @@ class McpUnavailable(TurnstileError):
 
     code: str = "mcp_unavailable"
 
-    def __init__(self, message: str, said: str = "") -> None:
+    def __init__(self, message: str, said: str = "", *, refuses_post: bool = False) -> None:
         super().__init__(message)
         self.said = said
         """The last words of its program, for operators only."""
+        self.refuses_post = refuses_post
+        """Whether it may be one of the older transport over HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class McpConnection:
 
     def __init__(self, name: str, entry: McpServer) -> None:
         self.closed = asyncio.Event()
+        self.entry = entry
+        """As it is reached, with what was found out about it."""
         self._name = name
         self._entry = entry
         self._client: Client | None = None
@@ -93,8 +100,11 @@ class McpConnection:
         return self._opened.protocol_version
 
     def open(self, client: Client) -> None:
-        """Take the client, which is connected."""
+        """Take the client, which is connected; raises `McpUnavailable` if both speak another revision than is named."""
         self._client = client
+        if self._entry.protocol not in {None, self.protocol}:
+            spoken = f"speaks the protocol {self.protocol}, and its entry names {self._entry.protocol}"
+            raise McpUnavailable(f"the MCP server {self._name} {spoken}")
 
     async def listing(self, max_age_seconds: float = 0.0) -> Listing:
         """Its tools, asked for unless they were lately; raises `McpUnavailable`."""
@@ -246,15 +256,76 @@ class McpConnection:
         return self._client
 
 
+class _Offer:
+    """Messages to a server: the handshake offers the revision that its entry names; the library offers its newest."""
+
+    def __init__(self, inner: WriteStream[SessionMessage], protocol: str) -> None:
+        self._inner = inner
+        self._protocol = protocol
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Send a message."""
+        match item.message:
+            case types.JSONRPCRequest(method="initialize", params=dict() as params):
+                params["protocolVersion"] = self._protocol
+            case _:
+                pass
+        await self._inner.send(item)
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+@asynccontextmanager
+async def _offering(protocol: str | None, transport: AbstractAsyncContextManager[Streams]) -> AsyncGenerator[Streams]:
+    """The transport, on which a handshake offers this revision."""
+    async with transport as (read, write):
+        yield read, write if protocol is None else _Offer(write, protocol)
+
+
 @asynccontextmanager
 async def connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> AsyncGenerator[McpConnection]:
-    """An open connection; raises `McpUnavailable` if there is none, or if it breaks."""
+    """An open connection; raises `McpUnavailable` if there is none, or if it breaks.
+
+    A server over HTTP that refuses a POST, and whose transport is not named, is tried as one of the older transport.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            connection = await stack.enter_async_context(_connected(name, entry, environ))
+        except McpUnavailable as error:
+            if not error.refuses_post or entry.transport is not None or entry.protocol == STATELESS:
+                raise
+            older = entry.model_copy(update={"transport": "sse"})
+            try:
+                connection = await stack.enter_async_context(_connected(name, older, environ))
+            except McpUnavailable as second:
+                raise McpUnavailable(f"{error}; and not by HTTP+SSE: {second}") from None
+        yield connection
+
+
+@asynccontextmanager
+async def _connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> AsyncGenerator[McpConnection]:
     for each in _QUIET:
         logging.getLogger(each).setLevel(logging.CRITICAL)
     connection, words, pace = McpConnection(name, entry), LastWords(), Pace()
-    pipes = stdio_pipes(entry, environ, pace, words) if entry.command else bounded_http(entry, environ, pace, words)
+    pipes = (
+        stdio_pipes(entry, environ, pace, words)
+        if entry.command
+        else bounded_http(entry, environ, pace, words, connection.closed)
+    )
+    sessions = entry.transport == "sse" or entry.protocol not in {None, STATELESS}
     client = Client(
-        paced(pipes, pace, connection.closed),
+        _offering(entry.protocol, paced(pipes, pace, connection.closed)),
+        mode="legacy" if sessions else entry.protocol or "auto",
         elicitation_callback=connection.on_elicitation,
         message_handler=connection.on_message,
         client_info=types.Implementation(name="turnstile", version=version("turnstile-kernel")),
@@ -276,7 +347,8 @@ async def connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> 
         if failed is not None or isinstance(inner, TurnstileError):
             raise inner from None
         why = words.reason or worded(inner)
-        raise McpUnavailable(f"the MCP server {name} cannot be used: {why}", words.text) from None
+        refuses = words.refuses_post and not words.reason
+        raise McpUnavailable(f"the MCP server {name} cannot be used: {why}", words.text, refuses_post=refuses) from None
     finally:
         connection.closed.set()
 

@@ -8,7 +8,7 @@ of each tool its agents were given.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,8 @@ SUFFIX = "call"
 """The last token of the subject of every server's calls."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*(_[A-Za-z0-9-]+)*\Z")
 _LONGEST_NAME = 32
+STATELESS: Final = "2026-07-28"
+"""The revision of the protocol without sessions; the older ones begin with a handshake."""
 _ENV = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _Env = Annotated[str, Field(pattern=_ENV)]
 _HeaderValue = Annotated[str, Field(pattern=f"^env:{_ENV[1:]}")]
@@ -62,6 +64,10 @@ class McpServer(Strict):
     """The address of a server over HTTP."""
     headers: dict[_HeaderName, _HeaderValue] = Field(default_factory=dict, max_length=32)
     """Headers of each request: `env:NAME` stands for the value of a variable."""
+    transport: Literal["http", "sse"] | None = None
+    """How a server with a url is reached: `sse` is HTTP+SSE of 2024-11-05. None: as it turns out."""
+    protocol: Literal["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] | None = None
+    """The revision of the protocol that is spoken; None: the newest that both speak."""
     tools: tuple[str, ...] | None = None
     """The tools that may be used; all if None."""
     timeout_seconds: float = Field(default=60.0, gt=0, le=86_400)
@@ -87,6 +93,10 @@ class McpServer(Strict):
             raise ValueError("has either a command or a url")
         if self.url is None and self.headers:
             raise ValueError("headers are for a server with a url")
+        if self.url is None and self.transport is not None:
+            raise ValueError("transport is for a server with a url")
+        if self.transport == "sse" and self.protocol == STATELESS:
+            raise ValueError(f"the transport sse has sessions, which the protocol {STATELESS} has not")
         return self
 
     def allows(self, tool: str) -> bool:

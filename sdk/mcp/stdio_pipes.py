@@ -43,6 +43,8 @@ class LastWords:
 
     def __init__(self) -> None:
         self.reason = ""
+        self.refuses_post = False
+        """Whether a server over HTTP took no message yet, and refused some."""
         self._bytes = b""
 
     def add(self, chunk: bytes) -> None:

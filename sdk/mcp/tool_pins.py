@@ -76,6 +76,8 @@ def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
     """The tool, checked; raises `Unacceptable`, which says what is wrong and quotes nothing that is not seen."""
     if not _NAME.match(tool.name):
         raise Unacceptable("its name has other characters than A-Z a-z 0-9 _ -, or more than 64")
+    if tool.execution is not None and tool.execution.task_support == "required":
+        raise Unacceptable("it can only be run as a task (2025-11-25), which is not spoken here")
     description = (tool.description or tool.title or "").strip() or f"The tool {tool.name} of {server}."
     if len(description) > LONGEST_DESCRIPTION:
         raise Unacceptable(f"its description has more than {LONGEST_DESCRIPTION} characters")

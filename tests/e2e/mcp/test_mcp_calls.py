@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.mcp.conftest import SERVERS, House
 from tests.support.conditions import until
@@ -39,7 +40,7 @@ async def over_http(house: House, *options: str) -> AsyncGenerator[str]:
 
     try:
         await until(listens, 30, "the server listens")
-        yield f"http://127.0.0.1:{port}/mcp"
+        yield f"http://127.0.0.1:{port}/{'sse' if '--sse' in options else 'mcp'}"
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -73,4 +74,16 @@ async def test_both_generations_of_the_protocol_are_spoken_over_http(house: Hous
         agent = await house.agent("web__add")
         async with house.served("web"):
             [found] = await house.play(agent, ("web__add", {"a": 20, "b": 1}))
+    assert found["result"] == {"value": {"result": 21}}
+
+
+async def test_a_server_of_the_older_transport_is_added_as_what_it_is(house: House) -> None:
+    async with over_http(house, "--sse") as url:
+        ran = await house.cli("add", "old", "--url", url, "--protocol", "2025-06-18", "--tool", "add")
+        assert ran.code == 0, ran.err
+        written = yaml.safe_load(house.file.read_text())["old"]
+        assert (written["transport"], written["protocol"]) == ("sse", "2025-06-18")
+        agent = await house.agent("old__add")
+        async with house.served("old"):
+            [found] = await house.play(agent, ("old__add", {"a": 20, "b": 1}))
     assert found["result"] == {"value": {"result": 21}}

@@ -1,7 +1,7 @@
 """An MCP server that behaves: run as a program, on stdin and stdout, or with `--port` over HTTP.
 
-`--sessions` makes it one of the older generation. The file `--notes` says what its tools are called with and described
-as, so that a test can change them and count.
+`--sessions` makes it one of the older generation, `--sse` one of the older transport over HTTP. The file `--notes` says
+what its tools are called with and described as, so that a test can change them and count.
 """
 
 import argparse
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--notes", type=Path)
     parser.add_argument("--port", type=int)
     parser.add_argument("--sessions", action="store_true")
+    parser.add_argument("--sse", action="store_true")
     options = parser.parse_args()
     server = made(options.notes)
     note(options.notes, "started")
@@ -99,6 +100,8 @@ def main() -> None:
         )  # what the first request says of the newer generation is not known
     if options.port is None:
         server.run("stdio")
+    elif options.sse:
+        server.run("sse", port=options.port)
     else:
         server.run("streamable-http", port=options.port)
 

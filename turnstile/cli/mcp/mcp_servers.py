@@ -29,6 +29,13 @@ async def add(
         list[str] | None, typer.Argument(help="The program and its arguments, after --.", metavar="[-- COMMAND ARG...]")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a server over HTTP.", metavar="URL")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="With --url: http, or sse (HTTP+SSE of 2024-11-05). By default it is found out.")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="The revision of the protocol to speak, by default the newest of both.", metavar="DATE"),
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option(help="A variable of this host to pass on; may be repeated.", metavar="NAME")
     ] = None,
@@ -49,7 +56,18 @@ async def add(
     """Add a server: connect to it, show its tools, and put a tool NAME__TOOL for each into the project."""
     from turnstile.cli.mcp.server_changes import Wanted, add_server
 
-    given = Wanted(program or [], url, env or [], header or [], tool, timeout, concurrency, repeat)
+    given = Wanted(
+        command=program or [],
+        url=url,
+        transport=transport,
+        protocol=protocol,
+        env=env or [],
+        headers=header or [],
+        tools=tool,
+        timeout=timeout,
+        concurrency=concurrency,
+        repeat=repeat,
+    )
     await add_server(session, servers, name, given)
 
 

@@ -39,6 +39,8 @@ class Wanted:
 
     command: list[str]
     url: str | None
+    transport: str | None
+    protocol: str | None
     env: list[str]
     headers: list[str]
     tools: list[str] | None
@@ -55,6 +57,8 @@ class Wanted:
                 "cwd": str(Path.cwd()) if self.command else None,
                 "env": [*self.env],
                 "url": self.url,
+                "transport": self.transport,
+                "protocol": self.protocol,
                 "headers": {**headers},
                 "tools": None if self.tools is None else [*self.tools],
                 "timeout_seconds": self.timeout,
@@ -86,9 +90,14 @@ def entry_of(file: ServerFile, name: str) -> McpServer:
 
 async def listing_of(session: Session, name: str, entry: McpServer) -> Listing:
     """The tools of a server; raises `McpUnavailable`, and tells what its program said."""
+    return (await _met(session, name, entry))[1]
+
+
+async def _met(session: Session, name: str, entry: McpServer) -> tuple[McpServer, Listing]:
+    """A server's entry with what was found out about it, and its tools; raises as `listing_of` does."""
     try:
         async with connected(name, entry, os.environ) as connection:
-            return await connection.listing()
+            return connection.entry, await connection.listing()
     except McpUnavailable as error:
         if error.said:
             session.out.remark(f"{name} said:\n{clean(error.said)}")
@@ -102,7 +111,7 @@ async def add_server(session: Session, servers: Path | None, name: str, wanted: 
     before = file.read().get(name)
     if before is not None:
         entry = entry.model_copy(update={"pins": before.pins})
-    listing = await listing_of(session, name, entry)
+    entry, listing = await _met(session, name, entry)
     chosen = {tool: each for tool, each in listing.tools.items() if entry.allows(tool)}
     if missing := sorted(set(entry.tools or ()) - set(chosen)):
         raise BadRequest(f"{name} has no tool {', '.join(missing)} that can be used")

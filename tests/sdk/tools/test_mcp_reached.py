@@ -1,0 +1,143 @@
+"""How MCP servers are reached: each transport, each revision of the protocol, and tools that need more than a call."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import mcp_types as types
+import pytest
+
+from tests.sdk.tools.test_mcp_hostile import rough, tool, unheard
+from tests.support.conditions import until
+from tests.support.paths import TESTS
+from turnstile.schema.errors import TurnstileError
+from turnstile.sdk.mcp.mcp_connection import McpConnection, connected
+from turnstile.sdk.mcp.mcp_results import result_of
+from turnstile.sdk.mcp.mcp_server import McpServer
+
+KIND = TESTS / "support" / "mcp" / "kind_server.py"
+REVISIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
+ASK = [each for each in REVISIONS if each >= "2025-06-18"]
+
+
+@asynccontextmanager
+async def listening(script: Path, *given: str) -> AsyncGenerator[str]:
+    """The address of a server over HTTP, a program of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    program = await asyncio.create_subprocess_exec(sys.executable, str(script), "--port", str(port), *given)
+
+    async def there() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    try:
+        await until(there, 30, "the server listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        program.kill()
+        await program.wait()
+
+
+async def two_seats(params: types.ElicitRequestParams) -> types.ElicitResult:
+    """A person who wants two seats."""
+    assert params.message == "How many seats?"
+    return types.ElicitResult(action="accept", content={"seats": 2})
+
+
+async def booked(connection: McpConnection) -> object:
+    """What a call comes to that asks a person."""
+    book = (await connection.listing()).tools["book"]
+    async with asyncio.timeout(10):
+        answer = await connection.call("book", {}, meta={}, ask=two_seats, progress=unheard)
+    return result_of(connection.entry, book, answer)["value"]
+
+
+@pytest.mark.parametrize("protocol", REVISIONS)
+async def test_the_revision_that_an_entry_names_is_spoken_and_its_questions_are_asked(protocol: str) -> None:
+    entry = McpServer.model_validate({"command": [sys.executable, str(KIND)], "protocol": protocol})
+    async with connected("kind", entry, os.environ) as connection:
+        assert connection.protocol == protocol
+        if protocol in ASK:
+            assert await booked(connection) == '{"seats": 2, "window": false}'
+
+
+async def test_questions_are_asked_over_http_in_every_revision_and_each_by_its_call() -> None:
+    async with listening(KIND) as url:
+        for protocol in ASK:
+            entry = McpServer.model_validate({"url": f"{url}/mcp", "protocol": protocol})
+            async with connected("kind", entry, os.environ) as connection:
+                assert connection.protocol == protocol
+                both = await asyncio.gather(booked(connection), booked(connection))
+                assert both == ['{"seats": 2, "window": false}'] * 2
+
+
+@pytest.mark.parametrize("named", [None, "sse"])
+async def test_a_server_of_the_older_transport_is_found_out_and_serves_calls(named: str | None) -> None:
+    async with listening(KIND, "--sse") as url:
+        entry = McpServer.model_validate({"url": f"{url}/sse", "transport": named})
+        async with connected("kind", entry, os.environ) as connection:
+            assert connection.entry.transport == "sse"
+            assert await booked(connection) == '{"seats": 2, "window": false}'
+            tools = (await connection.listing()).tools
+            answer = await connection.call("add", {"a": 1, "b": 2}, meta={}, ask=two_seats, progress=unheard)
+            assert result_of(connection.entry, tools["add"], answer)["value"] == {"result": 3}
+
+
+async def test_an_answer_of_the_older_transport_is_bounded() -> None:
+    async with listening(KIND, "--sse") as url:
+        entry = McpServer.model_validate({"url": f"{url}/sse", "transport": "sse", "max_message_bytes": 8192})
+        async with connected("kind", entry, os.environ) as connection:
+            with pytest.raises(TurnstileError) as failed:
+                async with asyncio.timeout(10):
+                    await connection.call("echo", {"text": "x" * 9000}, meta={}, ask=two_seats, progress=unheard)
+            assert failed.value.code == "mcp_disconnected"
+            assert connection.closed.is_set()
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 410, 500])
+async def test_an_address_that_is_no_server_says_what_it_answered_and_hangs_nobody(status: int) -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        writer.write(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        entry = McpServer(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp")
+        with pytest.raises(TurnstileError) as failed:
+            async with asyncio.timeout(10), connected("web", entry, os.environ):
+                pass
+    assert failed.value.code == "mcp_unavailable"
+    assert (b"GET" in asked) == (status < 500)
+    assert ("HTTP+SSE" in str(failed.value)) == (status < 500)
+
+
+@pytest.mark.parametrize("support", ["required", "optional", "forbidden"])
+async def test_a_tool_that_can_only_be_run_as_a_task_is_left_out_with_the_reason(tmp_path: Path, support: str) -> None:
+    async with rough(tmp_path, [tool("slow", execution={"taskSupport": support})]) as connection:
+        listing = await connection.listing()
+    if support == "required":
+        assert listing.left_out == {"slow": "it can only be run as a task (2025-11-25), which is not spoken here"}
+    else:
+        assert set(listing.tools) == {"slow"}
+
+
+async def test_a_server_that_speaks_another_revision_is_not_used(tmp_path: Path) -> None:
+    async with rough(tmp_path, []) as connection:
+        assert connection.protocol == "2025-06-18"
+        entry = connection.entry.model_copy(update={"protocol": "2025-03-26"})
+    with pytest.raises(TurnstileError, match=r"speaks the protocol 2025-06-18, and its entry names 2025-03-26"):
+        async with connected("rough", entry, os.environ):
+            pass
