@@ -33,6 +33,7 @@ class CardType(StrEnum):
 
     INSTRUCTION = "task.instruction"
     RESULT_FIELDS = "task.result_fields"
+    RUNTIME_CONFIG = "task.runtime_config"
     STEER = "task.steer"
     THOUGHT = "agent.thought"
     TOOL_CALL = "tool.call"
@@ -49,7 +50,7 @@ class CardType(StrEnum):
     """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 
 
-PROMPT_CARDS = frozenset({CardType.PROFILE, CardType.TOOLS, CardType.RENDERED_PROMPT})
+PROMPT_CARDS = frozenset({CardType.PROFILE, CardType.TOOLS, CardType.RENDERED_PROMPT, CardType.RUNTIME_CONFIG})
 """Cards that say how an agent was told to work (`Detail.PROMPTS`)."""
 
 

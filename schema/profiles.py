@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
+from turnstile.schema.ids import CardId
 from turnstile.schema.parameters import object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
@@ -204,6 +205,31 @@ class RuntimeConfig(Strict):
         """The texts that count towards the size of the request (protocol §6)."""
         schemas = (json.dumps(each.parameters, ensure_ascii=False) for each in self.choices)
         return [self.instructions or "", *(each.name + each.description for each in self.choices), *schemas]
+
+    def split(self) -> tuple[JsonObject, JsonObject]:
+        """The settings for the inbox row, and the text for a card (protocol §4.4); either may be empty."""
+        whole: JsonObject = self.model_dump(mode="json", exclude_none=True)
+        text = {name: whole.pop(name) for name in _TEXT if name in whole}
+        return whole, text
+
+
+_TEXT = ("instructions", "choices")
+
+
+class StoredConfig(RuntimeConfig):
+    """The settings as a turn's inbox row has them: `instructions` and `choices` are on a card (protocol §4.4).
+
+    A row of before migration 0055 has them itself.
+    """
+
+    card_id: CardId | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The `task.runtime_config` card in the turn's context box; null if the turn has neither."""
+
+    def merged(self, text: JsonValue) -> RuntimeConfig:
+        """The settings of the enqueue, with the text of the card; raises `ValidationError` if that is no such text."""
+        settings = self.model_dump(mode="json", exclude_unset=True, exclude={"card_id"})
+        told = text if isinstance(text, dict) and text.keys() <= set(_TEXT) else {"text": text}
+        return RuntimeConfig.model_validate({**settings, **told}, context=STORED)
 
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")

@@ -19,6 +19,7 @@ from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
     Card,
     CardType,
+    CardUnreadable,
     JsonContent,
     Role,
     TextContent,
@@ -77,12 +78,12 @@ class PinnedConfig:
 def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     """Read the pinned configuration, or make it in the first step.
 
-    Raises `ModelError` (`model_request_invalid`) if it cannot be read or made.
+    Raises `ModelError` (`model_request_invalid`) if it cannot be read or made, or `CardUnreadable`.
     """
     if begun.head.turn_config is not None:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
-    runtime = begun.head.runtime_config
+    runtime = _settings(begun)
     rows = tool_rows(begun.head.tools)
     known = {row.tool_name for row in rows}
     offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
@@ -126,6 +127,22 @@ def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> PinnedConfig
     if not isinstance(text, TextContent) or not isinstance(specs, ToolContent):
         raise ModelError("model_request_invalid", "the turn's pinned prompt and tools do not parse", retryable=False)
     return PinnedConfig(TurnConfig.model_validate(stored), text.text, tuple(specs.tools), ())
+
+
+def _settings(begun: BegunStep) -> RuntimeConfig:
+    """The settings of the enqueue, with the text on the card that the turn's row names."""
+    stored = begun.head.runtime_config
+    if stored.card_id is None:
+        return stored
+    card = next((card for card in begun.context if card.card_id == stored.card_id), None)
+    if card is None:
+        message = f"the card {stored.card_id} with the turn's instructions and choices is gone"
+        raise ModelError("model_request_invalid", message, retryable=False)
+    content = content_of(card)
+    try:
+        return stored.merged(content.data if isinstance(content, JsonContent) else None)
+    except ValidationError:
+        raise CardUnreadable(f"card {card.card_id} ({card.type}) has no instructions and choices") from None
 
 
 def _profile(cards: Sequence[Card]) -> Profile:

@@ -151,7 +151,7 @@ ORDER BY w.created_at, w.tool_call_id;
 SELECT x.card_id, x.content, x.tool_calls, x.tool_call_id, x.metadata FROM (
     SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata, p.position
     FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
-    WHERE p.box_id = :box_id::text::uuid AND c.metadata ->> 'type' NOT IN ('sys.profile', 'sys.tools', 'sys.rendered_prompt')
+    WHERE p.box_id = :box_id::text::uuid AND c.metadata ->> 'type' NOT IN ('sys.profile', 'sys.tools', 'sys.rendered_prompt', 'task.runtime_config')
     ORDER BY p.position DESC LIMIT :row_limit::int) x
 ORDER BY x.position;
 

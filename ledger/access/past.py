@@ -15,7 +15,7 @@ class TurnRequest(Tolerant):
     """What a turn was enqueued with."""
 
     runtime_config: Json[JsonObject]
-    """The settings that it overrides."""
+    """The settings that it overrides, with the text on their card, if that is still there."""
     metadata: Json[JsonObject]
     """The caller's notes; empty if retention has removed them."""
 

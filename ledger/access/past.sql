@@ -2,8 +2,11 @@
 
 -- name: get_turn_request :opt
 -- The settings and notes that a turn was enqueued with.
-SELECT coalesce(i.payload -> 'runtime_config', '{}') AS runtime_config, coalesce(e.metadata, '{}') AS metadata
+SELECT coalesce(i.payload -> 'runtime_config', '{}') - 'card_id' || coalesce(c.text, '{}') AS runtime_config, coalesce(e.metadata, '{}') AS metadata
 FROM state.agent_inbox i
+LEFT JOIN LATERAL (
+    SELECT CASE jsonb_typeof(c.content -> 'data') WHEN 'object' THEN c.content -> 'data' END AS text FROM public.cards c
+    WHERE c.card_id = i.payload #>> '{runtime_config,card_id}' AND c.tenant_id = i.project_id AND state.is_alive(c.expires_at, c.deleted_at)) c ON true
 LEFT JOIN state.execution_edges e ON e.edge_id = 'enqueue-' || i.agent_turn_id AND e.project_id = i.project_id
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
 

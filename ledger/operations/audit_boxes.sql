@@ -121,7 +121,7 @@ LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_
 LEFT JOIN LATERAL (
     SELECT i.payload ->> 'context_box_id' AS context_box_id, i.payload ->> 'output_box_id' AS output_box_id FROM state.agent_inbox i
     WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.message_type IN {turn_types}
-      AND c.metadata ->> 'type' NOT IN ('task.instruction', 'task.result_fields', 'meta.parent_pointer') LIMIT 1) t ON true
+      AND c.metadata ->> 'type' NOT IN ('task.instruction', 'task.result_fields', 'task.runtime_config', 'meta.parent_pointer') LIMIT 1) t ON true
 WHERE o.agent_turn_id IS NULL
   AND CASE WHEN b.card_id IS NULL
            THEN c.metadata ->> 'type' NOT IN ('tool.result', 'task.steer') AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')

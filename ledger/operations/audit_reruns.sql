@@ -43,7 +43,7 @@ JOIN public.boxes x ON x.box_id = r.box_id
 LEFT JOIN public.box_cards q ON q.box_id = r.old_box_id AND q.position = p.position
 WHERE EXISTS (SELECT FROM public.boxes o WHERE o.box_id = r.old_box_id)
   AND (r.box_id = r.old_box_id
-       OR (p.xmin = x.made_by::xid AND ((q.card_id IS DISTINCT FROM p.card_id AND c.metadata ->> 'type' <> 'task.steer')
+       OR (p.xmin = x.made_by::xid AND ((q.card_id IS DISTINCT FROM p.card_id AND c.metadata ->> 'type' NOT IN ('task.steer', 'task.runtime_config'))
            OR (c.metadata ->> 'agent_turn_id' = r.rerun_of AND (c.metadata ->> 'type' = 'task.deliverable'
                OR state.as_count(substring(c.metadata ->> 'step_id' FROM '-s([0-9]+)$')) >= r.from_step)))))
 ORDER BY ids LIMIT :row_limit::int;

@@ -6,9 +6,9 @@ then rings the doorbell of `Enqueued.lease`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pydantic import Json, ValidationError
+from pydantic import Json, JsonValue, ValidationError
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, query
@@ -16,7 +16,7 @@ from turnstile.ledger.turns.intake import Enqueue, Enqueued, enqueue_turn
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId, new_box_id, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, new_box_id, uuid7
 from turnstile.schema.people.reruns import LINE_LIMIT, RerunRequest
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.wire import headers
@@ -40,6 +40,8 @@ class CopiedBoxes(Tolerant):
     from_step: int
     last_step: int | None
     runtime_config: Json[JsonObject]
+    config_text: Json[JsonValue] | None = None
+    """What is on the card that the settings name."""
     line: Json[tuple[AgentTurnId, ...]]
     profile_name: str | None
 
@@ -59,6 +61,8 @@ class Rerun:
     context_copy_id: BoxId
     output_copy_id: BoxId
     admission: Admission = UNLIMITED
+    told_box_id: BoxId = field(default_factory=new_box_id)
+    """The context box of a turn whose settings have another text: the copy, and the card with it."""
 
     @property
     def correlation_id(self) -> str:
@@ -126,15 +130,18 @@ async def rerun_on(conn: Connection, command: Rerun) -> tuple[Enqueued, RerunOf]
         raise Refused("too_many_reruns", f"{LINE_LIMIT} reruns of reruns came before: run an earlier turn again")
     turn = request.agent_turn_id
     of = RerunOf(of=turn, from_step=copied.from_step, line=(turn, *copied.line))
-    done = await enqueue_turn(conn, _enqueue(command, copied, of), [])
+    new = _enqueue(command, copied, of)
+    card = new.config_card(command.caller.name)
+    done = await enqueue_turn(conn, new, [] if card is None else [card])
     if copied.verdict == "accepted" and done.reply.duplicate:
         raise Again  # its twin has committed meanwhile: the copies are not needed
     return done, of
 
 
 def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
-    """The new turn: the old one's agent, profile and settings, in the copies."""
-    settings = _settings(command.request, copied.runtime_config)
+    """The new turn: the old one's agent, profile and settings, in the copies; a card for settings with another text."""
+    known, before = _before(copied)
+    settings = _settings(command.request, before)
     asked = EnqueueRequest(
         agent_id=copied.agent_id or AgentId("unknown"),
         profile_name=copied.profile_name,
@@ -152,14 +159,27 @@ def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
         depth_limit=command.depth_limit,
         agent_turn_id=command.agent_turn_id,
         inbox_id=command.inbox_id,
-        new_context_box_id=command.context_copy_id,
+        new_context_box_id=command.told_box_id,
         new_output_box_id=command.output_copy_id,
         admission=command.admission,
         rerun=of,
         rerun_model=command.request.model or command.request.runtime_config.model,
         caller=command.caller,
         rerun_digest=command.request.digest(command.caller.name),
+        known_config_card_id=known if settings.split()[1] == copied.config_text else None,
     )
+
+
+def _before(copied: CopiedBoxes) -> tuple[CardId | None, JsonObject]:
+    """The settings of the old turn, and the card that has their text."""
+    settings = dict(copied.runtime_config)
+    match settings.pop("card_id", None), copied.config_text:
+        case str(card), dict(text):
+            return CardId(card), settings | text
+        case str(), _ if copied.verdict == "accepted":
+            raise Refused("step_gone", _REFUSALS["step_gone"])
+        case _:
+            return None, settings
 
 
 def _settings(request: RerunRequest, before: JsonObject) -> RuntimeConfig:

@@ -105,6 +105,8 @@ boxed AS (
 SELECT plan.verdict, coalesce((SELECT known.agent_id FROM known), turn.agent_id) AS agent_id,
        coalesce((SELECT known.from_step FROM known), asked.step, 1) AS from_step,
        ended.number AS last_step, coalesce(turn.payload -> 'runtime_config', '{}') AS runtime_config,
+       (SELECT c.content -> 'data' FROM public.cards c
+        WHERE c.card_id = turn.payload #>> '{runtime_config,card_id}' AND c.tenant_id = :project_id) AS config_text,
        coalesce(turn.payload -> 'rerun' -> 'line', '[]') AS line,
        (SELECT p.name FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
         JOIN resource.profiles p ON lower(p.name) = lower(c.content -> 'data' ->> 'name') AND p.project_id = :project_id

@@ -99,6 +99,8 @@ class Enqueue:
     """The model that this request names: what the turn had before was let it then."""
     caller: Caller | None = None
     """Who asks, if that is known: only who operates names any profile or model."""
+    known_config_card_id: CardId | None = None
+    """The card that has the text of its settings already, in the context box that it names: a rerun's."""
 
     @property
     def agent_id(self) -> AgentId:
@@ -130,6 +132,24 @@ class Enqueue:
         """A fingerprint of what was asked; the same correlation with a different one is a conflict."""
         asked = self.request if self.action is None else self.action
         return self.rerun_digest or asked.digest()
+
+    @property
+    def stored_config(self) -> JsonObject:
+        """The settings as the inbox row has them: their text is on a card, whose id they have."""
+        settings, text = self.request.runtime_config.split()
+        return settings | {"card_id": self.known_config_card_id or self._config_card_id} if text else settings
+
+    def config_card(self, sender: str) -> Card | None:
+        """A new card with the text of the settings; None if they have none, or if it is on a card already."""
+        _, text = self.request.runtime_config.split()
+        if not text or self.known_config_card_id is not None:
+            return None
+        named, kind = self._config_card_id, CardType.RUNTIME_CONFIG
+        return make_card(named, kind, Role.SYSTEM, JsonContent(data=text), author=sender, turn=self.agent_turn_id)
+
+    @property
+    def _config_card_id(self) -> CardId:
+        return turn_card_id(self.agent_turn_id, "config")
 
 
 class QueuedStop(Tolerant):
@@ -258,7 +278,7 @@ async def enqueue_turn(
         "output_box_id": request.output_box_id,
         "new_context_box_id": command.new_context_box_id,
         "new_output_box_id": command.new_output_box_id,
-        "runtime_config": request.runtime_config.model_dump_json(exclude_none=True),
+        "runtime_config": json.dumps(command.stored_config),
         "budget": json.dumps(limits) if request.budget is not None and (limits := request.budget.stored()) else None,
         "metadata": json.dumps(request.metadata),
         "card_ids": columns["card_ids"],
@@ -316,6 +336,8 @@ def _cards(command: Enqueue, sender: str) -> list[Card]:
                 turn_card_id(turn, "fields"), CardType.RESULT_FIELDS, Role.SYSTEM, schema, author=sender, turn=turn
             )
         )
+    if (config := command.config_card(sender)) is not None:
+        cards.append(config)
     return cards
 
 

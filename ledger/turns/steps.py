@@ -22,7 +22,7 @@ from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import BoxId, CardId, ToolCallId, era_of, interrupt_id, step_id
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.people.interrupts import Hold
-from turnstile.schema.profiles import STORED, RuntimeConfig
+from turnstile.schema.profiles import STORED, StoredConfig
 from turnstile.schema.states import HeadStatus, MessageType, StepStatus
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.tools import ToolCommand
@@ -65,7 +65,7 @@ class StepHead(Tolerant):
     suspended_at: datetime | None = None
     """When the turn was suspended, if the step before this one sent calls."""
     context_headers: ContextHeaders
-    runtime_config: RuntimeConfig
+    runtime_config: StoredConfig
     profile_box_id: BoxId
     context_box_id: BoxId
     output_box_id: BoxId

@@ -26,7 +26,7 @@ from turnstile.schema.ids import (
     token,
 )
 from turnstile.schema.people.approvals import Decision
-from turnstile.schema.profiles import RuntimeConfig
+from turnstile.schema.profiles import RuntimeConfig, StoredConfig
 from turnstile.schema.pump.threads import MessageId, ThreadId
 from turnstile.schema.states import (
     AfterExecution,
@@ -218,8 +218,8 @@ class TurnPayload(Tolerant):
     """The box that the turn reads."""
     output_box_id: BoxId
     """The box that the turn's cards go to."""
-    runtime_config: RuntimeConfig = RuntimeConfig()
-    """The settings of the enqueue."""
+    runtime_config: StoredConfig = StoredConfig()
+    """The settings of the enqueue, without their text, which is on a card."""
     conversation_id: ConversationId | None = None
     """The conversation that the turn is in, if it is in one."""
     multitask: Multitask | None = None

@@ -9,7 +9,7 @@ from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model, shown
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ToolContent, content_of
-from turnstile.schema.ids import BoxId
+from turnstile.schema.ids import AgentTurnId, BoxId
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 SEND: JsonObject = {
@@ -293,6 +293,43 @@ async def test_bad_settings_are_refused(tenant: Tenant, runtime: JsonObject, cod
     reply = await tenant.ask({"agent_id": "alice", "instruction": "x", "runtime_config": runtime})
     assert (reply.status, reply.error_code) == ("rejected", code)
     assert code == "text_too_large" or next(iter(runtime)) in (reply.error or "") or "NUL" in (reply.error or "")
+
+
+async def test_instructions_and_choices_are_obeyed_from_a_card(tenant: Tenant) -> None:
+    """The inbox row, which SQL reads, has no such text. A rerun obeys it; another turn that reads its box does not."""
+    agent = await tenant.agent("mirror", system_prompt_template="You are it.", allowed_tools=[])
+    settings: JsonObject = {**CHOICES, "instructions": "Be brief."}
+    asked: JsonObject = {"agent_id": agent, "instruction": "x", "correlation_id": "c", "runtime_config": settings}
+    first = await tenant.ended(turn_of(await tenant.ask(asked)))
+    assert (await tenant.ask(asked)).duplicate
+    reply = await tenant.client.request("rerun", {"agent_turn_id": first.view.agent_turn_id})
+    again = await tenant.ended(AgentTurnId(str(reply["agent_turn_id"])))
+    for ended in (first, again):
+        assert shown(ended.deliverable())["messages"] == [["system", "You are it.\n\nBe brief."], ["user", "x"]]
+        assert {"send_b", "think"} <= set(offered(ended))
+    stored = await tenant.rows("SELECT payload FROM state.agent_inbox WHERE project_id = $1", tenant.project)
+    assert len(stored) == 2
+    for row in stored:
+        assert json.loads(row["payload"])["runtime_config"] == {"card_id": f"{first.view.agent_turn_id}-config"}
+        assert "brief" not in row["payload"]
+        assert "send_b" not in row["payload"]
+    other = await tenant.turn(agent, "y", context_box_id=first.view.context_box_id)
+    assert shown(other.deliverable())["messages"] == [["system", "You are it."], ["user", "x\n\ny"]]
+    assert "send_b" not in offered(other)
+
+
+@pytest.mark.parametrize("gone", ["expires_at = now()", "deleted_at = now()"])
+async def test_a_turn_fails_whose_settings_are_gone(tenant: Tenant, gone: str) -> None:
+    """Its choices and instructions are not left out: it would do something else than was asked."""
+    async with hand_of(tenant) as hand:
+        first = await hand.suspended(calling("search"))
+        queued = turn_of(await tenant.enqueue(hand.agent, "x", runtime_config=CHOICES))
+        await tenant.rows(
+            f"UPDATE cards SET {gone} WHERE metadata ->> 'type' = 'task.runtime_config'"  # noqa: S608 -- words of tests
+        )
+        await hand.report(call_of(first), "found")
+        ended = await hand.ended(queued)
+    assert (ended.view.status, ended.view.error_code) == ("failed", "model_request_invalid")
 
 
 async def test_a_repeat_with_other_choices_is_a_conflict(tenant: Tenant) -> None:

@@ -243,6 +243,16 @@ DAMAGES = [
         "UPDATE state.agent_inbox SET next_retry_at = 'infinity' WHERE inbox_id = '$leased_row'",
         {"inbox_id": "$leased_row"},
     ),
+    *(
+        Damage(
+            "settings_without_text",
+            ROW.format(
+                f"payload = jsonb_set(payload, '{{runtime_config,{name}}}', '{text}')", "inbox_id = '$plain_row'"
+            ),
+            {"inbox_id": "$plain_row"},
+        )
+        for name, text in (("instructions", '"be brief"'), ("choices", "[]"), ("card_id", '"$plain-instruction"'))
+    ),
     Damage(
         "retries_are_bounded",
         "UPDATE state.agent_inbox SET retry_count = 4, defer_reason = 'card_not_visible' WHERE correlation_id = 'told'",

@@ -1,6 +1,7 @@
 """A turn that is run again, in copies of its boxes as they were before one of its steps (protocol §6, rerun)."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -180,15 +181,86 @@ async def test_a_rerun_can_be_run_again(agents: Pool) -> None:
 async def test_the_settings_of_the_turn_are_kept_but_those_that_are_given(agents: Pool) -> None:
     await ask(agents, runtime_config={"temperature": 1, "max_steps": 3, "instructions": "be brief", "remember": True})
     old = await play(agents)
-    settings = {"temperature": 0.5, "max_steps": None}
-    await again(agents, old, caller=OPERATOR, model="scripted/other", runtime_config=settings)
+    changes = {"temperature": 0.5, "max_steps": None}
+    await again(agents, old, caller=OPERATOR, model="scripted/other", runtime_config=changes)
     new = await play(agents)
-    stored = "SELECT (payload -> 'runtime_config')::text FROM state.agent_inbox WHERE agent_turn_id = $1"
-    assert await value(agents, stored, new.agent_turn_id) == (
-        '{"model": "scripted/other", "remember": true, "temperature": 0.5, "instructions": "be brief"}'
+    given = {"model": "scripted/other", "remember": True, "temperature": 0.5}
+    assert await settings(agents, new) == (
+        given | {"card_id": f"{old.agent_turn_id}-config"},
+        {"instructions": "be brief"},
     )
+    assert await cards(agents, new.context_box_id) == await cards(agents, old.context_box_id)
     with pytest.raises(ValueError, match="different models"):
         await again(agents, old, model="a/b", runtime_config={"model": "a/c"})
+
+
+async def settings(pool: Pool, turn: TurnRef) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Those in a turn's row, and what is on the card that they name, which is in its context box."""
+    [row] = await rows(
+        pool,
+        "SELECT i.payload ->> 'runtime_config' AS settings, c.content ->> 'data' AS text FROM state.agent_inbox i"
+        " LEFT JOIN (cards c JOIN box_cards b USING (card_id)) ON b.box_id::text = i.payload ->> 'context_box_id'"
+        " AND c.card_id = i.payload #>> '{runtime_config,card_id}' WHERE i.agent_turn_id = $1",
+        turn.agent_turn_id,
+    )
+    return json.loads(row["settings"]), None if row["text"] is None else json.loads(row["text"])
+
+
+THINK = {"name": "think", "description": "Think on."}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"instructions": "be long"}, {"instructions": "be long", "choices": [THINK]}),
+        ({"choices": []}, {"instructions": "be brief"}),
+        ({"instructions": None}, {"choices": [THINK]}),
+        ({"instructions": None, "choices": []}, None),
+        ({"instructions": "be brief", "choices": [THINK]}, {"instructions": "be brief", "choices": [THINK]}),
+    ],
+)
+async def test_another_text_is_a_card_of_the_rerun(
+    agents: Pool, given: dict[str, Any], text: dict[str, Any] | None
+) -> None:
+    """And a rerun of that one has it, too. The copied box is not written, nor that of the old turn."""
+    await ask(agents, runtime_config={"max_steps": 3, "instructions": "be brief", "choices": [THINK]})
+    old = await play(agents)
+    before, was = await cards(agents, old.context_box_id), await settings(agents, old)
+    made = await again(agents, old, runtime_config=given, correlation_id="r")
+    assert (await again(agents, old, runtime_config=given, correlation_id="r")).reply.duplicate
+    new = await play(agents)
+    row, told_text = await settings(agents, new)
+    for choice in (told_text or {}).get("choices", []):
+        assert choice.pop("parameters") == {"type": "object", "properties": {}}
+    assert told_text == text
+    own = {} if text is None else {"card_id": f"{new.agent_turn_id}-config"}
+    same = text == {"instructions": "be brief", "choices": [THINK]}
+    assert row == {"max_steps": 3} | (was[0] if same else own)
+    assert made.reply.context_box_id == new.context_box_id
+    assert await cards(agents, new.context_box_id) == [*before, *([] if same else own.values())]
+    assert (await cards(agents, old.context_box_id), await settings(agents, old)) == (before, was)
+    await again(agents, new)
+    assert await settings(agents, await play(agents)) == await settings(agents, new)
+
+
+async def test_the_text_of_a_row_of_before_becomes_a_card(agents: Pool) -> None:
+    await ask(agents, runtime_config={"max_steps": 3})
+    old = await play(agents)
+    place = """'{runtime_config,instructions}', '"be brief"'"""
+    await rows(agents, f"UPDATE state.agent_inbox SET payload = jsonb_set(payload, {place})")  # noqa: S608 -- constants
+    await rows(agents, "UPDATE state.migrations SET applied_at = now() WHERE name = '0055_point_to_settings'")
+    await again(agents, old)
+    new = await play(agents)
+    card_id = f"{new.agent_turn_id}-config"
+    assert await settings(agents, new) == ({"max_steps": 3, "card_id": card_id}, {"instructions": "be brief"})
+
+
+async def test_settings_whose_text_is_gone_are_not_repeated(agents: Pool) -> None:
+    await ask(agents, runtime_config={"instructions": "be brief"})
+    old = await play(agents)
+    await rows(agents, "UPDATE cards SET deleted_at = now() WHERE metadata ->> 'type' = 'task.runtime_config'")
+    with refused("step_gone"):
+        await again(agents, old)
 
 
 async def test_it_has_the_profile_of_the_turn_as_that_is_now(agents: Pool) -> None:

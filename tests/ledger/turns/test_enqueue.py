@@ -1,5 +1,6 @@
 """What enqueue answers and writes, and the stop of a turn that still waits (protocol §6)."""
 
+import json
 from typing import Any
 
 import pytest
@@ -27,14 +28,17 @@ from tests.support.ledger.agents import (
     stop,
     value,
 )
+from turnstile.ledger.access.past import get_turn_request
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import box_cards, make_box
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.lease import release_claims
 from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, FieldsSchemaContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, new_box_id, uuid7
+from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import DeferReason, InboxStatus, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueRequest
@@ -247,6 +251,47 @@ async def test_result_fields_are_a_card_after_the_instruction(agents: Pool) -> N
     fields = content_of((await begin(agents, turn)).context[1])
     assert isinstance(fields, FieldsSchemaContent)
     assert [(field.name, field.description) for field in fields.fields] == [("answer", "short")]
+
+
+TOLD: JsonObject = {"instructions": "Be brief.", "choices": [{"name": "think", "description": "Think on."}]}
+
+
+async def test_the_text_of_settings_is_a_card_and_the_row_names_it(agents: Pool) -> None:
+    fields: dict[str, Any] = {"result_fields": [{"name": "answer"}], "runtime_config": {**TOLD, "max_steps": 3}}
+    asked = await ask(agents, **fields, correlation_id="c")
+    turn = asked.reply.agent_turn_id
+    assert await texts(agents, asked.reply.context_box_id) == ["hello", "task.result_fields", "task.runtime_config"]
+    stored = "SELECT payload ->> 'runtime_config' FROM state.agent_inbox"
+    assert json.loads(await value(agents, stored)) == {"max_steps": 3, "card_id": f"{turn}-config"}
+    before = await rows(agents, "SELECT * FROM cards ORDER BY card_id")
+    repeated = await ask(agents, **fields, correlation_id="c")
+    assert (repeated.reply.duplicate, repeated.reply.agent_turn_id) == (True, turn)
+    with pytest.raises(Refused, check=lambda error: error.code == "correlation_conflict"):
+        await ask(agents, runtime_config={**TOLD, "max_steps": 3, "instructions": "Be long."}, correlation_id="c")
+    assert await rows(agents, "SELECT * FROM cards ORDER BY card_id") == before
+    begun = await begin(agents, await start(agents))
+    assert begun.head.runtime_config.card_id == begun.context[2].card_id
+    past = await agents.run(lambda conn: get_turn_request(conn, PROJECT, AgentTurnId(str(turn))))
+    assert past is not None
+    assert past.runtime_config == {"max_steps": 3, **RuntimeConfig.model_validate(TOLD).split()[1]}
+
+
+async def test_settings_without_text_need_no_card(agents: Pool) -> None:
+    source = await packed(agents, "in a box")
+    asked = await ask(agents, instruction=None, context_box_id=source, runtime_config={"max_steps": 3, "choices": []})
+    assert asked.reply.context_box_id == source
+    assert json.loads(await value(agents, "SELECT payload ->> 'runtime_config' FROM state.agent_inbox")) == {
+        "max_steps": 3
+    }
+    assert await value(agents, "SELECT count(*) FROM cards WHERE metadata ->> 'type' = 'task.runtime_config'") == 0
+
+
+async def test_their_text_goes_behind_the_cards_of_a_box(agents: Pool) -> None:
+    """The box that is named is not written."""
+    source = await packed(agents, "in a box")
+    asked = await ask(agents, instruction=None, context_box_id=source, runtime_config=TOLD)
+    assert await texts(agents, asked.reply.context_box_id) == ["in a box", "task.runtime_config"]
+    assert await texts(agents, source) == ["in a box"]
 
 
 async def test_without_box_and_instruction_the_agents_memory_is_read(agents: Pool) -> None:
