@@ -17,7 +17,7 @@ from turnstile.schema.budgets.budget_requests import (
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, StepId, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
@@ -87,14 +87,19 @@ class Turn(ABC):
         """
 
     async def __aiter__(self) -> AsyncGenerator[str]:
-        """Pieces of the answer's text as the model writes it, until the turn has ended.
+        """Pieces of the answer's text as the model writes it, until the turn has ended; a blank line between two steps.
 
         Where an attempt fails in the middle, the next one's pieces follow those of the first: `result` is exact.
         """
+        step: StepId | None = None
         async with self.chunks() as chunks:
             async for chunk in chunks:
-                if chunk.chunk_type is ChunkType.CONTENT:
-                    yield chunk.content
+                if chunk.chunk_type is not ChunkType.CONTENT or not chunk.content:
+                    continue
+                if step is not None and chunk.step_id != step:
+                    yield "\n\n"
+                step = chunk.step_id
+                yield chunk.content
 
     @abstractmethod
     def chunks(self) -> AbstractAsyncContextManager[AsyncGenerator[Chunk]]:

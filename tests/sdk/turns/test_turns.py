@@ -77,6 +77,14 @@ async def test_all_that_a_model_writes_comes_by_step_and_attempt(client: Client)
     assert len({chunk.step_id for chunk in seen}) == 2
 
 
+async def test_the_texts_of_two_steps_have_a_blank_line_between(client: Client) -> None:
+    call: JsonObject = {"name": "nothing", "arguments": {"a": 1}}
+    turn = client.ask(
+        ALICE, steps({"text": "first", "tool_calls": [call], "chunks": 3}, {"text": "second", "chunks": 2})
+    )
+    assert await text_of(turn) == "first\n\nsecond"
+
+
 async def test_the_fields_that_are_asked_for_are_delivered(client: Client) -> None:
     result = await client.ask("bob", "how much?", result_fields={"answer": "a number", "unit": ""}).result(10)
     assert result.fields == {"answer": 42, "unit": {"si": "kg"}}
