@@ -284,6 +284,19 @@ class Run:
             await self.tenant.stack.conn.store(command, json.dumps(payload).encode())
         await self.tenant.stack.conn.store(command, text.encode())
         await until(self._three_acks, 20, "three commands are answered")
+        await self.ring_wrongly()
+
+    async def ring_wrongly(self) -> None:
+        """A doorbell that cannot be read, which the bridge logs."""
+        [target] = self.tenant.stack.settings.worker.worker_targets
+        wakeup = subjects.wakeup(self.tenant.project, CHANNEL, target)
+        logged = len(self.processes.bridge.log.read_text())
+        await self.tenant.stack.conn.store(wakeup, b'{"agent_id": ["a doorbell is no place for a list"]}')
+
+        async def is_logged() -> bool:
+            return "a doorbell cannot be read" in self.processes.bridge.log.read_text()[logged:]
+
+        await until(is_logged, 20, "the bridge names the doorbell")
 
     async def _three_acks(self) -> bool:
         return len(await self.tenant.events("sys.bridge.enqueue_ack")) == 3
@@ -298,6 +311,7 @@ class Run:
             process.env["TURNSTILE__OBSERVABILITY__LOG_FORMAT"] = form
         await self.processes.ensure()
         assert (await self.tenant.ended(turn, 40)).view.status == "success"
+        await self.ring_wrongly()
 
     async def outages(self) -> None:
         """All servers away for a moment, while a turn runs and somebody looks."""
