@@ -16,6 +16,7 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
+from turnstile.sdk.mcp.client_credentials import ClientCredentials
 from turnstile.sdk.mcp.mcp_server import McpServer, value_of_env
 from turnstile.sdk.mcp.pacing import Pace, Streams
 from turnstile.sdk.mcp.stdio_pipes import LastWords
@@ -71,6 +72,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request; the body of what it returns raises `BodyRefused`."""
+        request.extensions.setdefault("timeout", httpx2.Timeout(_SECONDS).as_dict())  # those of OAuth have none
         if request.method == "DELETE":  # the end of a session, which nobody waits for longer
             request.extensions["timeout"] = httpx2.Timeout(_END_SECONDS).as_dict()
         lost = self._lost if request.method == "POST" else None
@@ -95,25 +97,26 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 @asynccontextmanager
 async def bounded_http(
-    entry: McpServer, environ: Mapping[str, str], pace: Pace, words: LastWords, closed: asyncio.Event
+    entry: McpServer,
+    environ: Mapping[str, str],
+    pace: Pace,
+    words: LastWords,
+    closed: asyncio.Event,
+    credentials: ClientCredentials | None = None,
 ) -> AsyncGenerator[Streams]:
     """The server at the entry's address; raises `ConfigError` for a missing variable.
 
     `words` are told why it cannot be used, where it wants to know who asks; and whether it may be one of the older
     transport, which refuse a POST to their address. `closed` is set when such a server does not take a message.
     """
-    older = entry.transport == "sse"
+    url, older = entry.url or "", entry.transport == "sse"
 
     async def look(response: httpx2.Response) -> None:
         if response.status_code in _WHO_ASKS:
-            sent = f"with the headers {', '.join(entry.headers)}" if entry.headers else "without a header of yours"
-            words.reason = (
-                f"it answered {response.status_code} to a request {sent}: "
-                "name the variable of its token by --header Authorization=env:NAME"
-            )
+            words.reason = f"it answered {response.status_code} to a request {_sent(entry)}"
         elif response.is_success:
             words.reason, words.refuses_post = "", False
-        elif response.is_client_error and response.request.method == "POST":
+        elif response.is_client_error and response.request.method == "POST" and response.request.url == url:
             words.refuses_post = True
 
     given = {name: value_of_env(value.removeprefix(_ENV), environ) for name, value in entry.headers.items()}
@@ -122,12 +125,12 @@ async def bounded_http(
         headers={**given, "accept-encoding": "identity"},
         timeout=httpx2.Timeout(_SECONDS, read=None),  # calls have a time of their own
         event_hooks={"response": [look]},
+        auth=credentials,
     )
 
     def ours(*_: object, **__: object) -> httpx2.AsyncClient:
         return client
 
-    url = entry.url or ""
     if older:
         async with sse_client(url, httpx_client_factory=ours) as streams:
             yield streams
@@ -135,3 +138,12 @@ async def bounded_http(
         bound = entry.max_message_bytes
         async with client, streamable_http_client(url, http_client=client, max_sse_event_size=bound) as streams:
             yield streams
+
+
+def _sent(entry: McpServer) -> str:
+    """How a request was signed that the server refused, and what to do."""
+    if entry.oauth is not None:
+        return f"of the OAuth client {entry.oauth.client_id}: see whether its secret and scope are right"
+    sent = f"with the headers {', '.join(entry.headers)}" if entry.headers else "without a header of yours"
+    header = "name the variable of its token by --header Authorization=env:NAME"
+    return f"{sent}: {header}, or its OAuth client by --oauth-client-id ID --oauth-client-secret-file FILE"

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias, cast
 
 import mcp_types as types
 from mcp.client import Client, ClientRequestContext, IncomingMessage
+from mcp.client.auth import OAuthFlowError
 from mcp.shared._stream_protocols import WriteStream
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
@@ -26,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.bounded_http import bounded_http
+from turnstile.sdk.mcp.client_credentials import ClientCredentials
 from turnstile.sdk.mcp.mcp_server import STATELESS, McpServer
 from turnstile.sdk.mcp.pacing import Pace, Streams, paced
 from turnstile.sdk.mcp.stdio_pipes import LastWords, stdio_pipes
@@ -317,10 +319,11 @@ async def _connected(name: str, entry: McpServer, environ: Mapping[str, str]) ->
     for each in _QUIET:
         logging.getLogger(each).setLevel(logging.CRITICAL)
     connection, words, pace = McpConnection(name, entry), LastWords(), Pace()
+    credentials = None if entry.oauth is None else ClientCredentials(entry.url or "", entry.oauth)
     pipes = (
         stdio_pipes(entry, environ, pace, words)
         if entry.command
-        else bounded_http(entry, environ, pace, words, connection.closed)
+        else bounded_http(entry, environ, pace, words, connection.closed, credentials)
     )
     sessions = entry.transport == "sse" or entry.protocol not in {None, STATELESS}
     client = Client(
@@ -337,6 +340,9 @@ async def _connected(name: str, entry: McpServer, environ: Mapping[str, str]) ->
             async with asyncio.timeout(entry.connect_seconds):
                 await stack.enter_async_context(client)
             connection.open(client)
+            if entry.oauth is not None and credentials is not None and credentials.issuer is not None:
+                oauth = entry.oauth.model_copy(update={"issuer": credentials.issuer})
+                connection.entry = entry.model_copy(update={"oauth": oauth})
             try:
                 yield connection
             except Exception as error:
@@ -346,7 +352,7 @@ async def _connected(name: str, entry: McpServer, environ: Mapping[str, str]) ->
         inner = failed or first_of(error)
         if failed is not None or isinstance(inner, TurnstileError):
             raise inner from None
-        why = words.reason or worded(inner)
+        why = (not isinstance(inner, OAuthFlowError) and words.reason) or worded(inner)
         refuses = words.refuses_post and not words.reason
         raise McpUnavailable(f"the MCP server {name} cannot be used: {why}", words.text, refuses_post=refuses) from None
     finally:
@@ -367,5 +373,7 @@ def worded(error: BaseException) -> str:
             return "it did not answer in time"
         case ValidationError():
             return "it is not as the protocol says"
+        case OAuthFlowError():  # what follows is quoted of the authorization server
+            return f"its OAuth client gets no token: {str(error).partition(': ')[0][:300]}"
         case _:
             return (str(error) or type(error).__name__)[:300]

@@ -51,6 +51,18 @@ def row_name(server: str, tool: str) -> str:
     return f"{server}{SEPARATOR}{tool}"
 
 
+class OAuthClient(Strict):
+    """The OAuth client that this host is at a server: its credentials are its own, no person's."""
+
+    client_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,512}$")]
+    client_secret_file: Path
+    """Where the secret is; it is read whenever a connection begins."""
+    scope: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,1024}$")] | None = None
+    """What the token is for; None: what the server names."""
+    issuer: Annotated[str, Field(pattern=r"^https?://[^\s]{1,2000}$")] | None = None
+    """The authorization server that the secret is for; None: the one that the server names."""
+
+
 class McpServer(Strict):
     """A server: a program that speaks on stdin and stdout, or the address of one over HTTP."""
 
@@ -64,6 +76,8 @@ class McpServer(Strict):
     """The address of a server over HTTP."""
     headers: dict[_HeaderName, _HeaderValue] = Field(default_factory=dict, max_length=32)
     """Headers of each request: `env:NAME` stands for the value of a variable."""
+    oauth: OAuthClient | None = None
+    """The OAuth client by which a server with a url is asked."""
     transport: Literal["http", "sse"] | None = None
     """How a server with a url is reached: `sse` is HTTP+SSE of 2024-11-05. None: as it turns out."""
     protocol: Literal["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] | None = None
@@ -93,8 +107,10 @@ class McpServer(Strict):
             raise ValueError("has either a command or a url")
         if self.url is None and self.headers:
             raise ValueError("headers are for a server with a url")
-        if self.url is None and self.transport is not None:
-            raise ValueError("transport is for a server with a url")
+        if self.url is None and (self.transport is not None or self.oauth is not None):
+            raise ValueError("transport and oauth are for a server with a url")
+        if self.oauth is not None and any(name.lower() == "authorization" for name in self.headers):
+            raise ValueError("has an OAuth client or a header Authorization, not both")
         if self.transport == "sse" and self.protocol == STATELESS:
             raise ValueError(f"the transport sse has sessions, which the protocol {STATELESS} has not")
         return self

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.mcp.conftest import SERVERS, House
+from tests.sdk.tools.test_mcp_reached import listening
 from tests.support.conditions import until
 
 
@@ -87,3 +88,26 @@ async def test_a_server_of_the_older_transport_is_added_as_what_it_is(house: Hou
         async with house.served("old"):
             [found] = await house.play(agent, ("old__add", {"a": 20, "b": 1}))
     assert found["result"] == {"value": {"result": 21}}
+
+
+async def test_a_server_that_wants_a_token_is_added_by_its_oauth_client(house: House) -> None:
+    secret = house.file.with_name("secret")
+    secret.write_text("s3cret\n")
+    given = ("--secret", "s3cret", "--notes", str(house.notes))
+    async with listening(SERVERS / "guarded_server.py", *given) as url:
+        refused = await house.cli("add", "guarded", "--url", f"{url}/mcp")
+        assert refused.code != 0
+        assert "--header" in refused.err
+        assert "--oauth-client-secret-file" in refused.err
+        half = await house.cli("add", "guarded", "--url", f"{url}/mcp", "--oauth-client-id", "kernel")
+        assert "--oauth-client-secret-file" in half.err
+        named = ("--oauth-client-id", "kernel", "--oauth-client-secret-file", secret)
+        ran = await house.cli("add", "guarded", "--url", f"{url}/mcp", *named)
+        assert ran.code == 0, ran.err
+        written = yaml.safe_load(house.file.read_text())["guarded"]["oauth"]
+        assert written == {"client_id": "kernel", "client_secret_file": str(secret), "issuer": url}
+        agent = await house.agent("guarded__add")
+        async with house.served("guarded"):
+            [found] = await house.play(agent, ("guarded__add", {"a": 20, "b": 1}))
+    assert found["result"] == {"value": {"result": 21}}
+    assert "s3cret" not in house.file.read_text() + ran.out + ran.err

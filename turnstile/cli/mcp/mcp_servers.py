@@ -29,6 +29,19 @@ async def add(
         list[str] | None, typer.Argument(help="The program and its arguments, after --.", metavar="[-- COMMAND ARG...]")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a server over HTTP.", metavar="URL")] = None,
+    oauth_client_id: Annotated[
+        str | None, typer.Option(help="With --url: the OAuth client that this host is at the server.", metavar="ID")
+    ] = None,
+    oauth_client_secret_file: Annotated[
+        Path | None, typer.Option(help="The file that has the client's secret.", metavar="FILE")
+    ] = None,
+    oauth_scope: Annotated[
+        str | None, typer.Option(help="What its token is for, by default what the server names.", metavar="SCOPE")
+    ] = None,
+    oauth_issuer: Annotated[
+        str | None,
+        typer.Option(help="The authorization server to send the secret to, by default the server's.", metavar="URL"),
+    ] = None,
     transport: Annotated[
         str | None, typer.Option(help="With --url: http, or sse (HTTP+SSE of 2024-11-05). By default it is found out.")
     ] = None,
@@ -59,6 +72,7 @@ async def add(
     given = Wanted(
         command=program or [],
         url=url,
+        oauth=(oauth_client_id, oauth_client_secret_file, oauth_scope, oauth_issuer),
         transport=transport,
         protocol=protocol,
         env=env or [],

@@ -39,6 +39,8 @@ class Wanted:
 
     command: list[str]
     url: str | None
+    oauth: tuple[str | None, Path | None, str | None, str | None]
+    """The id, secret's file, scope and issuer of an OAuth client."""
     transport: str | None
     protocol: str | None
     env: list[str]
@@ -57,6 +59,7 @@ class Wanted:
                 "cwd": str(Path.cwd()) if self.command else None,
                 "env": [*self.env],
                 "url": self.url,
+                "oauth": self._oauth(),
                 "transport": self.transport,
                 "protocol": self.protocol,
                 "headers": {**headers},
@@ -70,6 +73,15 @@ class Wanted:
             raise BadRequest(describe_faults(error, McpServer, most=1)) from None
         except ValueError:
             raise BadRequest("a --header is HEADER=env:NAME") from None
+
+    def _oauth(self) -> JsonObject | None:
+        client, file, scope, issuer = self.oauth
+        if self.oauth == (None, None, None, None):
+            return None
+        if client is None or file is None:
+            raise BadRequest("an OAuth client is named by --oauth-client-id ID and --oauth-client-secret-file FILE")
+        secret = str(file.absolute())
+        return {"client_id": client, "client_secret_file": secret, "scope": scope, "issuer": issuer}
 
 
 def file_of(session: Session, servers: Path | None) -> ServerFile:
