@@ -40,7 +40,7 @@ FROM (
            CASE WHEN o.agent_turn_id IS NULL THEN h.waiting_tool_count END AS waiting_tool_count,
            o.agent_turn_id IS NULL AND i.status = 'queued' AND EXISTS (
                SELECT FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id
-                 AND q.paused_at_epoch IS NOT NULL) AS is_paused,
+                 AND q.paused_at_epoch IS NOT NULL OFFSET 0) AS is_paused,
            i.payload ? 'rolled_back_by' AS rolled_back
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id

@@ -483,8 +483,8 @@ async def test_only_reports_of_a_sleeping_turn_are_due_again(agents: Pool) -> No
     await claim(agents, ALICE)
     await age(agents)
     assert await woken(agents) == [(PROJECT, ALICE)]
-    pending = await rows(agents, "SELECT inbox_id FROM state.agent_inbox WHERE status = 'pending'")
-    assert sorted(row["inbox_id"] for row in pending) == sorted(timeouts)
+    given_back = await rows(agents, "SELECT inbox_id FROM state.agent_inbox WHERE status = 'deferred'")
+    assert sorted(row["inbox_id"] for row in given_back) == sorted(timeouts)
 
 
 async def test_a_report_of_a_turn_that_went_on_or_is_over_is_not_due_again(agents: Pool) -> None:

@@ -252,6 +252,7 @@ async def in_hand(conn: Connection, targets: list[str]) -> list[LiveTurn]:
 async def way_for(conn: Connection, turn: AgentTurnId) -> object:
     """make_way, for a turn that rolls the one before back."""
     given = {"strategy": "rollback", "principal": "me", "reason": "x", "max_queued_turns": 9}
+    given["new_box_id"] = new_box_id()
     return await query("make_way").many(conn, project_id=PROJECT, agent_turn_id=turn, **given)
 
 
