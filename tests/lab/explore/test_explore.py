@@ -73,7 +73,7 @@ async def test_conversations_and_cuts_are_part_of_a_state(open_explorer: OpenExp
     explorer = await open_explorer("talk")
     assert await explorer.replay(CUT_BETWEEN_TURNS) == []
     tables = [table for table, _ in explorer.place.rows]
-    assert (tables.count("conversations"), tables.count("boxes"), tables.count("turn_outcomes")) == (1, 6, 2)
+    assert (tables.count("conversations"), tables.count("boxes"), tables.count("turn_outcomes")) == (1, 5, 2)
     [talk] = [json.loads(text) for (table, _), text in explorer.place.rows.items() if table == "conversations"]
     assert talk["output_box_id"] == "bbbbbbbb-0000-7000-8000-00000000000e"  # the one that the cut has made
 

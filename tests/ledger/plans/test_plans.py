@@ -75,8 +75,10 @@ T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
 """Rows that one node of a plan may see, over all its loops."""
-BUFFERS = 150
-"""Pages that a statement may touch: a few for each row it reads or writes, and none for the past."""
+BUFFERS = 250
+"""Pages that a statement may touch: a few for each row it reads or writes, and for each index of a row that it inserts,
+and none for the past. A rollback writes the most: two inbox rows, a stop with its edge, a box, and three pointers.
+"""
 
 FILL = [
     "SET session_replication_role = replica",  # no triggers
