@@ -1,6 +1,7 @@
 """How MCP servers are reached: each transport, each revision of the protocol, and tools that need more than a call."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -141,3 +142,39 @@ async def test_a_server_that_speaks_another_revision_is_not_used(tmp_path: Path)
     with pytest.raises(TurnstileError, match=r"speaks the protocol 2025-06-18, and its entry names 2025-03-26"):
         async with connected("rough", entry, os.environ):
             pass
+
+
+async def test_a_message_that_a_server_of_the_older_transport_does_not_take_ends_the_connection() -> None:
+    events: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if head.startswith(b"get"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: endpoint\ndata: /post\n\n")
+            events.append(writer)
+            return
+        size = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")), 0)
+        message = json.loads(await reader.readexactly(size))
+        if message["method"] == "initialize":
+            told = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": {"name": "old", "version": "1"}}
+            line = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": told})
+            events[0].write(f"event: message\ndata: {line}\n\n".encode())
+        status = "500 No" if message["method"].startswith("tools/") else "202 Accepted"
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/sse"
+        entry = McpServer.model_validate({"url": url, "transport": "sse", "connect_seconds": 5})
+        async with connected("old", entry, os.environ) as connection:
+            calling = asyncio.create_task(
+                connection.call("add", {}, meta={}, ask=two_seats, progress=unheard), name="calling"
+            )
+            async with asyncio.timeout(3):
+                await connection.closed.wait()
+        with pytest.raises(TurnstileError) as failed:
+            async with asyncio.timeout(3):
+                await calling
+        assert failed.value.code == "mcp_disconnected"
+        events[0].close()
