@@ -185,7 +185,7 @@ async def test_scripts_are_read_from_yaml_and_python(tmp_path: Path) -> None:
         ("a.yaml", "stebs: []", r"the file: unknown key 'stebs'; allowed: steps, name, repeat"),
         ("a.yaml", "steps: [{txt: x}]", r"steps\[0\]: unknown key 'txt'; allowed: text, "),
         ("a.yaml", "steps: [{delay_seconds: 1}]", r"steps\[0\]: a line needs text"),
-        ("a.yaml", "steps: [{text: x, chunks: 0}]", r"steps\[0\]\.chunks: .*greater than or equal to 1"),
+        ("a.yaml", "steps: [{text: x, chunks: 0}]", r"steps\[0\]\.chunks: must be at least 1"),
         ("a.yaml", "steps: [{attempts: [{error: {cod: x}}]}]", r"steps\[0\]\.attempts\[0\]\.error: .*allowed: code, "),
         ("a.yaml", "steps: [{text: x}]\nrepeat: never", r"repeat: .*'last', 'cycle' or 'error'"),
         ("a b.yaml", "steps: [{text: x}]", r"script name 'a b' must be"),

@@ -130,7 +130,12 @@ async def test_a_turn_that_fails(
     assert PROMPT not in str(ended.view.error)
     fallback = ended.deliverable()
     assert isinstance(fallback, dict)
-    assert PROMPT not in json.dumps(fallback)
+    reason, rest = fallback.pop("reason"), fallback
+    quoted = 'the provider says: "' in str(
+        reason
+    )  # as a card may, which people with rights read; and as a quotation alone
+    assert (PROMPT in str(reason).partition("the provider says:")[0], PROMPT in json.dumps(rest)) == (False, False)
+    assert quoted == isinstance(reply, Fault)
 
 
 async def test_nothing_leaks(tenant: Tenant, stub: OpenAIStub, caplog: pytest.LogCaptureFixture) -> None:
