@@ -17,7 +17,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.access import Principal
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, BoxId, box_id, conversation_named
+from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, conversation_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Conversations:
         """
         channel = seen_channel(principal, wanted.channel_id)
         agent = None if wanted.agent_id is None else AgentId(wanted.agent_id)
-        name = conversation_named(conversation)
+        name = conversation_named(conversation) if conversation else ConversationId("")  # of an agent itself
         found = await self.pool.run(
             lambda conn: find_conversations(conn, principal.project_id, name, agent, channel, row_limit=2)
         )

@@ -64,7 +64,7 @@ async def test_a_chat_streams_and_goes_on_without_loading_the_page_again(hand: H
     await expect(message).to_have_value("half a sent")
 
 
-async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Seats) -> None:
+async def test_keys_decide_and_lead_to_the_next_question(hand: Hand, people: Seats) -> None:
     turn = await hand.start(calling(*(("pay", {"amount": n}) for n in (1, 2))))
     await asked(hand, turn, 2)
     desk = await people.seat(GatewayRole.APPROVER)
@@ -79,10 +79,12 @@ async def test_keys_decide_and_the_next_question_follows(hand: Hand, people: Sea
     await desk.shows("20000 is greater than the maximum of 10000")
     await page.get_by_label("amount").fill("7")
     await page.get_by_label("amount").press("Enter")
-    await desk.shows("Approved as you edited it", "1 of 1 open")
+    await desk.shows("Approved as you edited it", "Look at the next open question")
     await page.locator("h1").click()
+    await page.keyboard.press("n")
+    await desk.shows("1 of 1 open")
     await page.keyboard.press("a")
-    await desk.shows("Approved: the call is sent.", "Nobody is asked anything now.")
+    await desk.shows("Approved: the call is sent.", "Nothing else is open")
     amounts = [each["amount"] for each in [await sent(hand, n) for n in range(2)]]
     assert 7 in amounts
     await finished(hand, turn)
