@@ -338,9 +338,14 @@ async def test_a_claim_that_the_engine_does_not_take_is_given_back_and_says_why(
         assert row["next_retry_at"] > row["processed_at"]
     finally:
         await own_servers.restart("temporal")
-    await tenant.rows("UPDATE state.agent_inbox SET next_retry_at = now() WHERE agent_turn_id = $1", turn)
-    await starter.claim([(tenant.project, agent)], "test")
-    assert await tenant.count("state.agent_inbox", "status = 'processing'") == 1
+
+    async def claimed() -> bool:
+        """The row is claimed as soon as the client has found Temporal again; until then it is given back."""
+        await tenant.rows("UPDATE state.agent_inbox SET next_retry_at = now() WHERE agent_turn_id = $1", turn)
+        await starter.claim([(tenant.project, agent)], "test")
+        return await tenant.count("state.agent_inbox", "status = 'processing'") == 1
+
+    await until(claimed, 20, "the row is claimed")
 
 
 async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_does(
