@@ -54,7 +54,8 @@ FROM (
 ORDER BY q.created_at;
 
 -- name: list_processes :many
--- The bridges, and the workers of targets that the project's agents and profiles name, that signed on in the last day, the latest first.
+-- The bridges, and the workers of targets that the project's agents and profiles name, that signed on in the last day and did not end
+-- as they should, the latest first.
 WITH targets AS MATERIALIZED (
     SELECT a.worker_target FROM resource.project_agents a WHERE a.project_id COLLATE "C" = :project_id
     UNION
@@ -63,7 +64,8 @@ WITH targets AS MATERIALIZED (
 SELECT w.instance, w.worker_target = '_bridge' AS is_bridge, array_agg(w.worker_target ORDER BY w.worker_target) AS targets,
        min(w.started_at) AS started_at, max(w.last_seen_at) AS last_seen_at, min(w.protocol_level) AS protocol_level,
        max(w.last_seen_at) > now() - make_interval(secs => :silent_seconds::float8) AS here
-FROM state.workers w WHERE w.worker_target = '_bridge' OR w.worker_target IN (SELECT t.worker_target FROM targets t)
+FROM state.workers w
+WHERE (w.worker_target = '_bridge' OR w.worker_target IN (SELECT t.worker_target FROM targets t)) AND w.left_at IS NULL
 GROUP BY w.instance, w.worker_target = '_bridge' ORDER BY max(w.last_seen_at) DESC, w.instance LIMIT :row_limit::int;
 
 -- name: list_target_needs :many

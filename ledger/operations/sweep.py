@@ -226,7 +226,7 @@ async def touch_worker(
 
 
 async def sign_off(conn: Connection, instance: str, *, is_bridge: bool) -> None:
-    """Record that this worker, or bridge, serves nothing any more: it ends as it should."""
+    """Record that this worker, or bridge, ends as it should; the net and listeners go by its last sign of life."""
     await query("sign_off").many(conn, instance=instance, is_bridge=is_bridge)
 
 

@@ -144,7 +144,7 @@ INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners
 SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :pump_target THEN :listeners::text[] END,
        CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END, :protocol_level::int
 FROM unnest(:worker_targets::text[]) t (worker_target)
-ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, left_at = NULL,
     listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads, protocol_level = EXCLUDED.protocol_level,
     started_at = CASE WHEN :restarted::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE least(w.started_at, now()) END;
@@ -153,11 +153,12 @@ ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last
 -- Signs a bridge on, in a row of the target _bridge.
 INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, protocol_level)
 VALUES ('_bridge', :instance, now(), :protocol_level::int)
-ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, protocol_level = EXCLUDED.protocol_level;
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, left_at = NULL,
+    protocol_level = EXCLUDED.protocol_level;
 
 -- name: sign_off :exec
--- Removes what a worker, or a bridge, that ends as it should has signed on for.
-DELETE FROM state.workers w WHERE w.instance = :instance AND (w.worker_target = '_bridge') = :is_bridge::boolean;
+-- Says that a worker, or a bridge, ends as it should.
+UPDATE state.workers w SET left_at = now() WHERE w.instance = :instance AND (w.worker_target = '_bridge') = :is_bridge::boolean;
 
 -- name: is_served :one
 -- Whether a worker of this target has signed on lately.

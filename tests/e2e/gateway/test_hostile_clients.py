@@ -133,19 +133,22 @@ async def test_clients_that_vanish_leave_nothing(guarded: Guarded, tenant: Tenan
 
 
 async def test_an_answer_that_would_be_too_large_is_refused(web: httpx.AsyncClient, tenant: Tenant) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 900_000}}}
-    for number in range(20):
-        await put_tool(tenant.pool, tenant.project, definition(f"tool_{number:02}", parameters=schema))
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": "x" * 60_000}},
+    }  # one may have 64 KiB
+    for number in range(300):
+        await put_tool(tenant.pool, tenant.project, definition(f"tool_{number:03}", parameters=schema))
     assert code(await web.get("/v1/tools", params={"limit": "500"})) == (413, "result_too_large")
     names: list[str] = []
-    query = {"limit": "7"}
+    query = {"limit": "100"}
     while True:
         page = (await web.get("/v1/tools", params=query)).json()
         names += [tool["tool_name"] for tool in page["tools"]]
         if page["next"] is None:
             break
-        query = {"limit": "7", "cursor": page["next"]}
-    assert names == [f"tool_{number:02}" for number in range(20)]
+        query = {"limit": "100", "cursor": page["next"]}
+    assert names == [f"tool_{number:03}" for number in range(300)]
 
 
 async def test_waits_count_as_streams_and_end_when_the_gateway_does(here: Stack, tenant: Tenant) -> None:

@@ -31,6 +31,8 @@ from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id,
 SECRET = "the secret of another"
 WORD = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 TIMES = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?")
+UNLIKE = ("content-length", "location", "x-request-id")
+"""Headers that differ between two equal answers."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,9 @@ MATRIX: dict[str, list[Make]] = {
     "get_budget": [lambda _, its: Asked(f"/v1/budgets/{its.turn}")],
     "raise_budget": [
         lambda _, its: Asked(f"/v1/budgets/{its.turn}/raise", body={"max_tokens": 1}),
+        lambda _, its: Asked(
+            f"/v1/budgets/{its.turn}/raise", body={"max_tokens": 1}, headers={"idempotency-key": its.key}
+        ),
         lambda _, its: Asked(f"/v1/budgets/{its.waiting}/raise", body={"max_tokens": -1, "correlation_id": its.key}),
     ],
     "limit_project": [lambda _, __: Asked("/v1/budgets/week/limit", body={"limits": None})],
@@ -231,6 +236,7 @@ MATRIX: dict[str, list[Make]] = {
         lambda own, its: rpc(own.agent, "GetTaskPushNotificationConfig", taskId=its.turn, id="x"),
         lambda own, its: rpc(own.agent, "DeleteTaskPushNotificationConfig", taskId=its.turn, id="x"),
     ],
+    "openai_list_input_items": [lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}/input_items")],
     "openai_cancel_response": [lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}/cancel", body={})],
     "list_agents": [lambda _, __: Asked("/v1/agents")],
     "list_profiles": [lambda _, __: Asked("/v1/profiles")],
@@ -330,7 +336,7 @@ async def answer_of(sides: Sides, asked: Asked, method: str, used: Ids) -> tuple
     assert SECRET not in text
     for each in sorted(vars(used).values(), key=len, reverse=True):
         text = text.replace(each, "ID").replace(each.lower(), "ID")
-    headers = {name: value for name, value in answer.headers.items() if name not in ("content-length", "location")}
+    headers = {name: value for name, value in answer.headers.items() if name not in UNLIKE}
     if answer.status_code in (201, 202):  # a turn of one's own: times and figures differ
         turn = answer.json()
         return answer.status_code, headers, turn["status"], turn["output"]["text"], turn["duplicate"]

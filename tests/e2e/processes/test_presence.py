@@ -6,7 +6,7 @@ from tests.support.conditions import until
 from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
 
-PRESENT = "SELECT worker_target FROM state.workers ORDER BY worker_target"
+PRESENT = "SELECT worker_target FROM state.workers WHERE left_at IS NULL ORDER BY worker_target"
 
 
 async def both_are_there(stack: Stack, target: str) -> bool:
