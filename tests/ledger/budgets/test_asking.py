@@ -50,13 +50,13 @@ async def test_what_is_asked_for_is_the_turns_own(agents: Pool) -> None:
     assert row["until"] is not None
 
 
-async def test_a_profiles_budget_holds_for_who_asks_for_none(agents: Pool) -> None:
+async def test_a_profiles_budget_holds_for_who_asks_for_none_and_is_tightened_by_others(agents: Pool) -> None:
     await capped(agents, max_tokens=500)
     made = await ask(agents, CAPPED)
     assert (await budget(agents, made.reply.agent_turn_id))["max_tokens"] == 500
     other = await ask(agents, CAPPED, budget={"max_turns": 2})
     row = await budget(agents, other.reply.agent_turn_id)
-    assert (row["max_tokens"], row["max_turns"]) == (None, 2)  # as a whole, not field by field
+    assert (row["max_tokens"], row["max_turns"]) == (500, 2), "a request may tighten, never loosen"
     for_once = await ask(agents, ALICE, profile_name="capped")
     assert (await budget(agents, for_once.reply.agent_turn_id))["max_tokens"] == 500
 
@@ -133,7 +133,7 @@ async def test_turns_of_a_day_are_counted_and_given_back_to_nobody(agents: Pool)
     assert refused.value.code == "budget_exceeded"
 
 
-async def test_a_rerun_has_the_budget_that_it_asks_for_else_the_profiles(agents: Pool) -> None:
+async def test_a_rerun_has_the_budget_that_it_asks_for_within_the_profiles(agents: Pool) -> None:
     await capped(agents, max_tokens=500)
     await ask(agents, CAPPED, budget={"max_tokens": 900})
     turn = await play(agents, CAPPED)
@@ -141,7 +141,7 @@ async def test_a_rerun_has_the_budget_that_it_asks_for_else_the_profiles(agents:
     assert (await budget(agents, of_profile.reply.agent_turn_id))["max_tokens"] == 500
     own = await again(agents, turn, budget={"max_turns": 4}, correlation_id="c1")
     row = await budget(agents, own.reply.agent_turn_id)
-    assert (row["max_tokens"], row["max_turns"]) == (None, 4)
+    assert (row["max_tokens"], row["max_turns"]) == (500, 4)
     assert (await again(agents, turn, budget={"max_turns": 4}, correlation_id="c1")).reply.duplicate
     with pytest.raises(Refused) as refused:
         await again(agents, turn, budget={"max_turns": 5}, correlation_id="c1")
