@@ -17,7 +17,7 @@ from turnstile.ledger.trees.marks import mark_tree, rings_of
 from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, EndedTurn, end_by_fallback, fallback_card
 from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
 from turnstile.ledger.turns.lease import Lease
-from turnstile.ledger.turns.views import locate_turn
+from turnstile.ledger.turns.views import describe_turn, locate_turn
 from turnstile.ledger.turns.waiting import RequestedStop, request_stop
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
@@ -60,7 +60,10 @@ async def stop_turn(
     if len(tree.turns) > 1 or (tree.turns and tree.turns[0] != turn_id):
         rings = await pool.run(lambda conn: rings_of(conn, [turn_id]))
         await publish_best_effort(publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))
-    ended_itself = reply.already_final and turn_id in tree.turns  # after its mark: its last step was on its way
+    ended_itself = False
+    if reply.already_final and turn_id in tree.turns:  # its last step was on its way, or the mark ended it
+        view = await pool.run(lambda conn: describe_turn(conn, project, turn_id))
+        ended_itself = view is None or view.error_code != STOPPED
     return reply.model_copy(update={"marked": len(tree.turns) - ended_itself, "on_their_way": tree.on_their_way})
 
 

@@ -333,8 +333,9 @@ async def test_a_claim_that_the_engine_does_not_take_is_given_back_and_says_why(
     try:
         await starter.claim([(tenant.project, agent)], "test")
         [row] = await tenant.rows("SELECT * FROM state.agent_inbox WHERE agent_turn_id = $1", turn)
-        found = (row["status"], row["defer_reason"], row["retry_count"], row["archived_at"])
-        assert found == ("deferred", DeferReason.ENGINE_UNREACHABLE, 1, None)
+        found = (row["status"], row["defer_reason"], row["archived_at"])
+        assert found == ("deferred", DeferReason.ENGINE_UNREACHABLE, None)
+        assert row["retry_count"] >= 1, "once for each time that the engine took too long to refuse"
         assert row["next_retry_at"] > row["processed_at"]
     finally:
         await own_servers.restart("temporal")

@@ -85,7 +85,7 @@ async def test_the_documented_permissions_are_enough(guarded: NatsServer) -> Non
 
 
 async def test_a_user_who_may_not_ask_who_runs_a_call_is_told_at_the_start(guarded: NatsServer) -> None:
-    with pytest.raises(ConfigError, match=r"refuses this user a subject.*docs/tools.md, permissions"):
+    with pytest.raises(ConfigError, match=r"refuses this user a subject.*`turnstile docs tools` says"):
         await text_tools().run(url(guarded, "less:l"), stop=asyncio.Event(), inbox_prefix="_INBOX_tool")
 
 

@@ -57,7 +57,7 @@ async def machine(
     endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     async with open_stack(endpoints, tmp_path_factory.mktemp("stack")) as stack, running_here(stack):
         tenant = new_tenant(stack)
-        await tenant.agent("player")
+        await tenant.agent("player", models=["scripted/*"])
         await tenant.agent("chat", AgentId("chatty"))
         await staff(tenant)
         async with serving(stack) as url:

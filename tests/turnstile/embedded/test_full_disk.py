@@ -6,6 +6,7 @@ NATS stands for all three where the server does not matter: it starts in a tenth
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -207,18 +208,20 @@ async def test_up_says_why_it_cannot_use_a_data_directory(tmp_path: Path, place:
     assert "report" not in ran.err
 
 
-def test_a_directory_of_somebody_else_is_named(tmp_path: Path) -> None:
+def test_a_directory_of_somebody_else_is_named() -> None:
     """Root may write everywhere, so a child without its rights looks."""
-    home = tmp_path / "home"
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)  # the child must get there
+        _look_as_nobody(Path(above) / "home")
+
+
+def _look_as_nobody(home: Path) -> None:
     home.mkdir(mode=0o500)
     child = os.fork()
     if child == 0:
         try:
             if os.geteuid() == 0:
                 os.chown(home, 65534, 65534)
-                tmp_path.chmod(0o755)  # the child must get there
-                for above in tmp_path.parents[:2]:
-                    above.chmod(0o755)
                 os.setuid(65534)
             up.check_data(home / "data")
         except DataDirectoryUnusable as error:
