@@ -1,4 +1,5 @@
--- As before, but a rollback looks its turns up by their ids: PostgreSQL read all turns instead, by a partial index of turns.
+-- As before, but the limit of the queue holds for every strategy and counts turns that are queued, not steers that wait, whose rows have no
+-- time either; and a rollback looks its turns up by their ids: PostgreSQL read all turns instead, by a partial index of turns.
 CREATE OR REPLACE FUNCTION state.make_way(project text, turn text, strategy text, principal text, why text, max_queued_turns integer, new_box uuid)
 RETURNS TABLE (verdict text, agent_turn_id text, agent_id text, channel_id text, inbox_id text, turn_epoch bigint,
                worker_target text, context_headers jsonb)

@@ -75,10 +75,11 @@ T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
 """Rows that one node of a plan may see, over all its loops."""
-BUFFERS = 250
+BUFFERS = 150
 """Pages that a statement may touch: a few for each row it reads or writes, and for each index of a row that it inserts,
-and none for the past. A rollback writes the most: two inbox rows, a stop with its edge, a box, and three pointers.
-"""
+and none for the past."""
+MORE_BUFFERS = {"decide_interrupt": 200, "make_way": 250}
+"""Of those that write more rows: a decision its inbox row and edge, a rollback two such, a stop, a box and pointers."""
 
 FILL = [
     "SET session_replication_role = replica",  # no triggers
@@ -397,7 +398,7 @@ async def aged(databases: Databases, migrated: str, fills: Sequence[str]) -> Asy
 async def test_a_statement_does_not_read_the_past(old: Old, name: str) -> None:
     with pytest.raises(Explained):
         await statements(old.now)[name](old.session)
-    assert_cheap(old.session.plan)
+    assert_cheap(old.session.plan, MORE_BUFFERS.get(name, BUFFERS))
 
 
 KEYED = [
@@ -417,7 +418,7 @@ async def test_a_statement_does_not_read_what_waits_elsewhere(busy: Old, name: s
     assert_cheap(busy.session.plan)
 
 
-def assert_cheap(plan: Plan) -> None:
+def assert_cheap(plan: Plan, buffers: int = BUFFERS) -> None:
     """Something happened, and no node of the plan saw the past."""
     for node in nodes(plan):
         seen = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Join Filter", 0)
@@ -425,4 +426,4 @@ def assert_cheap(plan: Plan) -> None:
         assert node["Node Type"] != "Seq Scan", where
         assert seen * node["Actual Loops"] <= ROWS, where
     assert sum(node["Actual Rows"] for node in nodes(plan) if node["Node Type"] != "Result") > 0, "nothing happened"
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= BUFFERS
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= buffers
