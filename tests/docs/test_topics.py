@@ -3,19 +3,24 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-from typer.testing import CliRunner
 
 from tests.docs.blocks import ROOT
 from tests.docs.test_names import LINKED, ours
-from turnstile.cli.app import app
 
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
 _FILE = re.compile(r"\bdocs/[\w-]+\.md")
 _TOPIC = re.compile(r"`turnstile docs ([\w-]+)`")
 _NOT_PRINTED = {"schema/interface/asyncapi.py"}
 """It writes documents that stand in the repository."""
+
+
+def docs(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run `turnstile docs` in a process of its own: the command sets the levels of the loggers of its process."""
+    command = (Path(sys.executable).with_name("turnstile"), "docs", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def texts_of(path: Path) -> list[str]:
@@ -29,16 +34,16 @@ def texts_of(path: Path) -> list[str]:
 
 
 def test_every_document_is_printed_and_listed() -> None:
-    listed = json.loads(CliRunner().invoke(app, ["docs", "--json"]).stdout)
+    listed = json.loads(docs("--json").stdout)
     assert [line["topic"] for line in listed] == sorted(PAGES)
     assert all(PAGES[line["topic"]].startswith(f"# {line['title']}\n") for line in listed)
-    assert CliRunner().invoke(app, ["docs", "models"]).stdout == PAGES["models"]
-    assert CliRunner().invoke(app, ["docs", "docs/models.md"]).stdout == PAGES["models"]
+    assert docs("models").stdout == PAGES["models"]
+    assert docs("docs/models.md").stdout == PAGES["models"]
 
 
 def test_a_topic_that_does_not_exist_is_answered_with_the_closest() -> None:
-    failed = CliRunner().invoke(app, ["docs", "modles", "--json"])
-    assert failed.exit_code == 1
+    failed = docs("modles", "--json")
+    assert failed.returncode == 1
     assert json.loads(failed.stdout)["error"]["message"] == "'modles': there is no such topic; did you mean models?"
 
 
