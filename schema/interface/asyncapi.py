@@ -1,16 +1,20 @@
 """Generates an AsyncAPI 3.0 document from the catalog.
 
 There is one operation for each role and subject, tagged with the role: authors of a client use those of `client`.
-Payloads and headers are references to the JSON Schemas beside the document.
+The document is complete in itself: the schemas of payloads and headers, and those they refer to, stand once each
+below `components/schemas`.
 """
+
+from typing import Any, cast
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.interface.catalog import ENTRIES
 from turnstile.schema.interface.entries import PARAMETERS, Entry, Role, Transport
-from turnstile.schema.interface.json_schemas import docstrings
+from turnstile.schema.interface.json_schemas import docstrings, schemas
 from turnstile.schema.wire import subjects
 
 ASYNCAPI = "3.0.0"
+_SCHEMAS = "#/components/schemas/"
 _ABOUT = (
     "Everything that Turnstile's kernel, its clients and its tools say to each other on NATS. docs/protocol.md of"
     " the repository has the rules; sections (§) are of that page. Subjects hold a project and a channel; each id in"
@@ -44,6 +48,7 @@ def document() -> JsonObject:
         "operations": operations,
         "components": {
             "messages": messages,
+            "schemas": _schemas(),
             "parameters": {name: {"description": about} for name, about in PARAMETERS.items()},
         },
     }
@@ -88,7 +93,33 @@ def _reply_message(entry: Entry) -> JsonObject:
 
 
 def _schema(model: type) -> JsonObject:
-    return {"$ref": f"schemas/{model.__name__}.json"}
+    return {"$ref": f"{_SCHEMAS}{model.__name__}"}
+
+
+def _schemas() -> JsonObject:
+    """Every schema once; raises `ValueError` if two differ under one name."""
+    found: JsonObject = {}
+    for name, made in schemas().items():
+        parts = cast("JsonObject", made.get("$defs", {}))
+        whole: JsonObject = {key: value for key, value in made.items() if key not in {"$schema", "$defs"}}
+        for part, schema in (*parts.items(), (name, whole)):
+            moved = _moved(schema)
+            if found.setdefault(part, moved) != moved:
+                raise ValueError(f"two schemas are named {part}: give one model another name")
+    return dict(sorted(found.items()))
+
+
+def _moved(value: Any) -> Any:
+    """The schema with its references led to `components/schemas`."""
+    match value:
+        case {"$ref": str(reference)}:
+            return {**value, "$ref": reference.replace("#/$defs/", _SCHEMAS)}
+        case dict():
+            return {key: _moved(part) for key, part in cast("dict[str, Any]", value).items()}
+        case list():
+            return [_moved(part) for part in cast("list[Any]", value)]
+        case _:
+            return value
 
 
 def _operations(entry: Entry) -> JsonObject:

@@ -1,32 +1,28 @@
-"""`turnstile schema export`: writes what differs, leaves the rest alone, and says whether anything does."""
+"""`turnstile schema`: export writes what differs and says whether anything does, show prints a schema."""
 
+import json
 from pathlib import Path
 
+from jsonschema import Draft202012Validator
+
 from tests.turnstile.support import turnstile
-from turnstile.cli.interface_files import differences, files, write
 
 
-async def test_what_is_not_up_to_date_is_told_and_left_alone(tmp_path: Path) -> None:
-    checked = await turnstile("schema", "export", "--check", "--out", "there", "--json", cwd=tmp_path)
+async def test_export_writes_what_differs_and_checks_without_writing(tmp_path: Path) -> None:
+    command = ("schema", "export", "--out", "there/asyncapi.yaml", "--json")
+    checked = await turnstile(*command, "--check", cwd=tmp_path)
     assert checked.code == 1
     assert checked.json()["error"]["code"] == "interface_outdated"
-    assert "schemas/TaskEvent.json" in checked.json()["error"]["message"]
     assert not (tmp_path / "there").exists()
+    wrote = await turnstile(*command, cwd=tmp_path)
+    assert wrote.json() == {"file": "there/asyncapi.yaml", "changed": True}
+    assert (await turnstile(*command, "--check", cwd=tmp_path)).json()["changed"] is False
 
 
-async def test_the_command_writes_the_documents(tmp_path: Path) -> None:
-    wrote = await turnstile("schema", "export", "--out", "there", "--json", cwd=tmp_path)
-    assert wrote.code == 0, wrote.err
-    assert {"asyncapi.yaml", "schemas/TaskEvent.json"} < set(wrote.json()["changed"])
-    assert differences(tmp_path / "there", files()) == []
-
-
-def test_only_what_differs_is_written_and_what_nobody_made_is_removed(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "README.md").write_text("by hand")
-    (tmp_path / "schemas" / "TaskEvent.json").write_text("{}")
-    (tmp_path / "schemas" / "Gone.json").write_text("{}")
-    assert write(tmp_path) == ["schemas/Gone.json", "schemas/TaskEvent.json"]
-    assert not (tmp_path / "schemas" / "Gone.json").exists()
-    assert (tmp_path / "README.md").read_text() == "by hand"
-    assert write(tmp_path) == []
+async def test_show_prints_a_schema_that_stands_alone_and_names_what_is_meant(tmp_path: Path) -> None:
+    shown = json.loads((await turnstile("schema", "show", "TaskEvent", cwd=tmp_path)).out)
+    Draft202012Validator.check_schema(shown)
+    assert "deliverable_card_id" in shown["properties"]
+    assert "TaskEvent" in (await turnstile("schema", "show", "--json", cwd=tmp_path)).json()["schemas"]
+    missing = await turnstile("schema", "show", "TaskEvnt", "--json", cwd=tmp_path)
+    assert (missing.code, missing.json()["error"]["message"]) == (1, "'TaskEvnt' is no schema; did you mean TaskEvent?")
