@@ -1,4 +1,4 @@
-"""Names in the documents exist, every module is in ARCHITECTURE's tables, and no folder has too many files.
+"""Names in the documents exist, and every folder is in ARCHITECTURE's map.
 
 Read outside of code blocks is what stands in back-ticks: a path whose first folder is one of the repository's, the name
 of a `.py`, `.sql` or `.md` file, and a dotted name that begins with `turnstile`, `lab` or `tests`. In a path, words in
@@ -113,20 +113,16 @@ def imported_by(page: Path) -> list[str]:
     return [name for name in names if re.match(r"(turnstile|lab|tests)\b", name)]
 
 
-def modules_of_tables() -> list[str]:
-    """The modules that ARCHITECTURE's tables name, as paths; a row that ends in `/` opens a sub-room."""
-    room, folder, found = "", "", list[str]()
+def rooms_of_the_map() -> list[str]:
+    """The folders that ARCHITECTURE names: a heading is a room, a row of its table a folder in it."""
+    room, found = "", list[str]()
     for line in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
-            heading = re.fullmatch(r"### `(\w+/)`", line)
-            room = folder = heading[1] if heading else ""
-        elif room and line.startswith("| `"):
-            for name in re.findall(r"`([^`]+)`", line.split("|")[1]):
-                if name.endswith("/"):
-                    folder = f"{room}{name}"
-                    assert (ROOT / folder).is_dir(), folder
-                else:
-                    found.append(f"{folder}{name}.py")
+            heading = re.fullmatch(r"### `([\w/]+)/`", line)
+            room = heading[1] if heading else ""
+            found += [room] if room else []
+        elif room and (row := re.match(r"\| `([\w/]+)/` \|", line)):
+            found.append(f"{room}/{row[1]}")
     return found
 
 
@@ -145,9 +141,9 @@ def test_a_document_that_the_code_cites_exists() -> None:
     assert [name for name in sorted(cited) if not any(ROOT.glob(f"{name}*"))] == []
 
 
-def test_the_tables_of_the_architecture_name_every_module_once() -> None:
-    tree = [str(path.relative_to(ROOT)) for path in ours("turnstile", *LINKED, "lab") if path.name != "__init__.py"]
-    assert sorted(modules_of_tables()) == sorted(tree)
+def test_the_map_of_the_architecture_names_every_folder_once() -> None:
+    files = (*ours("turnstile", *LINKED, "lab"), *(ROOT / "ledger").rglob("*.sql"))
+    assert sorted(rooms_of_the_map()) == sorted({str(path.parent.relative_to(ROOT)) for path in files})
 
 
 def test_every_room_is_a_link_in_the_package() -> None:
