@@ -10,7 +10,9 @@ from pathlib import Path
 from tests.docs.blocks import ROOT
 from tests.docs.test_names import LINKED, ours
 
-PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
+PAGES = {
+    page.stem.replace("README", "index"): page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")
+}
 _FILE = re.compile(r"\bdocs/[\w-]+\.md")
 _TOPIC = re.compile(r"`turnstile docs ([\w-]+)`")
 _NOT_PRINTED = {"schema/interface/asyncapi.py"}
@@ -39,6 +41,7 @@ def test_every_document_is_printed_and_listed() -> None:
     assert all(PAGES[line["topic"]].startswith(f"# {line['title']}\n") for line in listed)
     assert docs("models").stdout == PAGES["models"]
     assert docs("docs/models.md").stdout == PAGES["models"]
+    assert docs("docs/README.md").stdout == docs("index").stdout == PAGES["index"]
 
 
 def test_a_topic_that_does_not_exist_is_answered_with_the_closest() -> None:
@@ -53,3 +56,8 @@ def test_what_the_program_says_names_topics_and_no_files_that_a_wheel_lacks() ->
     assert {name for name, text in said.items() if _FILE.search(text)} <= _NOT_PRINTED
     topics = {topic for text in said.values() for topic in _TOPIC.findall(text)}
     assert {"models", "operations", "tools"} <= topics <= PAGES.keys()
+
+
+def test_the_index_leads_to_every_document() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+)\.md", PAGES["index"]))
+    assert linked == PAGES.keys() - {"index"}

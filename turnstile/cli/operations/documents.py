@@ -14,7 +14,7 @@ async def docs(
     session: "Session",
     topic: Annotated[str | None, typer.Argument(help="A topic, such as models; without one they are listed.")] = None,
 ) -> None:
-    """Print a document of this version, or list all."""
+    """Print a document of this version, or list all; `index` sorts them by what you want to do."""
     from importlib.resources import files
 
     from pydantic import BaseModel
@@ -27,8 +27,8 @@ async def docs(
         title: str
 
     pages = {
-        page.name.removesuffix(".md"): page
-        for page in sorted((files("turnstile") / "docs").iterdir(), key=lambda page: page.name.removesuffix(".md"))
+        _topic(page.name): page
+        for page in sorted((files("turnstile") / "docs").iterdir(), key=lambda page: _topic(page.name))
         if page.name.endswith(".md")
     }
     if topic is None:
@@ -36,8 +36,14 @@ async def docs(
         listed = [Topic(topic=name, title=title) for name, title in titles.items()]
         session.out.records("topics", listed, {"topic": lambda line: line.topic, "title": lambda line: line.title})
         return
-    name = topic.lower().removeprefix("docs/").partition("#")[0].removesuffix(".md")
+    name = _topic(topic.lower().removeprefix("docs/").partition("#")[0])
     if name not in pages:
         raise Refused("unknown_topic", f"{topic[:100]!r}: {unknown_name(name, list(pages), 'topic')}")
     text = pages[name].read_text("utf-8")
     session.out.result({"topic": name, "text": text}, text.rstrip("\n"))
+
+
+def _topic(name: str) -> str:
+    """The topic that a file of the documents is printed under: `docs/README.md` is `index`."""
+    stem = name.removesuffix(".md")
+    return "index" if stem.lower() == "readme" else stem
