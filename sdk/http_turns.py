@@ -16,10 +16,12 @@ from urllib.parse import quote, urlencode
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from turnstile.schema.access import read_secret
+from turnstile.schema.api import BudgetPage, Decided, InterruptPage, SteerAnswer, StopAnswer, TurnTree
+from turnstile.schema.api import Turn as ApiTurn
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
@@ -28,15 +30,14 @@ from turnstile.schema.budgets.budget_requests import (
     ProjectLimitRequest,
 )
 from turnstile.schema.budgets.plans import BudgetId
-from turnstile.schema.budgets.views import BudgetView, ProjectLimits
+from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InboxId, InterruptId, SteerId, ToolCallId
-from turnstile.schema.people.approvals import Decision
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
-from turnstile.schema.states import ReplyStatus, SteerStatus, TurnStatus
+from turnstile.schema.states import ReplyStatus, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
@@ -56,60 +57,6 @@ _OF_PROJECT = re.compile(r"\A[^/]+/(day|month)/")
 
 Answer = TypeVar("Answer", bound=BaseModel)
 logger: Final = logging.getLogger(__name__)
-
-
-class _Output(Tolerant):
-    card_id: CardId | None = None
-    text: str | None = None
-    data: JsonValue = None
-    partial: bool = False
-
-
-class _Turn(TurnView):
-    output: _Output | None = None
-    duplicate: bool = False
-    steered: bool = False
-    steer_inbox_id: InboxId | None = None
-    stopped: tuple[AgentTurnId, ...] = ()
-
-
-class _Tree(Tolerant):
-    turns: list[TreeTurn]
-    next: str | None = None
-
-
-class _Stop(Tolerant):
-    agent_turn_id: AgentTurnId
-    already_final: bool
-    marked: int | None = None
-    on_their_way: int | None = None
-
-
-class _Steer(Tolerant):
-    agent_turn_id: AgentTurnId
-    steer_id: SteerId
-    steer_status: SteerStatus
-    duplicate: bool = False
-
-
-class _Interrupts(Tolerant):
-    interrupts: list[Interrupt]
-    next: InterruptId | None = None
-
-
-class _Budgets(Tolerant):
-    budgets: tuple[BudgetView, ...]
-    limits: tuple[ProjectLimits, ...] = ()
-    next: BudgetId | None = None
-
-
-class _Decided(Tolerant):
-    interrupt_id: InterruptId
-    decision: Decision
-    agent_turn_id: AgentTurnId
-    tool_call_id: ToolCallId
-    tool_changed: bool
-    duplicate: bool
 
 
 class _Problem(Tolerant):
@@ -139,7 +86,7 @@ class HttpBackend(Backend):
         return HttpTurn(self, agent_turn_id)
 
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
-        found = await self.request("GET", _path(agent_turn_id), _Turn)
+        found = await self.request("GET", _path(agent_turn_id), ApiTurn)
         return HttpTurn(self, found.agent_turn_id)
 
     async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
@@ -149,7 +96,7 @@ class HttpBackend(Backend):
             "channel_id": self.channel,
         }
         query = urlencode({name: value for name, value in named.items() if value is not None})
-        page = await self.request("GET", f"/v1/interrupts?{query}", _Interrupts)
+        page = await self.request("GET", f"/v1/interrupts?{query}", InterruptPage)
         return [each.interrupt_id for each in page.interrupts], page.next
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
@@ -157,7 +104,7 @@ class HttpBackend(Backend):
 
     async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
         body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"interrupt_id"})
-        done = await self.request("POST", f"{_interrupt(about.interrupt_id)}/decision", _Decided, body)
+        done = await self.request("POST", f"{_interrupt(about.interrupt_id)}/decision", Decided, body)
         return DecideReply(status=ReplyStatus.ACCEPTED, **dict(done))
 
     async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
@@ -167,7 +114,7 @@ class HttpBackend(Backend):
             "channel_id": self.channel,
         }
         query = urlencode({name: value for name, value in named.items() if value is not None})
-        page = await self.request("GET", f"/v1/budgets?{query}", _Budgets)
+        page = await self.request("GET", f"/v1/budgets?{query}", BudgetPage)
         return BudgetListReply(status=ReplyStatus.ACCEPTED, **dict(page))
 
     async def get_budget(self, budget_id: BudgetId) -> BudgetView:
@@ -280,7 +227,7 @@ class HttpTurn(Turn):
         return self._asked
 
     async def _made(self, path: str, body: JsonObject, correlation_id: str | None) -> AgentTurnId:
-        made = await self._backend.request("POST", path, _Turn, body, _idempotent(correlation_id))
+        made = await self._backend.request("POST", path, ApiTurn, body, _idempotent(correlation_id))
         self.reply = _reply(made)
         self._asked = made.agent_turn_id
         return made.agent_turn_id
@@ -298,13 +245,13 @@ class HttpTurn(Turn):
             path, outage = _path(await self.start()), _Outage(self._backend)
             while (found := await self._waited(path, outage)) is None or found.ended_at is None:
                 pass
-        output = found.output or _Output()
+        output = found.output
         return TurnResult(
             agent_turn_id=found.agent_turn_id,
             status=TurnStatus(found.status),
-            value=output.data if output.text is None else output.text,
-            card_id=output.card_id,
-            partial=output.partial,
+            value=None if output is None else output.data if output.text is None else output.text,
+            card_id=None if output is None else output.card_id,
+            partial=output is not None and output.partial,
             error_code=found.error_code,
             error=found.error,
             stats=found.stats or {},
@@ -312,7 +259,7 @@ class HttpTurn(Turn):
 
     async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
         asked: JsonObject = {"reason": reason, "cascade": cascade}
-        done = await self._backend.request("POST", f"{_path(await self.start())}/stop", _Stop, asked)
+        done = await self._backend.request("POST", f"{_path(await self.start())}/stop", StopAnswer, asked)
         found = {name: value for name, value in done.model_dump().items() if value is not None}
         return Stopped.model_validate({**found, "status": ReplyStatus.ACCEPTED})
 
@@ -321,7 +268,7 @@ class HttpTurn(Turn):
         body: JsonObject = {"text": asked.text, "priority": asked.priority.value}
         key = {"idempotency-key": asked.correlation_id or ""}
         path = f"{_path(asked.agent_turn_id)}/steer"
-        done = await self._backend.request("POST", path, _Steer, body, headers=key)
+        done = await self._backend.request("POST", path, SteerAnswer, body, headers=key)
         return SteerReply.model_validate({**done.model_dump(), "status": ReplyStatus.ACCEPTED})
 
     def again(self, request: RerunRequest) -> Turn:
@@ -330,16 +277,16 @@ class HttpTurn(Turn):
     async def tree(self) -> Sequence[TreeTurn]:
         path, turns, query = f"{_path(await self.start())}/tree", list[TreeTurn](), ""
         while True:
-            page = await self._backend.request("GET", path + query, _Tree)
+            page = await self._backend.request("GET", path + query, TurnTree)
             turns += page.turns
             if page.next is None:
                 return turns
             query = f"?cursor={page.next}"
 
-    async def _waited(self, path: str, outage: "_Outage") -> _Turn | None:
+    async def _waited(self, path: str, outage: "_Outage") -> ApiTurn | None:
         """The turn, if it ends soon also its result; None after a while without an answer."""
         try:
-            found = await self._backend.request("GET", path, _Turn, headers={"prefer": f"wait={_WAIT_SECONDS}"})
+            found = await self._backend.request("GET", path, ApiTurn, headers={"prefer": f"wait={_WAIT_SECONDS}"})
         except (ServerUnavailable, Limited) as error:
             await outage.wait(error)
             return None
@@ -446,7 +393,7 @@ def _idempotent(correlation_id: str | None) -> dict[str, str]:
     return {"idempotency-key": f'"{correlation_id}"'}
 
 
-def _reply(made: _Turn) -> EnqueueReply:
+def _reply(made: ApiTurn) -> EnqueueReply:
     """What the bridge replied, of the turn that the gateway answered."""
     if not made.steered:
         return EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})

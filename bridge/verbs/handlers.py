@@ -42,7 +42,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
-from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn
+from turnstile.schema.wire.descriptions import DescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -146,7 +146,7 @@ class Verbs:
                 return DescribeReply(
                     status=ReplyStatus.ACCEPTED,
                     turn=turn,
-                    tree=tuple(TreeTurn.model_validate(node.model_dump()) for node in nodes),
+                    tree=tuple(nodes),
                 )
             case DescribeRequest(agent_turn_id=None, card_id=None, tool_call_id=str() as call_id):
                 call = await self.pool.run(lambda conn: describe_call(conn, request.project_id, call_id))

@@ -13,9 +13,9 @@ from turnstile.gateway.a2a.asked import Asked
 from turnstile.gateway.a2a.task_messages import Said, answer_to, context_id, read_message
 from turnstile.gateway.a2a.tasks import context_of
 from turnstile.gateway.http.endpoints import parsed
-from turnstile.gateway.v1.resources import TurnSteer
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.schema.access import Right
+from turnstile.schema.api import TurnSteer
 from turnstile.schema.base import JsonObject
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
 

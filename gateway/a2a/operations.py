@@ -15,10 +15,11 @@ from turnstile.gateway.a2a.objects import SentMessage, Task, TaskPage
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.tasks import moment_of, state_of, task_of
 from turnstile.gateway.events.stream import attend
-from turnstile.gateway.v1.resources import TurnStop, cursor_of, place_of
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.access.tasks import TaskRow, count_tasks, page_tasks
 from turnstile.schema.access import Right
+from turnstile.schema.api import TurnStop
 from turnstile.schema.ids import ConversationId
 
 _STOP_SECONDS: Final = 10.0

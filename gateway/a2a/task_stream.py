@@ -12,7 +12,7 @@ from turnstile.gateway.a2a.objects import Artifact, ArtifactUpdate, text_part
 from turnstile.gateway.a2a.tasks import ARTIFACT, answer
 from turnstile.gateway.events.frames import ResetEvent
 from turnstile.gateway.events.step_log import Event, Piece
-from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, TextContent, read_content
 from turnstile.schema.states import ChunkType

@@ -49,7 +49,7 @@ from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import END, Part, Position
 from turnstile.gateway.events.step_log import Event, Piece
 from turnstile.gateway.openai.responses.items import ActLog, Called, Entry, Returned, Spoken
-from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.ids import AgentTurnId, CardId, step_card_id, step_id
 from turnstile.schema.states import ChunkType, TurnStatus
 

@@ -20,7 +20,7 @@ from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.stream import EventStream
 from turnstile.gateway.http.endpoints import Answer, Call, NoQuery
-from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery
+from turnstile.schema.api import ConversationEventsQuery, EventsQuery
 from turnstile.schema.base import AgentToken, Strict
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import subjects

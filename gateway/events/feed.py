@@ -21,9 +21,9 @@ from turnstile.gateway.events.positions import END, Part, Position, are_places
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.turn_log import TurnLog
 from turnstile.gateway.v1.outputs import output_of
-from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
 from turnstile.ledger.pool import Pool
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.cards import Card, CardType, CardUnreadable, TextContent, content_of
 from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, CardId, step_id

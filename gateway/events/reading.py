@@ -16,8 +16,8 @@ from turnstile.gateway.events.positions import BEGIN, END, Position
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.timers import IdleTimer
 from turnstile.gateway.http.bearers import Access
-from turnstile.gateway.v1.resources import Turn
 from turnstile.schema.access import Secret
+from turnstile.schema.api import Turn
 
 _PIECE = 32 * 1024
 

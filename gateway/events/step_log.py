@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from turnstile.gateway.events.frames import ResetEvent, StepDone, chunk_frame
 from turnstile.gateway.events.positions import Part, Position
-from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.gateway.v1.resources import TOKEN, ConversationName
+from turnstile.schema.api import TOKEN, ConversationName
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import ResultField
 

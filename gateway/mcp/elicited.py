@@ -14,8 +14,8 @@ from mcp_types import ElicitRequestFormParams, ElicitResult
 from pydantic import Field, JsonValue, ValidationError
 
 from turnstile.gateway.console.people.schema_slots import Fault, is_plain, read_json, shown_json
-from turnstile.gateway.v1.resources import TOKEN
 from turnstile.schema.access import Principal, Right
+from turnstile.schema.api import TOKEN
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId

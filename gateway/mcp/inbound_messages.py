@@ -46,8 +46,8 @@ from turnstile.gateway.mcp.rpc_errors import PARSE_ERROR
 from turnstile.gateway.mcp.session_ids import asks_people, is_session, new_session, request_key
 from turnstile.gateway.mcp.tool_calls import ToolCalls
 from turnstile.gateway.mcp.tool_server import mcp_server
-from turnstile.gateway.v1.resources import TurnStop
 from turnstile.ledger.access.past import find_requested_turn
+from turnstile.schema.api import TurnStop
 from turnstile.schema.errors import BadRequest, Refused
 
 _SESSION: Final = "mcp-session-id"

@@ -43,9 +43,9 @@ from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named
 from turnstile.gateway.mcp.tool_results import ended, going_on, refused
 from turnstile.gateway.mcp.turn_watch import news, next_change
 from turnstile.gateway.v1.outputs import output_of
-from turnstile.gateway.v1.resources import TurnStop
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.schema.access import Principal, Right, TokenId
+from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId

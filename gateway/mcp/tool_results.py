@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from mcp_types import CallToolResult, TextContent
 
 from turnstile.gateway.http.problems import problem_of
-from turnstile.gateway.v1.resources import Output
+from turnstile.schema.api import Output
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId

@@ -36,11 +36,11 @@ from turnstile.gateway.openai.chat_text import ToldText
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.targets import find_target, known_model
-from turnstile.gateway.v1.resources import Turn
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal
+from turnstile.schema.api import Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId

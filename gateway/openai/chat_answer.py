@@ -7,8 +7,8 @@ from pydantic_core import to_json
 
 from turnstile.gateway.http.problems import Problem
 from turnstile.gateway.openai.error_objects import ErrorAnswer, error_object
-from turnstile.gateway.v1.resources import Turn
 from turnstile.ledger.turns.usage import TurnUsage
+from turnstile.schema.api import Turn
 from turnstile.schema.states import TurnStatus
 
 FinishReason = Literal["stop", "length"]

@@ -9,7 +9,7 @@ from typing import Final
 
 from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.step_log import Event, Piece
-from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.states import ChunkType

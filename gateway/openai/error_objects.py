@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from turnstile.gateway.http.problems import Problem, headers_of
-from turnstile.gateway.v1.resources import Turn
+from turnstile.schema.api import Turn
 
 PREFIX = "/openai/"
 _PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})

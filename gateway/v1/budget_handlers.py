@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
-from turnstile.gateway.v1.resources import BudgetLimitation, BudgetPage, BudgetRaise, BudgetsQuery
 from turnstile.gateway.v1.turn_handlers import key_in, seen_channel
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
+from turnstile.schema.api import BudgetLimitation, BudgetPage, BudgetRaise, BudgetsQuery
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import BudgetReply
 from turnstile.schema.budgets.plans import BudgetId

@@ -1,13 +1,13 @@
 """Every endpoint of `/v1`, by group. The router and the OpenAPI document are made of this."""
 
 from turnstile.gateway.http.endpoints import Endpoint
-from turnstile.gateway.v1 import resources as r
 from turnstile.gateway.v1.budget_handlers import Budgets
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import LONGEST_WAIT, Turns
+from turnstile.schema import api as r
 from turnstile.schema.access import Right
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.people.interrupt_requests import InterruptView

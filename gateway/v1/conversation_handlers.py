@@ -3,19 +3,13 @@
 from dataclasses import dataclass
 
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.v1.resources import (
-    ChannelQuery,
-    Conversation,
-    ConversationPage,
-    ConversationsQuery,
-    cursor_of,
-    place_of,
-)
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.pages import Place, page_conversations
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.access import Principal
+from turnstile.schema.api import ChannelQuery, Conversation, ConversationPage, ConversationsQuery
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, conversation_named
 

@@ -17,7 +17,6 @@ from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.conversation_handlers import Conversations
-from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.ledger.access.pages import (
     CONVERSATION_BEGIN,
@@ -29,6 +28,7 @@ from turnstile.ledger.access.pages import (
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal, Right
+from turnstile.schema.api import ConversationEventsQuery, EventsQuery
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import subjects

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.v1.resources import Decided, InterruptDecision, InterruptPage, InterruptsQuery
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
+from turnstile.schema.api import Decided, InterruptDecision, InterruptPage, InterruptsQuery
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from turnstile.gateway.v1.resources import Output
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import get_card
+from turnstile.schema.api import Output
 from turnstile.schema.cards import CardUnreadable, FallbackDeliverable, JsonContent, TextContent, content_of
 from turnstile.schema.ids import CardId
 from turnstile.schema.wire.descriptions import TurnView

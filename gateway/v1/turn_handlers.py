@@ -18,8 +18,14 @@ from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import attend
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.outputs import output_of
-from turnstile.gateway.v1.resources import (
+from turnstile.ledger.access.pages import Place, page_turns
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.tree_views import tree
+from turnstile.ledger.turns.views import describe_turn
+from turnstile.schema.access import Principal
+from turnstile.schema.api import (
     Output,
     SteerAnswer,
     StopAnswer,
@@ -32,22 +38,15 @@ from turnstile.gateway.v1.resources import (
     TurnSteer,
     TurnStop,
     TurnTree,
-    cursor_of,
-    place_of,
 )
-from turnstile.gateway.v1.resources import TurnSummary as Summary
-from turnstile.ledger.access.pages import Place, page_turns
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.views import describe_turn
-from turnstile.schema.access import Principal
+from turnstile.schema.api import TurnSummary as Summary
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
 from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire.descriptions import TreeTurn, TurnView
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
 
 LONGEST_WAIT: Final = 300.0
@@ -199,8 +198,7 @@ class Turns:
             )
         )
         shown = nodes[: wanted.limit]
-        turns = [TreeTurn.model_validate(node.model_dump()) for node in shown]
-        return Answer(TurnTree(turns=turns, next=shown[-1].agent_turn_id if len(nodes) > len(shown) else None))
+        return Answer(TurnTree(turns=shown, next=shown[-1].agent_turn_id if len(nodes) > len(shown) else None))
 
     async def described(self, principal: Principal, turn: AgentTurnId) -> TurnView:
         """A turn that the token may see; raises `Refused` (unknown_turn)."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import card_of
 from turnstile.ledger.turns.views import ConversationLine
-from turnstile.schema.base import Tolerant
+from turnstile.schema.api import TurnSummary
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ProjectId, StepId
 
@@ -21,31 +21,6 @@ class Place(NamedTuple):
 
     at: datetime
     id: str
-
-
-class TurnSummary(Tolerant):
-    """A turn in a page."""
-
-    agent_turn_id: AgentTurnId
-    """The turn."""
-    agent_id: AgentId
-    """Its agent."""
-    channel_id: ChannelId
-    """Its channel."""
-    conversation_id: ConversationId | None
-    """Its conversation; empty for the one that a profile's memory keeps, null for none."""
-    correlation_id: str | None
-    """The caller's own name for it."""
-    status: str
-    """Its outcome's status once there is one, else its head's, or `queued`."""
-    created_at: datetime
-    """When it was enqueued."""
-    started_at: datetime | None
-    """When its first step began."""
-    ended_at: datetime | None
-    """When it ended."""
-    error_code: str | None
-    """A stable code of what went wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,29 +5,11 @@ from datetime import datetime
 from typing import Literal
 
 from turnstile.ledger.queries import Connection, query
+from turnstile.schema.api import UsageLine
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
 
 Grouping = Literal["agent", "model", "day"]
-
-
-class UsageLine(Tolerant):
-    """Sums over attempts, failed ones included; `name` is None in the line for all. Days are in UTC."""
-
-    name: str | None
-    turns: int
-    steps: int
-    attempts: int
-    failed_attempts: int
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    response_cost: float | None
-    """In US dollars, of the attempts with a known price; None if there are none."""
-    estimated_attempts: int
-    """Attempts whose tokens were counted here, because the provider sent no counts."""
-    unknown_attempts: int
-    """Attempts without any counts: failed, or lost with their worker."""
 
 
 class TurnUsage(Tolerant):

@@ -19,7 +19,6 @@ from turnstile.ledger.access import (
     dead_letters,
     fleet,
     now,
-    pages,
     past,
     profile_versions,
     tokens,
@@ -33,8 +32,9 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.pushes.receivers import ClaimedPush, Receiver
 from turnstile.ledger.queries import Query, all_queries, parse
-from turnstile.ledger.trees import batches, tree_views
+from turnstile.ledger.trees import batches
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.schema.api import TurnSummary, UsageLine
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
@@ -42,6 +42,7 @@ from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
 from turnstile.schema.wire import descriptions, roster_requests
 from turnstile.schema.wire.box_requests import AgentBoxes
+from turnstile.schema.wire.descriptions import TreeTurn
 
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
@@ -261,10 +262,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "page_conversations": views.ConversationLine,
     "page_conversations_of_agent": views.ConversationLine,
     "page_conversations_of_channel": views.ConversationLine,
-    "page_turns": pages.TurnSummary,
-    "page_turns_of_agent": pages.TurnSummary,
-    "page_turns_of_channel": pages.TurnSummary,
-    "page_turns_of_conversation": pages.TurnSummary,
+    "page_turns": TurnSummary,
+    "page_turns_of_agent": TurnSummary,
+    "page_turns_of_channel": TurnSummary,
+    "page_turns_of_conversation": TurnSummary,
     "page_addressees": addressees.AddresseeLine,
     "find_requested_turn": {"agent_turn_id"},
     "find_addressed_agent": addressees.Addressee,
@@ -351,7 +352,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,
     "measure_spending": monitor.Spending,
-    "list_tree": tree_views.TreeNode,
+    "list_tree": TreeTurn,
     "reserve_attempt": attempts.Reservation,
     **dict.fromkeys(("get_budget", "list_budgets", "list_budgets_of_turn"), BUDGET),
     "list_charged_turns": {"agent_turn_id"},
@@ -373,7 +374,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "steer_turn": steers.AcceptedSteer,
     "stop_queued_turn": intake.QueuedStop,
     "store_probe": NOTHING,
-    "sum_usage": usage.UsageLine,
+    "sum_usage": UsageLine,
     "still_holds": {"held"},
     "sign_off": NOTHING,
     "take_duty": {"duty"},

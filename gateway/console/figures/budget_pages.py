@@ -14,9 +14,9 @@ from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import Call, NoQuery
 from turnstile.gateway.http.problems import Problem, problem_of
-from turnstile.gateway.v1.resources import BudgetLimitation, BudgetRaise
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.schema.access import Right
+from turnstile.schema.api import BudgetLimitation, BudgetRaise
 from turnstile.schema.base import Strict
 from turnstile.schema.budgets.budget_requests import SpendingLimits
 from turnstile.schema.budgets.plans import BudgetId

@@ -15,7 +15,7 @@ from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.problems import Problem, problem_of
-from turnstile.gateway.v1.resources import cursor_of, place_of
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.calls_out import CallFile, WaitsFor, get_call_out, list_calls_out
 from turnstile.ledger.access.pages import Place
 from turnstile.schema.access import Right

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import render
 from turnstile.gateway.console.templating import CONSOLE
-from turnstile.gateway.v1.resources import cursor_of, place_of
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.dead_letters import DeadLetter, Rejection, list_dead_letters, list_rejections
 from turnstile.ledger.access.pages import Place
 from turnstile.schema.base import Strict

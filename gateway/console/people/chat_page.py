@@ -18,13 +18,14 @@ from turnstile.gateway.console.people.chat_entries import Entry, entries_of, run
 from turnstile.gateway.console.people.conversations import LIST, OF_MEMORY, address_of, new_key
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.http.problems import Problem, problem_of
-from turnstile.gateway.v1.resources import TurnStop, cursor_of, place_of
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.chats import list_chat_cards, list_chat_turns
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.access import Right
+from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ConversationId

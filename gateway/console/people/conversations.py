@@ -12,7 +12,7 @@ from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Console, Page, Visit
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.http.problems import problem_of
-from turnstile.gateway.v1.resources import cursor_of, place_of
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.addressees import list_addressees
 from turnstile.ledger.access.chats import list_chats, list_recent_conversations

@@ -15,7 +15,7 @@ from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.turns.waits import Wait, stall_of, waits_of
-from turnstile.gateway.v1.resources import TOKEN, cursor_of, place_of
+from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.now import (
     MOST_LIVE,
@@ -29,6 +29,7 @@ from turnstile.ledger.access.now import (
 )
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.queries import Connection
+from turnstile.schema.api import TOKEN
 from turnstile.schema.base import Strict
 from turnstile.schema.ids import AgentId
 

@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Final
 
 from turnstile.gateway.console.turns.waits import counted
-from turnstile.ledger.trees.tree_views import TreeNode
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.descriptions import TreeTurn
 
 FEW: Final = 25
 """So many children are all shown."""
@@ -40,7 +40,7 @@ class Sums:
     """None while one of them goes on."""
     live: int = 0
 
-    def add(self, node: TreeNode) -> None:
+    def add(self, node: TreeTurn) -> None:
         """One turn."""
         own = Sums(1, node.steps, node.tokens, node.cost, Counter([node.status]), node.created_at, node.ended_at)
         own.live = int(node.status not in _OVER)
@@ -68,7 +68,7 @@ class Sums:
 class Branch:
     """A turn with all below it."""
 
-    node: TreeNode
+    node: TreeTurn
     depth: int
     whole: Sums
     children: "list[Branch]" = field(default_factory=list["Branch"])
@@ -101,7 +101,7 @@ class Forest:
     whole: Sums
 
 
-def rolled_up(nodes: Sequence[TreeNode]) -> Forest:
+def rolled_up(nodes: Sequence[TreeTurn]) -> Forest:
     """The tree of nodes that come parents first; one whose parent is not among them is a top."""
     by_turn: dict[AgentTurnId, Branch] = {}
     tops: list[Branch] = []

@@ -26,8 +26,8 @@ from turnstile.gateway.console.turns.rollup import (
     lines_of,
     rolled_up,
 )
-from turnstile.gateway.v1.resources import TOKEN
 from turnstile.ledger.trees.tree_views import tree
+from turnstile.schema.api import TOKEN
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId

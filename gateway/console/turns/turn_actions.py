@@ -12,7 +12,7 @@ from starlette.responses import Response
 from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.rendering import refused, see_other
-from turnstile.gateway.v1.resources import TurnRerun, TurnSteer, TurnStop
+from turnstile.schema.api import TurnRerun, TurnSteer, TurnStop
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import AgentTurnId

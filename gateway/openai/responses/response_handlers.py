@@ -38,11 +38,11 @@ from turnstile.gateway.openai.responses.response_reading import (
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
 from turnstile.gateway.openai.targets import find_target, known_model
-from turnstile.gateway.v1.resources import TurnStop
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.past import list_cards, list_turn_past
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal
+from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError

@@ -23,11 +23,11 @@ from turnstile.gateway.openai.responses.objects import (
     UserMessage,
 )
 from turnstile.gateway.v1.outputs import output_of
-from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.ledger.access.pages import list_turn_progress
 from turnstile.ledger.access.past import TurnRequest, get_turn_request
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, TextContent, read_content
 from turnstile.schema.errors import Refused

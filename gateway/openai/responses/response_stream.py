@@ -23,7 +23,7 @@ from turnstile.gateway.openai.responses.objects import (
     Status,
     StreamEvent,
 )
-from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.ids import AgentTurnId, step_card_id, step_id
 from turnstile.schema.states import ChunkType
 

@@ -13,11 +13,12 @@ from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from turnstile.bridge.safety.reconciler import MAX_RESTARTS
 from turnstile.ledger.operations.sweep import touch_worker
-from turnstile.ledger.trees.tree_views import TreeNode, tree
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.ids import AgentTurnId, InboxId, uuid7
 from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.wire.descriptions import TreeTurn
 
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
 NOWHERE = "nowhere"
@@ -47,7 +48,7 @@ async def net(stack: Stack) -> Net:
     return net_of(stack, AT_ONCE, NOWHERE)
 
 
-async def nodes(tenant: Tenant, turn: AgentTurnId) -> list[TreeNode]:
+async def nodes(tenant: Tenant, turn: AgentTurnId) -> list[TreeTurn]:
     return await tenant.pool.run(lambda conn: tree(conn, tenant.project, turn))
 
 

@@ -21,9 +21,10 @@ from tests.support.tenants import Ended, Tenant
 from tests.turnstile.support import processes_of, turnstile
 from turnstile.cli.demo.tree import MODELS, tree_profiles
 from turnstile.cli.turns.turn_tree import picture
-from turnstile.ledger.trees.tree_views import TreeNode, tree
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.ids import AgentId, AgentTurnId
+from turnstile.schema.wire.descriptions import TreeTurn
 from turnstile.settings.yaml_files import read_profile
 
 EXAMPLES = ROOT / "examples" / "together"
@@ -57,7 +58,7 @@ async def asked(tenant: Tenant, name: str, instruction: str = "how turns sleep")
     return reply.agent_turn_id
 
 
-async def walked(tenant: Tenant, turn: AgentTurnId) -> list[TreeNode]:
+async def walked(tenant: Tenant, turn: AgentTurnId) -> list[TreeTurn]:
     return await tenant.pool.run(lambda conn: tree(conn, tenant.project, turn))
 
 

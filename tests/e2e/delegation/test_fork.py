@@ -15,7 +15,7 @@ from tests.support.tenants import CHANNEL, Ended, Tenant, turn_of
 from tests.support.tools import call_of, calling
 from tests.turnstile.support import turnstile
 from turnstile.cli.turns.turn_tree import picture
-from turnstile.ledger.trees.tree_views import TreeNode, tree
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
@@ -23,7 +23,7 @@ from turnstile.schema.ids import AgentId, ChannelId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.descriptions import DescribeReply
+from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn
 
 FAILS = steps({"error": {"code": "model_error", "message": "no"}})
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
@@ -230,7 +230,7 @@ async def test_a_tree_is_described_and_shown(tenant: Tenant) -> None:
     leaf = told.tree[2].agent_turn_id
     found = await tenant.pool.run(lambda conn: tree(conn, tenant.project, leaf))
     assert [each.agent_turn_id for each in found] == [each.agent_turn_id for each in told.tree]
-    paged: list[TreeNode] = []
+    paged: list[TreeTurn] = []
     while len(paged) < len(found):
         after = paged[-1].agent_turn_id if paged else None
         paged += await tenant.pool.run(
@@ -246,7 +246,7 @@ async def test_a_tree_is_described_and_shown(tenant: Tenant) -> None:
     assert "✗" not in lines[3]
 
 
-def drawn(nodes: list[TreeNode]) -> list[str]:
+def drawn(nodes: list[TreeTurn]) -> list[str]:
     console = Console(width=200, file=StringIO())
     with console.capture() as captured:
         console.print(picture(nodes, datetime.now(UTC)))

@@ -14,8 +14,9 @@ from tests.support.processes.stack import QUICK, Config, Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import calling
-from turnstile.ledger.trees.tree_views import TreeNode, tree
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.wire.descriptions import TreeTurn
 from turnstile.schema.wire.inbox import StopReply
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ async def gates(tenant: Tenant, root: AgentTurnId, answered_at: datetime) -> Gat
         return await gates_of(conn, root, answered_at)
 
 
-async def nodes(tenant: Tenant, turn: AgentTurnId) -> list[TreeNode]:
+async def nodes(tenant: Tenant, turn: AgentTurnId) -> list[TreeTurn]:
     return await tenant.pool.run(lambda conn: tree(conn, tenant.project, turn))
 
 

@@ -22,7 +22,7 @@ from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import call_of, calling, definition
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.http import bearers
-from turnstile.gateway.v1.resources import cursor_of
+from turnstile.gateway.v1.cursors import cursor_of
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.access import GatewayRole

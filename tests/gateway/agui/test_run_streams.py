@@ -21,7 +21,7 @@ from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import BEGIN, END, Part, Position
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.turn_log import TurnLog
-from turnstile.gateway.v1.resources import CardAnswer, Output, Turn
+from turnstile.schema.api import CardAnswer, Output, Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ThoughtCall
 from turnstile.schema.ids import CardId, ToolCallId, step_card_id, step_id, turn_card_id

@@ -22,9 +22,8 @@ from turnstile.gateway.console.turns.rollup import (
 from turnstile.gateway.console.turns.timeline import MOST_STEPS, drawn, timeline_of
 from turnstile.gateway.console.turns.waits import stall_of, waits_of
 from turnstile.ledger.access.now import TurnCall, TurnNow
-from turnstile.ledger.trees.tree_views import TreeNode
 from turnstile.ledger.turns.views import StepView
-from turnstile.schema.wire.descriptions import TurnView
+from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 
 THEN = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -142,8 +141,8 @@ def test_whatever_the_ledger_has_is_drawn_within_the_picture(times: list[tuple[f
         assert 0 <= float(bar.attrib["x"]) <= float(bar.attrib["x"]) + float(bar.attrib["width"]) <= 1000
 
 
-def node(name: str, parent: str | None = None, status: str = "success", **fields: Any) -> TreeNode:
-    given = dict.fromkeys(TreeNode.model_fields) | {
+def node(name: str, parent: str | None = None, status: str = "success", **fields: Any) -> TreeTurn:
+    given = dict.fromkeys(TreeTurn.model_fields) | {
         "agent_turn_id": name,
         "parent_turn_id": parent,
         "depth": 0,
@@ -158,7 +157,7 @@ def node(name: str, parent: str | None = None, status: str = "success", **fields
         "ended_at": None if status in {"running", "queued"} else after(5),
         "cost": 0.5,
     }
-    return TreeNode.model_validate(given | fields)
+    return TreeTurn.model_validate(given | fields)
 
 
 def test_time_state_and_cost_are_rolled_up() -> None:

@@ -8,7 +8,7 @@ from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import BEGIN, Part, Position, reset_position
 from turnstile.gateway.events.step_log import Event, StepLog
 from turnstile.gateway.openai.chat_text import StreamVoided, ToldText
-from turnstile.gateway.v1.resources import CardAnswer
+from turnstile.schema.api import CardAnswer
 from turnstile.schema.ids import AgentTurnId, CardId, StepId
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk

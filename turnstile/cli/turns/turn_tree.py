@@ -20,11 +20,10 @@ from turnstile.cli.output import clean
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_of_client, require_turn
 from turnstile.cli.turns.turn_report import duration
-from turnstile.ledger.trees.tree_views import TreeNode, tree
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire.descriptions import TreeTurn
 
-Node = TreeNode | TreeTurn
 """A turn of a tree, of the ledger or of a client: they have the same fields."""
 
 _CHILDREN_OF_MANY = 8
@@ -45,7 +44,7 @@ class Rolled:
     failed: bool
 
 
-def roll_up(nodes: Sequence[Node]) -> Mapping[AgentTurnId, Rolled]:
+def roll_up(nodes: Sequence[TreeTurn]) -> Mapping[AgentTurnId, Rolled]:
     """The sums of each turn and its subtree; parents come before children."""
     sums: dict[AgentTurnId, Rolled] = {}
     below: dict[AgentTurnId | None, list[Rolled]] = defaultdict(list)
@@ -63,11 +62,11 @@ def roll_up(nodes: Sequence[Node]) -> Mapping[AgentTurnId, Rolled]:
     return sums
 
 
-def _failed(node: Node) -> bool:
+def _failed(node: TreeTurn) -> bool:
     return node.status in {"failed", "timeout"}
 
 
-def picture(nodes: Sequence[Node], now: datetime, most: int | None = None) -> Tree:
+def picture(nodes: Sequence[TreeTurn], now: datetime, most: int | None = None) -> Tree:
     """The tree as it is drawn; of each turn's children the first `most`, and a line that counts the others."""
     sums = roll_up(nodes)
     root = Tree(_label(nodes[0], sums, now), guide_style="dim")
@@ -89,11 +88,11 @@ def picture(nodes: Sequence[Node], now: datetime, most: int | None = None) -> Tr
     return root
 
 
-def _status(node: Node) -> str:
+def _status(node: TreeTurn) -> str:
     return "stopping" if node.stopping else node.status
 
 
-def _label(node: Node, sums: Mapping[AgentTurnId, Rolled], now: datetime) -> Text:
+def _label(node: TreeTurn, sums: Mapping[AgentTurnId, Rolled], now: datetime) -> Text:
     rolled = sums[node.agent_turn_id]
     mark = "✗ " if _failed(node) else "! " if rolled.failed else ""
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -121,7 +120,7 @@ def _spent(tokens: int, cost: float | None) -> str:
     return f" {shown}" if shown else ""
 
 
-Read = Callable[[], Awaitable[Sequence[Node]]]
+Read = Callable[[], Awaitable[Sequence[TreeTurn]]]
 """Reads the tree anew."""
 
 
@@ -150,18 +149,18 @@ async def _reading(session: Session, turn: str) -> AsyncGenerator[Read]:
         yield lambda: pool.run(lambda conn: tree(conn, session.project, named))
 
 
-def _print(session: Session, nodes: Sequence[Node]) -> None:
+def _print(session: Session, nodes: Sequence[TreeTurn]) -> None:
     if session.out.as_json:
         session.out.document(nodes)
     else:
         session.out.show(picture(nodes, datetime.now(UTC)))
 
 
-def _is_open(nodes: Sequence[Node]) -> bool:
+def _is_open(nodes: Sequence[TreeTurn]) -> bool:
     return any(node.status in _OPEN for node in nodes)
 
 
-async def _live(session: Session, read: Read, nodes: Sequence[Node], interval: float) -> None:
+async def _live(session: Session, read: Read, nodes: Sequence[TreeTurn], interval: float) -> None:
     console = session.out.console
 
     def drawn() -> Tree:
@@ -176,8 +175,8 @@ async def _live(session: Session, read: Read, nodes: Sequence[Node], interval: f
             live.update(drawn(), refresh=True)
 
 
-async def _lines(session: Session, read: Read, nodes: Sequence[Node], interval: float) -> None:
-    shown: dict[AgentTurnId, Node] = {}
+async def _lines(session: Session, read: Read, nodes: Sequence[TreeTurn], interval: float) -> None:
+    shown: dict[AgentTurnId, TreeTurn] = {}
     while True:
         for node in nodes:
             if shown.get(node.agent_turn_id) != node:

@@ -5,7 +5,7 @@ from typing import Any
 from turnstile.gateway.events.positions import Position
 from turnstile.gateway.openai.responses.items import ItemLog
 from turnstile.gateway.openai.responses.objects import Message
-from turnstile.gateway.v1.resources import CardAnswer
+from turnstile.schema.api import CardAnswer
 from turnstile.schema.base import JsonObject
 
 

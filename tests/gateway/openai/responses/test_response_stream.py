@@ -13,7 +13,7 @@ from turnstile.gateway.events.step_log import Event, StepLog
 from turnstile.gateway.openai.responses.numbers import read_number
 from turnstile.gateway.openai.responses.objects import Response, Status
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
-from turnstile.gateway.v1.resources import CardAnswer, Output, Turn
+from turnstile.schema.api import CardAnswer, Output, Turn
 from turnstile.schema.cards import CardType, TextContent, ThoughtCall, ToolResultContent
 from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, step_id
 from turnstile.schema.states import ChunkType, TurnStatus

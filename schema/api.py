@@ -1,24 +1,20 @@
-"""What `/v1` takes and answers, as models; the OpenAPI document is made of them (protocol §14.1).
+"""The models of `/v1`: requests and answers, for the gateway, its OpenAPI document and its clients (protocol §14.1).
 
-They are of their own, so that a change of a verb is no change of the API. Requests forbid what they do not know.
+They are apart from those of the verbs, so that a change of a verb is no change of the API. Requests forbid unknown
+fields; answers ignore them, so that a client of one version reads a gateway of the next.
 """
 
-import base64
-import binascii
-from datetime import MAXYEAR, MINYEAR, datetime
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
-from turnstile.ledger.access.pages import Place, TurnSummary
-from turnstile.ledger.turns.usage import UsageLine
 from turnstile.schema.base import JsonObject, Strict, Tolerant
 from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimits
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
-from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
@@ -106,6 +102,31 @@ class Turn(TurnView):
     """The turns that make way for the request's (strategies `interrupt` and `rollback`)."""
     duplicate: bool = False
     """Whether the same request was made before: then this is the turn of then."""
+
+
+class TurnSummary(Tolerant):
+    """A turn in a page."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    agent_id: AgentId
+    """Its agent."""
+    channel_id: ChannelId
+    """Its channel."""
+    conversation_id: ConversationId | None
+    """Its conversation; empty for the one that a profile's memory keeps, null for none."""
+    correlation_id: str | None
+    """The caller's own name for it."""
+    status: str
+    """Its outcome's status once there is one, else its head's, or `queued`."""
+    created_at: datetime
+    """When it was enqueued."""
+    started_at: datetime | None
+    """When its first step began."""
+    ended_at: datetime | None
+    """When it ended."""
+    error_code: str | None
+    """A stable code of what went wrong."""
 
 
 class TurnPage(Tolerant):
@@ -238,6 +259,25 @@ class ToolPage(Tolerant):
     """The tools."""
     next: str | None = None
     """`cursor` of the next page; null if there is none."""
+
+
+class UsageLine(Tolerant):
+    """Sums over attempts, failed ones included; `name` is None in the line for all. Days are in UTC."""
+
+    name: str | None
+    turns: int
+    steps: int
+    attempts: int
+    failed_attempts: int
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    response_cost: float | None
+    """In US dollars, of the attempts with a known price; None if there are none."""
+    estimated_attempts: int
+    """Attempts whose tokens were counted here, because the provider sent no counts."""
+    unknown_attempts: int
+    """Attempts without any counts: failed, or lost with their worker."""
 
 
 class Usage(Tolerant):
@@ -420,28 +460,3 @@ class CardAnswer(Tolerant):
             tool_calls=card.tool_calls,
             tool_call_id=card.tool_call_id,
         )
-
-
-def is_moment(given: datetime) -> bool:
-    """Whether this is a moment that every zone has; at the ends of the calendar there are some that UTC has not."""
-    return given.tzinfo is not None and MINYEAR < given.year < MAXYEAR
-
-
-def cursor_of(place: Place) -> str:
-    """A place in a page as a cursor."""
-    return base64.urlsafe_b64encode(f"{place.at.isoformat()}|{place.id}".encode()).decode().rstrip("=")
-
-
-def place_of(cursor: str | None) -> Place | None:
-    """The place that a cursor names; raises `BadRequest` for one that no page had."""
-    if cursor is None:
-        return None
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        at, found, name = text.partition("|")
-        moment = datetime.fromisoformat(at)
-    except (ValueError, binascii.Error):
-        raise BadRequest("cursor: no page had this one") from None
-    if not found or not is_moment(moment) or not name.isascii() or not name.isprintable():
-        raise BadRequest("cursor: no page had this one")
-    return Place(moment, name)
