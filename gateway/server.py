@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from turnstile.gateway.bounds import GatewayLimits
 from turnstile.gateway.http.problems import headers_of, problem_of
+from turnstile.runtime.program import GRACE_SECONDS
 from turnstile.schema.errors import BadRequest, ConfigError
 
 _HEAD_BYTES = 32 * 1024
@@ -28,7 +29,6 @@ _FIELD_BYTES = 16 * 1024
 _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 _BACKLOG = 2048
 _SEND_BYTES = 128 * 1024
-_GRACE_SECONDS = 10
 _RESERVE = 100
 _GONE_SECONDS = 60
 _GIVEN_UP = [
@@ -160,7 +160,7 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=max(1, round(limits.idle_seconds)),
-                timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_graceful_shutdown=round(GRACE_SECONDS),
                 h11_max_incomplete_event_size=_HEAD_BYTES,
             )
         )

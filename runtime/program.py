@@ -1,11 +1,11 @@
 """Runs a program until a signal ends it; the process then ends in bounded time, even if code in it blocks.
 
-The first SIGTERM, SIGINT or SIGHUP asks the program to end, a second one ends the process at once. Where a server
-hangs, the program may wait for it: what has not ended `late_seconds` after the signal is logged, task by task, and
-canceled. Tasks and threads that still run after the program's own end are logged and left behind. A watching thread
-ends the process by force, and logs the line at which it stands, if the event loop does not respond for
-`BLOCKED_SECONDS` after the signal or the process has not ended after `END_SECONDS`. Only native code that keeps the
-interpreter's lock can prevent that.
+The first SIGTERM, SIGINT or SIGHUP asks the program to end, a second one ends the process at once. A program that
+serves ends within five seconds of the first signal: work in hand has `GRACE_SECONDS`; after `LATE_SECONDS` every task
+that has not ended, because a server hangs, is logged and canceled; what does not end then either is logged and left
+behind. A watching thread ends the process by force, and logs the line at which it stands, if the event loop does not
+respond for `BLOCKED_SECONDS` after the signal or the process has not ended after `END_SECONDS`. Only native code that
+keeps the interpreter's lock can prevent that.
 """
 
 import asyncio
@@ -32,9 +32,15 @@ FORCED: Final = 1
 BLOCKED_SECONDS: Final = 15.0
 END_SECONDS: Final = 28.0
 """Less than the 30 s after which systemd (our units), Docker (our compose file) and Kubernetes kill."""
-LATE_SECONDS: Final = 7.0
-"""Five for steps and handlers that run, and some for their ends."""
+GRACE_SECONDS: Final = 2.5
+"""What work in hand has after the signal: steps, handlers, requests."""
+LATE_SECONDS: Final = 4.3
+"""When tasks that have not ended after the signal are canceled: the grace, and time for what comes of it."""
+_CANCELED_SECONDS = 0.4
+"""What canceled tasks of a program that is late have, before they are left behind."""
+_CANCEL_AGAIN_SECONDS = 0.1
 _LEFT_SECONDS = 1.0
+"""What tasks and threads that the program leaves have to end, at most."""
 _SHOWN_TASKS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OVER = b"\0"
@@ -56,6 +62,7 @@ class Program:
         self._late_seconds = late_seconds
         self._new_loop = new_loop
         self._left: list[str] = []
+        self._signaled_at: float | None = None
         self.was_late = False
         """Whether the program's own tasks were canceled, as they did not end."""
 
@@ -79,7 +86,7 @@ class Program:
             return loop.run_until_complete(task)
         finally:
             watch.listen_with(loop)
-            self._left = loop.run_until_complete(_cancel_rest())
+            self._left = loop.run_until_complete(_cancel_rest(self._left_seconds()))
             if self._left:
                 log.error("left behind, as it does not end: %s", "; ".join(self._left))
             else:
@@ -88,22 +95,38 @@ class Program:
             watch.close()
 
     def _told(self, task: "asyncio.Task[T]", on_signal: Callable[["asyncio.Task[T]"], object]) -> None:
+        self._signaled_at = time.monotonic()
         on_signal(task)
         if self._late_seconds is not None:
             asyncio.get_running_loop().call_later(self._late_seconds, self._hurry, task)
 
+    def _left_seconds(self) -> float:
+        """What tasks and threads have that the program leaves: less, the later it is after the signal."""
+        if self._late_seconds is None or self._signaled_at is None:
+            return _LEFT_SECONDS
+        over = self._signaled_at + self._late_seconds + _CANCELED_SECONDS
+        return min(_LEFT_SECONDS, max(0.1, over - time.monotonic()))
+
     def _hurry(self, task: "asyncio.Task[Any]") -> None:
-        """Cancel all tasks while the program has not ended, and what they then wait for, each second anew."""
+        """Cancel all tasks while the program has not ended, and what they then wait for, again and again.
+
+        A program that does not hear it is left behind, and the process ended.
+        """
         if task.done():
             return
+        loop = asyncio.get_running_loop()
         if not self.was_late:
             self.was_late = True
-            late = [f"{each.get_name()} at {_where(each.get_coro())}" for each in asyncio.all_tasks() - {task}]
-            shown = "; ".join(sorted(late)[:_SHOWN_TASKS]) or _where(task.get_coro())
-            log.error("not ended %g s after the signal, and canceled: %s", self._late_seconds, shown)
-        for each in asyncio.all_tasks():
-            each.cancel()
-        asyncio.get_running_loop().call_later(_LEFT_SECONDS, self._hurry, task)
+            log.error("not ended %g s after the signal, and canceled: %s", self._late_seconds, unfinished(task))
+            loop.call_later(_CANCELED_SECONDS, self._abandon, task)
+        for other in asyncio.all_tasks():
+            other.cancel()
+        loop.call_later(_CANCEL_AGAIN_SECONDS, self._hurry, task)
+
+    def _abandon(self, task: "asyncio.Task[Any]") -> None:
+        if not task.done():
+            log.error("left behind, as it does not end: %s", unfinished(task))
+            _exit(0)
 
     def leave(self, code: int) -> None:
         """End the process with this code, without waiting for what was left behind.
@@ -116,13 +139,22 @@ class Program:
             raise SystemExit(code)
 
 
-async def _cancel_rest() -> list[str]:
-    """Cancel all other tasks and wait a second for tasks and threads; returns those still running, with their lines."""
-    loop, deadline = asyncio.get_running_loop(), time.monotonic() + _LEFT_SECONDS
+def unfinished(program: "asyncio.Task[Any] | None" = None) -> str:
+    """The tasks that run, with the line at which each waits, at most `_SHOWN_TASKS`; else where `program` waits."""
+    others = asyncio.all_tasks() - {program, asyncio.current_task()}
+    lines = sorted(f"{task.get_name()} at {_where(task.get_coro())}" for task in others)
+    if len(lines) > _SHOWN_TASKS:
+        lines[_SHOWN_TASKS:] = [f"and {len(lines) - _SHOWN_TASKS} more"]
+    return "; ".join(lines) or ("nothing" if program is None else _where(program.get_coro()))
+
+
+async def _cancel_rest(seconds: float) -> list[str]:
+    """Cancel all other tasks and wait for tasks and threads; returns those still running, with their lines."""
+    loop, deadline = asyncio.get_running_loop(), time.monotonic() + seconds
     if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=_LEFT_SECONDS)
+        await asyncio.wait(tasks, timeout=seconds)
     while (busy := _busy_threads()) and time.monotonic() < deadline:  # noqa: ASYNC110 -- a thread sets no event
         await asyncio.sleep(0.05)
     await loop.shutdown_asyncgens()

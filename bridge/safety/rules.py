@@ -58,7 +58,7 @@ class WatchdogTimes:
     unannounced: float = 5.0
     overdue: float = 2.0
     """How long after its resume deadline a turn is left to its own timer."""
-    stop_grace: float = 5.0
+    stop_grace: float = 3.0
     command_retry: float = 30.0
 
 

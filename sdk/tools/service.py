@@ -32,7 +32,7 @@ from typing import Literal, TypeVar
 import yaml
 
 from turnstile.runtime.event_loop import fast_loop
-from turnstile.runtime.program import END_SECONDS, INTERRUPTED, Program
+from turnstile.runtime.program import END_SECONDS, INTERRUPTED, LATE_SECONDS, Program
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ConfigError, TurnstileError
@@ -216,7 +216,11 @@ class ToolService:
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
         options = parser.parse_args(argv)
         stop, code = asyncio.Event(), 0
-        program = Program(end_seconds=self._drain_seconds + END_SECONDS, new_loop=fast_loop)
+        program = Program(
+            end_seconds=self._drain_seconds + END_SECONDS,
+            late_seconds=self._drain_seconds + LATE_SECONDS,
+            new_loop=fast_loop,
+        )
         try:
             if options.yaml is not None:
                 sys.stdout.write(self.yaml(options.yaml or None))
@@ -227,7 +231,7 @@ class ToolService:
             work = self.declare(options.nats) if options.declare else self.run(options.nats, stop=stop)
             program.run(work, lambda task: task.cancel() if options.declare else stop.set())
         except asyncio.CancelledError:
-            code = INTERRUPTED
+            code = 0 if program.was_late else INTERRUPTED
         except TurnstileError as error:
             sys.stderr.write(f"{error}\n")
             code = 1

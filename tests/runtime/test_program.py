@@ -28,7 +28,7 @@ async def main(stop):
     print("ready", flush=True)
     await stop.wait()
 
-program = Program(end_seconds=2.5, new_loop={loop})
+program = Program(end_seconds=2.5, late_seconds={late}, new_loop={loop})
 stop = asyncio.Event()
 program.run(main(stop), lambda _: {told})
 program.leave(3)
@@ -50,9 +50,9 @@ def loop(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def end(begin: str, loop: str, *, told: str = "stop.set()", signals: int = 1) -> Ended:
+def end(begin: str, loop: str, *, told: str = "stop.set()", signals: int = 1, late: float | None = None) -> Ended:
     """Tell a program to end that has begun this."""
-    command = [sys.executable, "-c", _STUBBORN.format(begin=begin, told=told, loop=loop)]
+    command = [sys.executable, "-c", _STUBBORN.format(begin=begin, told=told, loop=loop, late=late)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -96,6 +96,16 @@ def test_a_program_that_does_not_stop_is_ended(loop: str) -> None:
     ended = end("pass", loop, told="None")
     assert ended.code == 1
     assert "this process has not ended in 2.5 s" in ended.says
+
+
+def test_a_program_that_waits_and_does_not_hear_that_it_is_late_is_named_twice_and_left_behind(loop: str) -> None:
+    ended = end(
+        "kept = asyncio.create_task(deaf(), name='patient'); print('ready', flush=True); await deaf()", loop, late=0.3
+    )
+    assert ended.code == 0
+    assert "not ended 0.3 s after the signal, and canceled: patient at <string>:12 in deaf" in ended.says
+    assert "left behind, as it does not end: patient at <string>:12 in deaf" in ended.says
+    assert ended.seconds < 2
 
 
 @pytest.mark.parametrize("begin", ["pass", "asyncio.get_running_loop().call_soon(time.sleep, 30)"])

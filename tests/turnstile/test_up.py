@@ -120,6 +120,21 @@ async def test_a_server_that_dies_is_started_again_once(tmp_path: Path, name: st
     await until_gone(tmp_path)
 
 
+async def test_it_ends_in_five_seconds_though_temporal_hangs_and_says_what_did_not_end(tmp_path: Path) -> None:
+    process = await launch("up", cwd=tmp_path)
+    await read_until(process.stdout, "serves")
+    [temporal] = [
+        pid for pid, command in await processes_of(tmp_path / ".turnstile") if "temporal" in command.split()[0]
+    ]
+    os.kill(temporal, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(6):
+        _, err = await process.communicate()
+    assert process.returncode == 0
+    assert "and canceled: " in " ".join(err.decode().split())
+    await until_gone(tmp_path)
+
+
 async def test_a_stop_during_the_start(tmp_path: Path) -> None:
     process = await launch("up", cwd=tmp_path)
     await read_until(process.stderr, "starting in")

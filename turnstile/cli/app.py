@@ -70,9 +70,9 @@ command(app, "demo-pump", serves=True, quiet=True)(servers.demo_pump)
 command(app, "demo-tree", serves=True, quiet=True)(servers.demo_tree)
 command(app, "console")(consoles.console)
 command(app, "migrate")(servers.migrate)
-command(app, "worker", serves=True, hurries=True)(servers.worker)
-command(app, "bridge", serves=True, hurries=True)(servers.bridge)
-command(app, "gateway", serves=True, hurries=True)(servers.gateway)
+command(app, "worker", serves=True)(servers.worker)
+command(app, "bridge", serves=True)(servers.bridge)
+command(app, "gateway", serves=True)(servers.gateway)
 for name, commands, purpose in (
     ("project", projects, "Projects: remove one with all its data."),
     ("profile", profiles, "Profiles: prompt, model and tools of agents."),

@@ -26,14 +26,12 @@ def command(
     channel: bool = False,
     client: bool = False,
     serves: bool = False,
-    hurries: bool = False,
     quiet: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as a command of `app`; `project` and `channel` add these options.
 
     `client` adds those of a command that a gateway can serve: it asks by `Session.client`. A command that is `quiet`,
-    or does not serve, logs warnings only. One that `hurries` is canceled where it has not ended some seconds after the
-    first signal: a server that it waits for may hang.
+    or does not serve, logs warnings only. One that serves ends within five seconds of the first signal.
     """
 
     def register(function: F) -> F:
@@ -50,9 +48,7 @@ def command(
             from turnstile.cli.run import run_command
 
             options = Options(**{each: values.pop(each) for each in shared})
-            run_command(
-                lambda session: function(session, **values), options, serves=serves, hurries=hurries, quiet=quiet
-            )
+            run_command(lambda session: function(session, **values), options, serves=serves, quiet=quiet)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         run.__signature__ = inspect.Signature([*(each.replace(kind=keyword) for each in own), *added])  # pyright: ignore[reportFunctionMemberAccess] -- what typer reads

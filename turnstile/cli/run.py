@@ -20,12 +20,10 @@ _NEEDS_SERVERS = (
 )
 
 
-def run_command(
-    command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, hurries: bool = False, quiet: bool
-) -> None:
+def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, quiet: bool) -> None:
     """Run the command; end the process with its exit code if that is not 0."""
     out = Output(as_json=options.as_json, verbose=options.verbose)
-    program = Program(late_seconds=LATE_SECONDS if hurries else None, new_loop=fast_loop) if serves else Program()
+    program = Program(late_seconds=LATE_SECONDS, new_loop=fast_loop) if serves else Program()
     try:
         settings = load_settings(options.config)
         observability = settings.observability

@@ -119,6 +119,10 @@ class EmbeddedServers:
         self._endpoints = None
         await self._resources.aclose()
 
+    def running(self) -> list[str]:
+        """The servers whose processes have not ended."""
+        return [] if self._supervisor is None else self._supervisor.running()
+
     def home(self, name: ServerName) -> tuple[Path, Path]:
         """The data directory and the log of an embedded server."""
         return self._data / name, log_path(self._data, name)

@@ -91,6 +91,10 @@ class Supervisor:
             raise ServerNotRunning(name)
         return run.started.result()
 
+    def running(self) -> list[str]:
+        """The names of programs that have started and not ended."""
+        return [name for name, run in self._runs.items() if run.started.done() and not run.exited.done()]
+
     async def run(self, command: StartProcess) -> int | None:
         """Runs a program that ends by itself; returns its exit code."""
         await self._launch(command, _Run(expected=True))

@@ -23,13 +23,11 @@ from turnstile.processes.connections import instance_name, open_nats, open_pool,
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on
 from turnstile.runtime.event_loop import fast_loop
-from turnstile.runtime.program import INTERRUPTED, LATE_SECONDS, Program
+from turnstile.runtime.program import GRACE_SECONDS, INTERRUPTED, LATE_SECONDS, Program
 from turnstile.schema.errors import BadRequest, ConfigError, Refused, TurnstileError
 from turnstile.schema.ids import EXCLUSIVE_PREFIX, is_exclusive
 from turnstile.schema.ids import worker_target as checked_target
 from turnstile.settings import Settings, load_settings
-
-GRACE_SECONDS = 5.0
 
 __all__ = ["Handler", "Refused", "ServiceTurn", "run_service", "serve_inbox"]
 
@@ -45,7 +43,7 @@ async def serve_inbox(
     concurrency: int = 1,
     deadline_seconds: float = 300.0,
 ) -> None:
-    """Run the turns of this target's agents until `stop`, `concurrency` at a time; running handlers then get 5 s.
+    """Run the turns of this target's agents until `stop`, `concurrency` at a time; running handlers then get 2.5 s.
 
     Raises `ConfigError` for a target that is not exclusive (`svc1_…`) or servers whose addresses are not known,
     `TargetHeld` if another process has it and this is no `standby`.

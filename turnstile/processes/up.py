@@ -10,8 +10,9 @@ full is restarted when there is room, however often. However this process ends, 
 
 import asyncio
 import errno
+import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from turnstile.processes.mcp.beside_up import McpBeside
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
+from turnstile.runtime.program import GRACE_SECONDS, LATE_SECONDS, unfinished
 from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import ProjectId
@@ -37,9 +39,16 @@ from turnstile.telemetry.health import Health
 from turnstile.telemetry.health_file import serving_health
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 Restart = Callable[[ServerName], Awaitable[None]]
 ROOM_SECONDS = 1.0
 """Seconds between two looks for room on the disk of a server that waits for it."""
+_KERNEL_SECONDS = GRACE_SECONDS + 0.3
+"""What worker, bridge and gateway have to end."""
+_CANCELED_TIMES = 4
+"""How often a kernel that has not ended is canceled, every 0.1 s."""
+_SERVERS_SECONDS = LATE_SECONDS - 0.3
+"""When servers that have not ended after the signal are left to their wardens."""
 DISKS_SECONDS = 10.0
 """Seconds between two looks at the disks of servers that run."""
 _NO_ROOM = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -79,6 +88,8 @@ async def run_up(
     what `turnstile.processes.run` raises.
     """
     check_data(data)
+    stopped = asyncio.create_task(_moment(stop), name="signal")
+    beside: list[Callable[[], Awaitable[None]]] = []
     servers = EmbeddedServers(
         data,
         database_url=settings.database.url or None,
@@ -90,7 +101,7 @@ async def run_up(
         async with AsyncExitStack() as resources:
             health = await resources.enter_async_context(serving_health(data, "up"))
             endpoints = await unless(stop, servers.start())
-            resources.push_async_callback(servers.stop)
+            resources.push_async_callback(_end_servers, servers, beside, stopped, say)
             for moved in servers.moved:
                 say(
                     f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program has, to "
@@ -98,8 +109,7 @@ async def run_up(
                 )
             migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
             local = LocalServers(data, settings.local)
-            resources.push_async_callback(local.close)
-            resources.push_async_callback(McpBeside(data, endpoints.nats_url, say).close)
+            beside += local.close, McpBeside(data, endpoints.nats_url, say).close
             await unless(stop, own_token(data, endpoints.database_url, ProjectId(settings.protocol.default_project)))
 
             def serves(url: str) -> None:
@@ -136,6 +146,63 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         for each in (task, stopping):
             each.cancel()
         await asyncio.wait({task, stopping})
+
+
+async def _end(work: "asyncio.Task[None]") -> None:
+    """Wait until the kernel ends; a kernel that waits for a server that hangs is logged, canceled, and left behind."""
+    await asyncio.wait({work}, timeout=_KERNEL_SECONDS)
+    if work.done():
+        return
+    log.error("not ended %g s after the signal, and canceled: %s", _KERNEL_SECONDS, unfinished(asyncio.current_task()))
+    for _ in range(_CANCELED_TIMES):
+        work.cancel()  # again: what it then waits for may hang, too
+        if (await asyncio.wait({work}, timeout=0.1))[0]:
+            return
+
+
+async def _end_servers(
+    servers: EmbeddedServers,
+    beside: Sequence[Callable[[], Awaitable[None]]],
+    stopped: "asyncio.Task[float]",
+    say: Callable[[str], None],
+) -> None:
+    """End what runs beside the embedded servers, and then them.
+
+    Those that have not ended in time after the signal are named, and left to their wardens: these end them, by force
+    after a grace, when this process is gone.
+    """
+
+    async def end() -> None:
+        async with asyncio.TaskGroup() as group:
+            for close in beside:
+                group.create_task(_awaited(close()))
+        await servers.stop()
+
+    async def left_to_wardens() -> None:
+        await asyncio.sleep(max(0.0, await stopped + _SERVERS_SECONDS - asyncio.get_running_loop().time()))
+
+    ending, leaving = asyncio.create_task(end(), name="servers"), asyncio.create_task(left_to_wardens())
+    try:
+        await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            ending.result()
+            return
+        late = ", ".join(servers.running()) or "a server of models or tools"
+        say(f"{late}: still ending. This process does not wait longer; `turnstile up` does before it starts again")
+    finally:
+        stopped.cancel()
+        leaving.cancel()
+        ending.cancel()
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+async def _moment(stop: asyncio.Event) -> float:
+    """The loop's time at which `stop` is set."""
+    await stop.wait()
+    return asyncio.get_running_loop().time()
 
 
 async def _serve(
@@ -178,10 +245,12 @@ async def _serve(
         halt.set()
         guard.cancel()
         stopping.cancel()
-        await asyncio.wait({program, guard, stopping})
+        await _end(program)
+        await asyncio.wait({guard, stopping})
     if not guard.cancelled():
         guard.result()
-    program.result()
+    if program.done() and not program.cancelled():
+        program.result()
 
 
 async def _guard(servers: EmbeddedServers, say: Callable[[str], None], watch: WatchTimes) -> None:

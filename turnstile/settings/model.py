@@ -194,7 +194,7 @@ class BridgeSettings(Strict):
     engine_interval_seconds: Seconds = 10.0
     engine_list_seconds: Seconds = 600.0
     command_retry_seconds: Seconds = 30.0
-    stop_grace_seconds: Seconds = 5.0
+    stop_grace_seconds: Seconds = 3.0
     ui_actions: bool = False
 
 

@@ -47,7 +47,7 @@ async def serving_health(data: Path | None, role: str) -> AsyncGenerator[Health]
         yield health
         return
     server = make_server(LOOPBACK, 0, health.beside(_not_found), handler_class=_Quiet)
-    thread = Thread(target=server.serve_forever, daemon=True, name="health")
+    thread = Thread(target=server.serve_forever, args=(0.1,), daemon=True, name="health")
     thread.start()
     path = private_directory(data / "run") / f"health-{os.getpid()}.json"
     try:

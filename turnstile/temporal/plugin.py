@@ -32,6 +32,7 @@ from turnstile.activities.interceptors import ContentGuard
 from turnstile.activities.pump.advance import PumpActivities
 from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
+from turnstile.runtime.program import GRACE_SECONDS
 from turnstile.runtime.release import release
 from turnstile.schema.ids import is_exclusive
 from turnstile.telemetry.logs import CountedLines
@@ -155,7 +156,7 @@ def turn_workers(
             max_heartbeat_throttle_interval=timedelta(seconds=2),
             default_heartbeat_throttle_interval=timedelta(seconds=2),
             # An exclusive target is released at once; its next holder waits no longer than this (protocol §8).
-            graceful_shutdown_timeout=timedelta(seconds=0 if is_exclusive(target) else 5),
+            graceful_shutdown_timeout=timedelta(seconds=0 if is_exclusive(target) else GRACE_SECONDS),
         )
         for target in worker_targets
     ]

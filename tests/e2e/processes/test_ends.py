@@ -7,18 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from lab.chaos.proxy import HOST, Proxy
+from lab.chaos.proxy import HOST
 from tests.e2e.crashes.test_slow_servers import proxied
 from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
-from tests.support.processes.process import processes_of
+from tests.support.processes.process import Role, TurnstileProcess, processes_of
 from tests.support.processes.stack import Stack, open_stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
@@ -32,8 +33,8 @@ from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.wire.inbox import EnqueueRequest
 
-STOP_SECONDS = 12
-"""Five for handlers, a second each for what does not hear, and a slow machine."""
+END_SECONDS = 6
+"""Five are promised, and one for a slow machine."""
 SERVICE = """
 import asyncio
 from turnstile.processes.services import run_service
@@ -62,13 +63,13 @@ async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(st
     async with processes_of(stack.config, hatching) as both, calling_in(stack) as caller:
         for process in (both.bridge, both.worker):
             process.env["PYTHONPATH"] = str(ROOT)
-            await process.start()
-        for deed in ("deaf", "thread"):
-            assert "timeout" in str((await caller.ask("worker", Order(do=deed))).payload)
+        await asyncio.gather(both.bridge.start(), both.worker.start())
+        answers = await asyncio.gather(*(caller.ask("worker", Order(do=deed)) for deed in ("deaf", "thread")))
+        assert all("timeout" in str(answer.payload) for answer in answers)
         began = time.monotonic()
         log = both.worker.says
         assert await both.worker.stop() == 0
-        assert time.monotonic() - began < STOP_SECONDS
+        assert time.monotonic() - began < END_SECONDS
         assert "left behind, as it does not end: the handler of worker at " in log()
         assert "in deaf" in log()
         assert "thread uvloop_" in log()
@@ -95,50 +96,67 @@ async def test_a_service_ends_though_its_handler_does_not_hear_it(stack: Stack, 
     try:
         await until(in_hand, 40, "the handler runs")
         service.send_signal(signal.SIGTERM)
-        assert service.wait(STOP_SECONDS) == 0
+        assert service.wait(END_SECONDS) == 0
         assert "left behind, as it does not end: handler of turn" in log.read_text()
     finally:
         service.kill()
         service.wait()
 
 
-HANGING_SECONDS = 10
-"""Seven until what does not end is canceled, a second for each cancellation that is not heard, and a slow machine."""
+ROLES_THAT_ASK: dict[str, tuple[Role, ...]] = {
+    "postgres": ("worker", "bridge", "gateway"),
+    "temporal": ("worker", "bridge"),
+}
 
 
-@pytest.fixture
-async def behind(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path
-) -> AsyncIterator[tuple[Stack, dict[str, Proxy]]]:
-    """A stack that reaches PostgreSQL and Temporal through proxies, which may hang."""
+async def ends_soon(process: TurnstileProcess) -> None:
+    """It ends in five seconds, and names what it did not wait for."""
+    began = time.monotonic()
+    assert await process.stop() == 0, process.says()
+    seconds, said = time.monotonic() - began, process.says()
+    assert seconds < END_SECONDS, said
+    if seconds > LATE_SECONDS:
+        assert len(said) < 50_000
+        assert re.search(r"not ended 4\.3 s after the signal, and canceled: .+ at .+\.py:\d+ in ", said), said
+
+
+async def test_every_process_ends_in_five_seconds_though_a_server_hangs(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path, hatching: Hatchery
+) -> None:
     name = await databases.create(migrated)
     url, address = urlsplit(databases.url(name)), urlsplit(f"//{servers.temporal_address}")
-    async with proxied(url.port) as postgres, proxied(address.port) as temporal:
-        through = url._replace(netloc=f"{url.netloc.rpartition('@')[0]}@{HOST}:{postgres.port}").geturl()
-        seen = {"database_url": through, "temporal_address": f"{HOST}:{temporal.port}"}
-        async with open_stack(servers.model_copy(update=seen), tmp_path) as stack:
-            yield stack, {"postgres": postgres, "temporal": temporal}
-            for proxy in (postgres, temporal):
+    async with AsyncExitStack() as opened:
+        proxies = {
+            "postgres": await opened.enter_async_context(proxied(url.port)),
+            "temporal": await opened.enter_async_context(proxied(address.port)),
+        }
+        through = {
+            "postgres": {
+                "database_url": url._replace(
+                    netloc=f"{url.netloc.rpartition('@')[0]}@{HOST}:{proxies['postgres'].port}"
+                ).geturl()
+            },
+            "temporal": {"database_url": url.geturl(), "temporal_address": f"{HOST}:{proxies['temporal'].port}"},
+        }
+        processes: list[TurnstileProcess] = []
+        for server, roles in ROLES_THAT_ASK.items():
+            directory = tmp_path / server
+            directory.mkdir()
+            endpoints = servers.model_copy(update=through[server])
+            stack = await opened.enter_async_context(open_stack(endpoints, directory))
+            for role in roles:
+                process = TurnstileProcess(role, stack.config, hatching)
+                opened.push_async_callback(process.remove)
+                processes.append(process)
+        await asyncio.gather(*(process.start() for process in processes))
+        hanging = [asyncio.create_task(proxy.stall(60)) for proxy in proxies.values()]
+        await asyncio.sleep(2)  # whoever asks now and then has asked
+        try:
+            await asyncio.gather(*(ends_soon(process) for process in processes))
+        finally:
+            for task in hanging:
+                task.cancel()
+            await asyncio.wait(hanging)
+            for proxy in proxies.values():
                 proxy.cut()
     await databases.drop(name)
-
-
-@pytest.mark.parametrize("server", ["postgres", "temporal"])
-async def test_a_process_ends_soon_though_a_server_hangs(
-    behind: tuple[Stack, dict[str, Proxy]], hatching: Hatchery, server: str
-) -> None:
-    stack, proxies = behind
-    async with processes_of(stack.config, hatching) as both:
-        for process in (both.bridge, both.worker):
-            await process.start()
-        hanging = asyncio.create_task(proxies[server].stall(60))
-        await asyncio.sleep(3)  # whoever asks now and then has asked
-        for process in (both.bridge, both.worker):
-            began = time.monotonic()
-            assert await process.stop() == 0, process.says()
-            seconds, said = time.monotonic() - began, process.says()
-            assert seconds < HANGING_SECONDS, said
-            if seconds > LATE_SECONDS:
-                assert len(said) < 50_000
-                assert re.search(r"not ended 7 s after the signal, and canceled: .+ at .+\.py:\d+ in ", said), said
-        hanging.cancel()

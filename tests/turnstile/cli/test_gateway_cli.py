@@ -100,7 +100,7 @@ async def test_a_turn_is_shown_watched_and_stopped(machine: Machine) -> None:
         await machine.run("turn", "stop", turn, "--reason", "enough"),
     )
     assert (open_.code, "no deliverable yet" in open_.out) == (0, True), open_.err
-    assert stopped.out.startswith(f"turn {turn} is being stopped")
+    assert stopped.out.startswith(f"turn {turn} is stopped")
     async with asyncio.timeout(30):
         out, err = await watching.communicate()
     assert watching.returncode == 0, err
@@ -143,7 +143,7 @@ async def test_a_tree_is_shown_and_stopped(machine: Machine) -> None:
 
     await until(forked, 30, "two children are there")
     stopped = await machine.run("turn", "stop", turn)
-    assert "is being stopped, with 2 turns below it" in stopped.out
+    assert "is stopped, with 2 turns below it" in stopped.out
     followed = await machine.run("turn", "tree", turn, "--follow", "--json")
     last = {line["agent_turn_id"]: line["status"] for line in map(json.loads, followed.out.splitlines())}
     assert (followed.code, set(last.values())) == (0, {"canceled"})

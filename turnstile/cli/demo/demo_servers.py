@@ -94,5 +94,5 @@ def _data_directory(session: Session, *, keep: bool) -> Generator[Path]:
     if session.options.data is not None or keep:
         yield session.options.data or DEFAULT_DATA
         return
-    with tempfile.TemporaryDirectory(prefix="turnstile-demo-") as directory:
+    with tempfile.TemporaryDirectory(prefix="turnstile-demo-", ignore_cleanup_errors=True) as directory:
         yield Path(directory) / "data"

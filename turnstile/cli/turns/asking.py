@@ -30,7 +30,8 @@ from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.profiles import RuntimeConfig
-from turnstile.schema.states import MultitaskStrategy, ReplyStatus, TurnStatus
+from turnstile.schema.states import HeadStatus, MultitaskStrategy, ReplyStatus, TurnStatus
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.nats_turns import turn_of
 from turnstile.sdk.requests import parse_request
@@ -39,6 +40,9 @@ from turnstile.sdk.turns import Client
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
+
+OVER_SECONDS = 5.0
+"""What a stopped turn has to end before the command says what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +193,44 @@ async def enqueue(session: Session, client: Client, turn: Turn) -> EnqueueReply:
     return turn.reply
 
 
-async def stop_turn(session: Session, turn: str, reason: str, cascade: Cascade = "waited") -> Stopped:
-    """End the turn and what is below it; raises `Refused` with its code, `NoBridge` or `ServerUnavailable`."""
+async def stop_turn(
+    session: Session, turn: str, reason: str, cascade: Cascade = "waited"
+) -> tuple[Stopped, TurnView | None]:
+    """End the turn and what is below it, and wait until it is over, at most `OVER_SECONDS`.
+
+    Returns the answer, and how the turn then stands if it is not over. Raises `Refused` with its code, `NoBridge` or
+    `ServerUnavailable`.
+    """
     async with session.client() as client:
         found = await session.patiently(lambda: client.turn(turn))
-        return await session.patiently(lambda: found.stop(reason, cascade=cascade))
+        reply = await session.patiently(lambda: found.stop(reason, cascade=cascade))
+        try:
+            await found.result(OVER_SECONDS)
+        except TimeoutError:
+            view = await session.patiently(found.describe)
+            return reply, None if view.ended_at else view
+        return reply, None
 
 
-def told_of_stop(turn: str, reply: Stopped) -> str:
+def told_of_wait(view: TurnView) -> str:
+    """What a turn waits for that was stopped and is not over."""
+    match view.status:
+        case HeadStatus.SUSPENDED:
+            what = f"its workflow has not heard of the stop; it waits for {view.waiting_tool_count or 0} calls"
+        case HeadStatus.RUNNING:
+            what = "the step that its worker runs has not ended"
+        case _:
+            what = f"it is {view.status}"
+    return (
+        f"turn {view.agent_turn_id} is not over after {OVER_SECONDS:g} s: {what}. "
+        "A bridge of its target ends it by force: `turnstile doctor` shows whether one runs"
+    )
+
+
+def told_of_stop(turn: str, reply: Stopped, *, over: bool = True) -> str:
     """What a stop has done, in one line: the turn, those below it, and what may still arrive."""
     below = reply.marked - (0 if reply.already_final else 1)
-    line = f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}"
+    line = f"turn {turn} {'was over already' if reply.already_final else 'is stopped' if over else 'is being stopped'}"
     if below > 0:
         line += f", with {below} turn{'s' if below > 1 else ''} below it"
     if reply.on_their_way:

@@ -120,12 +120,14 @@ async def stop(
     ] = "waited",
 ) -> None:
     """End a turn as canceled, with the turns that it waits for; its deliverable has the partial results."""
-    from turnstile.cli.turns.asking import stop_turn, told_of_stop
+    from turnstile.cli.turns.asking import stop_turn, told_of_stop, told_of_wait
     from turnstile.cli.turns.lookup import whole_id
 
     turn = await whole_id(session, turn)
-    reply = await stop_turn(session, turn, reason, cascade)
-    session.out.result(reply, told_of_stop(turn, reply))
+    reply, waiting = await stop_turn(session, turn, reason, cascade)
+    session.out.result(reply, told_of_stop(turn, reply, over=waiting is None))
+    if waiting is not None:
+        session.out.remark(told_of_wait(waiting))
 
 
 @command(app, "steer", project=True, channel=True, client=True)
