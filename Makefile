@@ -24,6 +24,9 @@ MCP_CONFORMANCE ?=
 REAL_CLIENTS ?=
 JOBS ?= 2
 
+# Every Python process reads bytecode that the first one wrote; without it importing takes twice the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 LOCAL_STAMP := .venv/.installed-local
