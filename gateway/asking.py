@@ -7,21 +7,19 @@ that nobody has.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 
-from turnstile.gateway.http.problems import Overloaded
 from turnstile.ledger.access.pages import is_box_of_channel
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import BoxId, ChannelId, ProjectId, new_box_id, token
-from turnstile.schema.states import ReplyStatus
+from turnstile.schema.verbs import ENQUEUE, Verb
 from turnstile.schema.wire import headers as names
-from turnstile.schema.wire import subjects
 from turnstile.schema.wire.inbox import Reply
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection
@@ -56,28 +54,26 @@ class Asking:
         self,
         principal: Principal,
         channel: ChannelId,
-        verb: str,
+        verb: Verb[Any, Answer],
         payload: BaseModel | JsonObject,
-        reply: type[Answer],
         given: Headers,
         *,
         own_boxes: bool = False,
     ) -> Answer:
         """Request a verb and return its accepted reply; `own_boxes`: the boxes that it names were made for it here.
 
-        Raises `BadRequest`, `Refused` or `Overloaded` with the bridge's code, `ServerUnavailable`, and
-        `TurnstileError` itself (internal_error) where the bridge failed.
+        Raises `Refused` with the bridge's code, which is `Limited` where the request may be accepted later, and
+        `ServerUnavailable`.
         """
         client = BridgeClient(self._conn, principal.project_id, channel)
         if principal.channel_id is not None:
             payload = payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else payload
-            if verb == "enqueue" and not own_boxes:
+            if verb is ENQUEUE and not own_boxes:
                 payload = await self._with_own_boxes(principal.project_id, principal.channel_id, payload)
             payload = _with_own_key(principal, payload)
-        caller = principal.caller if verb in subjects.CALLED_BY else None
+        caller = None if verb.caller == "none" else principal.caller
         told = {**_passed(given), names.SENDER: principal.sender}
-        answer = await client.request(verb, payload, headers=told, caller=caller)
-        return accepted(reply, answer)
+        return await client.call(verb, payload, headers=told, caller=caller)
 
     async def _with_own_boxes(self, project: ProjectId, channel: ChannelId, payload: JsonObject) -> JsonObject:
         """An enqueue whose boxes are those of one channel; what is not is replaced by what nobody has."""
@@ -105,24 +101,6 @@ def _with_own_key(principal: Principal, payload: JsonObject) -> JsonObject:
             return {**payload, "correlation_id": key_of(principal, key)}
         case _:
             return payload
-
-
-def accepted(reply: type[Answer], answer: JsonObject) -> Answer:
-    """The reply if it was accepted; raises as `Asking.ask` does."""
-    read = reply.model_validate(answer)
-    if read.is_done:
-        return read
-    code, message = read.error_code or str(read.status), read.error or f"the bridge answered {read.status}"
-    if read.status is ReplyStatus.BUSY:
-        wait = answer.get("retry_after_seconds")
-        raise Overloaded(code, message, retry_after=float(wait) if isinstance(wait, int | float) else None)
-    if read.status is ReplyStatus.ERROR and code == TurnstileError.code:
-        raise TurnstileError(message)  # a fault of the bridge: the same request fails again
-    if read.status is ReplyStatus.ERROR and code != "result_too_large":
-        raise ServerUnavailable(message)
-    if code == BadRequest.code:
-        raise BadRequest(message)
-    raise Refused(code, message)
 
 
 def _passed(given: Headers) -> Mapping[str, str]:

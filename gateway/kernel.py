@@ -12,11 +12,11 @@ from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Call
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.ledger.pool import Pool
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, BoxId, ChannelId
-from turnstile.schema.wire.box_requests import BoxMakeReply, BoxMakeRequest, Part
-from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.schema.wire.box_requests import BoxMakeRequest, Part
 from turnstile.transport.connection import NatsConnection
 
 
@@ -37,7 +37,7 @@ class Kernel:
         name = None if key is None else f"openai-{hashlib.sha256(key.encode()).hexdigest()}"
         request = BoxMakeRequest(parts=list(parts), correlation_id=name)
         payload = request.model_dump(mode="json", exclude_none=True)
-        reply = await self.turns.asking.ask(call.principal, channel, "box_make", payload, BoxMakeReply, call.headers)
+        reply = await self.turns.asking.ask(call.principal, channel, verbs.BOX_MAKE, payload, call.headers)
         if reply.box_id is None:
             raise Refused("internal_error", "the bridge made a box and named none")
         return reply.box_id
@@ -53,9 +53,7 @@ class Kernel:
         if key is not None:
             payload["correlation_id"] = key
         asking = self.turns.asking
-        reply = await asking.ask(
-            call.principal, channel, "enqueue", payload, EnqueueReply, call.headers, own_boxes=True
-        )
+        reply = await asking.ask(call.principal, channel, verbs.ENQUEUE, payload, call.headers, own_boxes=True)
         if reply.agent_turn_id is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
         return reply.agent_turn_id

@@ -15,12 +15,13 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from turnstile.schema import verbs
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
@@ -30,7 +31,7 @@ from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers as names
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.events import ReplyEvent, TaskEvent
-from turnstile.schema.wire.inbox import EnqueueRequest, Reply, SendReply
+from turnstile.schema.wire.inbox import EnqueueRequest, Reply
 from turnstile.sdk.acks import ActionWaiter, until_arrived
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object, encode
@@ -172,8 +173,10 @@ class BridgeClient:
 
         A `caller` takes the place of `self.caller` at the subject's end.
         """
-        if caller is None and verb in subjects.CALLED_BY:
-            caller = self.caller if subjects.CALLED_BY[verb] or _names_controls(verb, payload) else _named_caller()
+        declared = verbs.verb_named(verb)
+        if caller is None and declared is not None and declared.caller != "none":
+            must = declared.caller == "must" or _names_controls(verb, payload)
+            caller = self.caller if must else _named_caller()
         subject = subjects.bridge_request(self._project, self._channel, verb, caller)
         data = self._sized(encode(_object(payload)))
         try:
@@ -187,17 +190,16 @@ class BridgeClient:
         except BadRequest as error:
             raise ServerUnavailable(f"the answer to {verb} cannot be read: {error}") from None
 
-    async def request_as(
+    async def call(
         self,
-        verb: str,
+        verb: verbs.Verb[Any, Answer],
         payload: BaseModel | JsonObject,
-        reply: type[Answer],
         *,
         headers: Mapping[str, str] | None = None,
         caller: Caller | None = None,
     ) -> Answer:
         """Request a verb and return its accepted reply; raises as `request` and `accepted` do."""
-        return accepted(reply, await self.request(verb, payload, headers=headers, caller=caller))
+        return accepted(verb.reply, await self.request(verb.name, payload, headers=headers, caller=caller))
 
     async def command(
         self, verb: str, payload: BaseModel | JsonObject, request_id: str, headers: Mapping[str, str] | None = None
@@ -235,7 +237,7 @@ class BridgeClient:
         """
         async with self.reply_inbox() as inbox:
             asked: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
-            sent = await self.request_as("send", asked, SendReply, headers=headers)
+            sent = await self.call(verbs.SEND, asked, headers=headers)
             if sent.message_id is None:
                 raise Refused("internal_error", "the bridge took the message and named none")
             return await inbox.wait(sent.message_id, timeout)

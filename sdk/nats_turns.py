@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
@@ -23,13 +24,11 @@ from turnstile.schema.cards import value_of
 from turnstile.schema.errors import ConfigError, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
 from turnstile.schema.people.interrupt_requests import (
-    InterruptListReply,
     InterruptListRequest,
-    InterruptReply,
     InterruptView,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
-from turnstile.schema.people.reruns import RerunReply, RerunRequest
+from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
@@ -61,10 +60,10 @@ class NatsTurn(Turn):
 
     async def start(self) -> AgentTurnId:
         if isinstance(self._asked, EnqueueRequest):
-            self.reply = await self._bridge.request_as("enqueue", self._asked, EnqueueReply)
+            self.reply = await self._bridge.call(verbs.ENQUEUE, self._asked)
             self._asked = turn_of(self.reply)
         elif isinstance(self._asked, RerunRequest):
-            made = await self._bridge.request_as("rerun", self._asked, RerunReply)
+            made = await self._bridge.call(verbs.RERUN, self._asked)
             self.reply = EnqueueReply.model_validate(made.model_dump())
             self._asked = turn_of(self.reply)
         return self._asked
@@ -97,11 +96,11 @@ class NatsTurn(Turn):
         asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
         if cascade != "waited":
             asked["cascade"] = cascade
-        return await self._bridge.request_as("stop", asked, Stopped)
+        return Stopped.model_validate((await self._bridge.call(verbs.STOP, asked)).model_dump())
 
     async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
         asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
-        return await self._bridge.request_as("steer", asked, SteerReply)
+        return await self._bridge.call(verbs.STEER, asked)
 
     def again(self, request: RerunRequest) -> Turn:
         return NatsTurn(self._bridge, self._agent, request)
@@ -181,30 +180,30 @@ class NatsBackend(Backend):
         return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
 
     async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
-        page = await self.bridge.request_as("interrupt.list", wanted, InterruptListReply)
+        page = await self.bridge.call(verbs.INTERRUPT_LIST, wanted)
         return [each.interrupt_id for each in page.interrupts], page.next
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
-        found = await self.bridge.request_as("interrupt.get", {"interrupt_id": interrupt_id}, InterruptReply)
+        found = await self.bridge.call(verbs.INTERRUPT_GET, {"interrupt_id": interrupt_id})
         if found.interrupt is None:
             raise Refused("internal_error", "the bridge found a question and showed none")
         return found.interrupt
 
     async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
-        return await self.bridge.in_channel(about.channel_id).request_as("decide", wanted, DecideReply)
+        return await self.bridge.in_channel(about.channel_id).call(verbs.DECIDE, wanted)
 
     async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
-        return await self.bridge.request_as("budget.list", wanted, BudgetListReply)
+        return await self.bridge.call(verbs.BUDGET_LIST, wanted)
 
     async def get_budget(self, budget_id: BudgetId) -> BudgetView:
-        return _budget_in(await self.bridge.request_as("budget.get", {"budget_id": budget_id}, BudgetReply))
+        return _budget_in(await self.bridge.call(verbs.BUDGET_GET, {"budget_id": budget_id}))
 
     async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
         bridge = self.bridge if channel is None else self.bridge.in_channel(channel)
-        return _budget_in(await bridge.request_as("raise_budget", wanted, BudgetReply))
+        return _budget_in(await bridge.call(verbs.RAISE_BUDGET, wanted))
 
     async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
-        return _budget_in(await self.bridge.request_as("limit_project", wanted, BudgetReply))
+        return _budget_in(await self.bridge.call(verbs.LIMIT_PROJECT, wanted))
 
     async def close(self) -> None:
         await self.conn.close()
@@ -240,7 +239,7 @@ async def _answers(address: str) -> bool:
 
 async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
     """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
-    return await bridge.request_as("describe", asked, DescribeReply)
+    return await bridge.call(verbs.DESCRIBE, asked)
 
 
 def _budget_in(reply: BudgetReply) -> BudgetView:

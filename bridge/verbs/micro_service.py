@@ -29,6 +29,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.validation import describe_faults
+from turnstile.schema.verbs import verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object, encode, headers_of
@@ -182,14 +183,16 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
         if given.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
     verb, caller = ".".join(subject.rest[2:]), None
-    if len(subject.rest) > _CALLER_TOKEN and subject.rest[2] in subjects.CALLED_BY:
+    named_verb = verb_named(subject.rest[2]) if len(subject.rest) > _CALLER_TOKEN else None
+    if named_verb is not None and named_verb.caller != "none":
         verb, caller = subject.rest[2], Caller.read(subject.rest[_CALLER_TOKEN:])
         given = {**given, headers.SENDER: caller.name}
     return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), given, source, caller=caller)
 
 
 def _endpoint(verb: str) -> str:
-    return f"{verb}.>" if subjects.CALLED_BY.get(verb, False) else verb
+    declared = verb_named(verb)
+    return f"{verb}.>" if declared is not None and declared.caller == "must" else verb
 
 
 class VerbService:

@@ -14,10 +14,11 @@ from turnstile.gateway.a2a.task_messages import Said, answer_to, context_id, rea
 from turnstile.gateway.a2a.tasks import context_of
 from turnstile.gateway.http.endpoints import parsed
 from turnstile.ledger.access.tasks import TaskRow
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.api import TurnSteer
 from turnstile.schema.base import JsonObject
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Interrupt
+from turnstile.schema.people.interrupts import DecideRequest, Interrupt
 
 
 async def deliver(asked: Asked, request: SendMessageRequest) -> TaskRow:
@@ -56,7 +57,7 @@ async def _answer(asked: Asked, said: Said, questions: Sequence[Interrupt], row:
     payload: JsonObject = {**answer, "interrupt_id": question.interrupt_id}
     parsed(DecideRequest, payload, "message.parts")
     asking, call = asked.kernel.turns.asking, asked.call
-    await asking.ask(call.principal, row.channel_id, "decide", payload, DecideReply, call.headers)
+    await asking.ask(call.principal, row.channel_id, verbs.DECIDE, payload, call.headers)
 
 
 async def _steer(asked: Asked, said: Said, row: TaskRow) -> None:

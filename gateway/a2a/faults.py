@@ -65,7 +65,7 @@ def _as_a2a(error: TurnstileError) -> errors.A2AError | TurnstileError:
             return errors.UnsupportedOperationError("the task is over: send a message without taskId")
         case "correlation_conflict":
             return errors.InvalidParamsError("message.messageId: another message had this id")
-        case code if isinstance(error, BadRequest) or code in _PARAMS:
+        case code if isinstance(error, BadRequest) or code == BadRequest.code or code in _PARAMS:
             return errors.InvalidParamsError(str(error)[:_LONGEST])
         case _:
             return error

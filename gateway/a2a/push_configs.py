@@ -15,12 +15,14 @@ from a2a.types import (
     TaskPushNotificationConfig,
 )
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
+from pydantic import BaseModel
 
 from turnstile.gateway.a2a.asked import Asked
 from turnstile.gateway.a2a.objects import PushConfig, PushConfigList
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.ledger.pushes.receivers import list_receivers
 from turnstile.runtime.outbound import destination
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import ReceiverId
@@ -49,7 +51,7 @@ async def add_receiver(asked: Asked, row: TaskRow, receiver: TaskPushNotificatio
     fields: JsonObject = {"url": receiver.url}
     if receiver.token:
         fields["token"] = receiver.token
-    await _verb(asked, row, "push.set", name, fields)
+    await _verb(asked, row, verbs.PUSH_SET, name, fields)
     return PushConfig(id=name, task_id=row.agent_turn_id, url=receiver.url)
 
 
@@ -76,7 +78,7 @@ async def delete(asked: Asked, request: DeleteTaskPushNotificationConfigRequest)
     asked.needs(Right.ASK)
     row = await asked.row(request.task_id)
     if _ID.fullmatch(request.id):
-        await _verb(asked, row, "push.remove", request.id, {})
+        await _verb(asked, row, verbs.PUSH_REMOVE, request.id, {})
 
 
 async def _receivers(asked: Asked, task_id: str) -> list[PushConfig]:
@@ -86,10 +88,12 @@ async def _receivers(asked: Asked, task_id: str) -> list[PushConfig]:
     return [PushConfig(id=each.receiver_id, task_id=turn, url=each.url) for each in found]
 
 
-async def _verb(asked: Asked, row: TaskRow, verb: str, name: str, fields: JsonObject) -> None:
+async def _verb(
+    asked: Asked, row: TaskRow, verb: verbs.Verb[BaseModel, PushReply], name: str, fields: JsonObject
+) -> None:
     asking, call = asked.kernel.turns.asking, asked.call
     payload: JsonObject = {"agent_turn_id": row.agent_turn_id, "receiver_id": ReceiverId(name), **fields}
-    await asking.ask(call.principal, row.channel_id, verb, payload, PushReply, call.headers)
+    await asking.ask(call.principal, row.channel_id, verb, payload, call.headers)
 
 
 def _check(receiver: TaskPushNotificationConfig) -> None:

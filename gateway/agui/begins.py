@@ -31,12 +31,12 @@ from turnstile.gateway.openai.messages import composed
 from turnstile.ledger.access.past import find_requested_turn, get_turn_request
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.schema import verbs
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, instance_id
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import DecideReply
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.chunk_order import step_number
 
@@ -149,7 +149,7 @@ class Thread:
     async def _decide(self, entry: ResumeEntry, view: InterruptView, decision: JsonObject) -> None:
         asking = self.kernel.turns.asking
         try:
-            await asking.ask(self._principal, view.channel_id, "decide", decision, DecideReply, self.call.headers)
+            await asking.ask(self._principal, view.channel_id, verbs.DECIDE, decision, self.call.headers)
         except Refused as error:
             if entry.status != "cancelled" or error.code not in _OVER:  # who gives up need not be the first to end it
                 raise

@@ -20,6 +20,7 @@ _STATUS: Mapping[str, int] = {
     "origin_not_allowed": 403,
     "form_expired": 403,
     "needs_https": 403,
+    "bad_request": 400,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
@@ -102,10 +103,6 @@ class Forbidden(TurnstileError):
     """The token's role or channel does not allow it."""
 
     code: str = "forbidden"
-
-
-class Overloaded(Limited):
-    """The bridge or the gateway has too much to do."""
 
 
 def status_of(error: TurnstileError) -> int:

@@ -44,13 +44,14 @@ from turnstile.gateway.mcp.tool_results import ended, going_on, refused
 from turnstile.gateway.mcp.turn_watch import news, next_change
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.ledger.people.interrupt_views import get_interrupt
+from turnstile.schema import verbs
 from turnstile.schema.access import Principal, Right, TokenId
 from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import DecideReply, Interrupt
+from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.wire.descriptions import TurnView
 
 _STOP_SECONDS: Final = 10.0
@@ -106,7 +107,7 @@ class ToolCalls:
         if payload is None:
             return False
         try:
-            await asking.ask(principal, view.channel_id, "decide", payload, DecideReply, call.headers)
+            await asking.ask(principal, view.channel_id, verbs.DECIDE, payload, call.headers)
         except Refused as error:
             if error.code not in _TOO_LATE:
                 raise

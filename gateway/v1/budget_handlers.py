@@ -12,6 +12,7 @@ from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.turn_handlers import key_in, seen_channel
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
+from turnstile.schema import verbs
 from turnstile.schema.access import Principal
 from turnstile.schema.api import BudgetLimitation, BudgetPage, BudgetRaise, BudgetsQuery
 from turnstile.schema.base import JsonObject
@@ -65,7 +66,7 @@ class Budgets:
                 raise BadRequest("correlation_id and the Idempotency-Key are two: send one of them")
             payload["correlation_id"] = key
         channel = self.asking.channel(call.principal, view.channel_id)
-        reply = await self.asking.ask(call.principal, channel, "raise_budget", payload, BudgetReply, call.headers)
+        reply = await self.asking.ask(call.principal, channel, verbs.RAISE_BUDGET, payload, call.headers)
         return Answer(_shown(reply))
 
     async def limit(self, call: Call[object, BudgetLimitation]) -> Answer:
@@ -75,7 +76,7 @@ class Budgets:
             raise Forbidden("the token is for one channel: what the project may spend, tokens of the project say")
         payload: JsonObject = {**call.body.model_dump(mode="json", exclude_unset=True), "period": call.path["period"]}
         channel = self.asking.channel(principal, None)
-        reply = await self.asking.ask(principal, channel, "limit_project", payload, BudgetReply, call.headers)
+        reply = await self.asking.ask(principal, channel, verbs.LIMIT_PROJECT, payload, call.headers)
         return Answer(_shown(reply))
 
     async def _seen(self, principal: Principal, name: str) -> BudgetView:

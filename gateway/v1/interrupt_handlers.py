@@ -11,13 +11,14 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
+from turnstile.schema import verbs
 from turnstile.schema.access import Principal
 from turnstile.schema.api import Decided, InterruptDecision, InterruptPage, InterruptsQuery
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import DecideReply, InterruptStatus
+from turnstile.schema.people.interrupts import InterruptStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Interrupts:
             **call.body.model_dump(mode="json", exclude_unset=True),
             "interrupt_id": view.interrupt_id,
         }
-        reply = await self.asking.ask(call.principal, view.channel_id, "decide", payload, DecideReply, call.headers)
+        reply = await self.asking.ask(call.principal, view.channel_id, verbs.DECIDE, payload, call.headers)
         return Answer(
             Decided(
                 interrupt_id=view.interrupt_id,

@@ -24,6 +24,7 @@ from turnstile.ledger.access.pages import Place, page_turns
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.views import describe_turn
+from turnstile.schema import verbs
 from turnstile.schema.access import Principal
 from turnstile.schema.api import (
     Output,
@@ -73,7 +74,7 @@ class Turns:
         payload = {name: value for name, value in payload.items() if value is not None}
         if (key := key_in(call.headers)) is not None:
             payload["correlation_id"] = key
-        reply = await self.asking.ask(principal, channel, "enqueue", payload, EnqueueReply, call.headers)
+        reply = await self.asking.ask(principal, channel, verbs.ENQUEUE, payload, call.headers)
         return await self._made(call, reply)
 
     async def rerun(self, call: Call[object, TurnRerun]) -> Answer:
@@ -91,7 +92,7 @@ class Turns:
         payload["agent_turn_id"] = view.agent_turn_id
         if key is not None:
             payload["correlation_id"] = key
-        return await self.asking.ask(principal, view.channel_id, "rerun", payload, RerunReply, given)
+        return await self.asking.ask(principal, view.channel_id, verbs.RERUN, payload, given)
 
     async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
         """The new turn; once it is over, if that is waited for."""
@@ -161,7 +162,7 @@ class Turns:
         }
         if wanted.cascade != "waited":
             payload["cascade"] = wanted.cascade
-        return await self.asking.ask(principal, view.channel_id, "stop", payload, StopReply, given)
+        return await self.asking.ask(principal, view.channel_id, verbs.STOP, payload, given)
 
     async def abandon(self, principal: Principal, view: TurnView) -> None:
         """Stop a turn whose client went away, if it can be stopped: nobody is left to be told."""
@@ -181,7 +182,7 @@ class Turns:
         payload: JsonObject = {**wanted.model_dump(mode="json"), "agent_turn_id": view.agent_turn_id}
         if key is not None:
             payload["correlation_id"] = key
-        return await self.asking.ask(principal, view.channel_id, "steer", payload, SteerReply, given)
+        return await self.asking.ask(principal, view.channel_id, verbs.STEER, payload, given)
 
     async def tree(self, call: Call[TreeQuery, object]) -> Answer:
         """The tree that a turn is in, as far as the token may see it."""

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.interface.catalog import ENTRIES
-from turnstile.schema.interface.entries import PARAMETERS, Entry, Role, Transport
+from turnstile.schema.interface.entries import PARAMETERS, Entry, Transport
 from turnstile.schema.interface.json_schemas import docstrings, schemas
+from turnstile.schema.verbs import Role
 from turnstile.schema.wire import subjects
 
 ASYNCAPI = "3.0.0"

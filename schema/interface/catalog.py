@@ -3,7 +3,7 @@
 An entry has senders, receivers, transport, payload and reply of a subject. Nothing reads the catalog at run time; tests
 compare it with the code: a verb, a subject or an event without an entry fails. To add one:
 
-    a verb       a line in `VERBS`: request/reply, durable command and ack follow from it
+    a verb       its declaration in schema/verbs.py: request/reply, durable command and ack follow from it
     a subject    an `Entry` in `_SUBJECTS`
     a document   a line in `DOCUMENTS`
 """
@@ -15,90 +15,50 @@ from typing import Any
 from pydantic import BaseModel, Field, create_model
 
 from turnstile.schema import cards
-from turnstile.schema.budgets.budget_requests import (
-    BudgetListReply,
-    BudgetListRequest,
-    BudgetRaiseRequest,
-    BudgetReply,
-    BudgetRequest,
-    ProjectLimitRequest,
-)
-from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
-from turnstile.schema.interface.entries import Entry, Role, Transport
-from turnstile.schema.people.interrupt_requests import (
-    InterruptListReply,
-    InterruptListRequest,
-    InterruptReply,
-    InterruptRequest,
-)
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
-from turnstile.schema.people.reruns import RerunReply, RerunRequest
-from turnstile.schema.people.steers import SteerEvent, SteerReply, SteerRequest
+from turnstile.schema.interface.entries import Entry, Transport
+from turnstile.schema.people.interrupts import InterruptEvent
+from turnstile.schema.people.steers import SteerEvent
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
-from turnstile.schema.wire import events, inbox, subjects, ui_actions
-from turnstile.schema.wire import roster_requests as roster
-from turnstile.schema.wire.box_requests import (
-    BoxForkReply,
-    BoxForkRequest,
-    BoxMakeReply,
-    BoxMakeRequest,
-    BoxReplaceReply,
-    BoxReplaceRequest,
-)
-from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
-from turnstile.schema.wire.progress import ProgressReply, ProgressRequest
-from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
+from turnstile.schema.verbs import VERBS, Role, Verb
+from turnstile.schema.wire import events, inbox, ui_actions
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A verb of the bridge; a `durable` one is also a command."""
-
-    name: str
-    summary: str
-    section: str
-    request: type[BaseModel]
-    reply: type[BaseModel]
-    callers: tuple[Role, ...]
-    durable: bool = True
-
-    def entries(self) -> Iterator[Entry]:
-        """The verb's subjects: request/reply, and for a durable one the command and its ack."""
-        must_name_caller = subjects.CALLED_BY.get(self.name)
-        yield Entry(
-            subject=f"req.sys.bridge.{self.name}{'.{principal}' if must_name_caller else ''}",
-            summary=self.summary,
-            may_name_caller=must_name_caller is False,
-            transport=Transport.MICRO,
-            section=self.section,
-            payload=self.request,
-            headers=envelopes.CallerHeaders,
-            senders=self.callers,
-            receivers=(Role.BRIDGE,),
-            reply=self.reply,
-        )
-        if not self.durable:
-            return
-        ack = f"evt.sys.bridge.{self.name}_ack"
-        yield Entry(
-            subject=f"cmd.sys.bridge.{self.name}",
-            summary=f"The verb `{self.name}` as a durable command: it waits for a bridge; the answer is `{ack}`.",
-            payload=_with_request_id(self.request, "Command", f"Arguments of `{self.name}` as a durable command."),
-            headers=envelopes.CommandHeaders,
-            senders=self.callers,
-            receivers=(Role.BRIDGE,),
-        )
-        yield Entry(
-            subject=ack,
-            summary=f"The answer to the durable command `{self.name}`.",
-            payload=_with_request_id(self.reply, "Ack", f"Answer to the durable command `{self.name}`."),
-            headers=envelopes.AckHeaders,
-            senders=(Role.BRIDGE,),
-            receivers=self.callers,
-        )
+def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
+    """The verb's subjects: request/reply, and for a durable one the command and its ack."""
+    yield Entry(
+        subject=f"req.sys.bridge.{verb.name}{'.{principal}' if verb.caller == 'must' else ''}",
+        summary=verb.summary,
+        may_name_caller=verb.caller == "may",
+        transport=Transport.MICRO,
+        section=verb.section,
+        payload=verb.request,
+        headers=envelopes.CallerHeaders,
+        senders=verb.callers,
+        receivers=(Role.BRIDGE,),
+        reply=verb.reply,
+    )
+    if not verb.durable:
+        return
+    ack = f"evt.sys.bridge.{verb.name}_ack"
+    yield Entry(
+        subject=f"cmd.sys.bridge.{verb.name}",
+        summary=f"The verb `{verb.name}` as a durable command: it waits for a bridge; the answer is `{ack}`.",
+        payload=_with_request_id(verb.request, "Command", f"Arguments of `{verb.name}` as a durable command."),
+        headers=envelopes.CommandHeaders,
+        senders=verb.callers,
+        receivers=(Role.BRIDGE,),
+    )
+    yield Entry(
+        subject=ack,
+        summary=f"The answer to the durable command `{verb.name}`.",
+        payload=_with_request_id(verb.reply, "Ack", f"Answer to the durable command `{verb.name}`."),
+        headers=envelopes.AckHeaders,
+        senders=(Role.BRIDGE,),
+        receivers=verb.callers,
+    )
 
 
 def _with_request_id(model: type[BaseModel], suffix: str, doc: str) -> type[BaseModel]:
@@ -110,130 +70,6 @@ def _with_request_id(model: type[BaseModel], suffix: str, doc: str) -> type[Base
 
 _CLIENT, _TOOL = (Role.CLIENT,), (Role.TOOL,)
 _KERNEL = (Role.BRIDGE, Role.WORKER)
-
-VERBS = (
-    Verb("enqueue", "Ask an agent for a turn.", "6", inbox.EnqueueRequest, inbox.EnqueueReply, _CLIENT),
-    Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
-    Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
-    Verb(
-        name="steer",
-        summary="Say something to a turn while it runs.",
-        section="6",
-        request=SteerRequest,
-        reply=SteerReply,
-        callers=_CLIENT,
-        durable=False,
-    ),
-    Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
-    Verb("rerun", "Run a turn again from one of its steps.", "6", RerunRequest, RerunReply, _CLIENT, durable=False),
-    Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
-    Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
-    Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),
-    Verb(
-        name="delegate",
-        summary="Ask other agents, or a person, under a call that the tool runs; asked again, how they stand.",
-        section="12",
-        request=DelegateRequest,
-        reply=DelegateReply,
-        callers=_TOOL,
-        durable=False,
-    ),
-    Verb(
-        name="progress",
-        summary="Say how far a tool is with a call that it runs.",
-        section="6",
-        request=ProgressRequest,
-        reply=ProgressReply,
-        callers=_TOOL,
-        durable=False,
-    ),
-    Verb(
-        name="decide",
-        summary="Decide about a call that waits for a person.",
-        section="13",
-        request=DecideRequest,
-        reply=DecideReply,
-        callers=_CLIENT,
-        durable=False,
-    ),
-    *(
-        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
-        for name, summary, request, reply in (
-            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
-            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
-        )
-    ),
-    *(
-        Verb(name, summary, "6", request, reply, _CLIENT, durable=False)
-        for name, summary, request, reply in (
-            ("budget.list", "List budgets, and what the project may spend.", BudgetListRequest, BudgetListReply),
-            ("budget.get", "See a budget.", BudgetRequest, BudgetReply),
-        )
-    ),
-    *(
-        Verb(name, summary, "6", request, BudgetReply, (Role.OPERATOR,), durable=False)
-        for name, summary, request in (
-            ("raise_budget", "Give a budget more, or take back what is free.", BudgetRaiseRequest),
-            ("limit_project", "Say what a project may spend in a day or month.", ProjectLimitRequest),
-        )
-    ),
-    *(
-        Verb(name, summary, "17.3", request, PushReply, _CLIENT, durable=False)
-        for name, summary, request in (
-            ("push.set", "Tell a receiver by HTTP when a turn comes into another state.", PushSetRequest),
-            ("push.remove", "Tell a receiver no more.", PushRemoveRequest),
-        )
-    ),
-    Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
-    *(
-        Verb(name, summary, "6", request, reply, (Role.OPERATOR,), durable=False)
-        for name, summary, request, reply in (
-            ("agent.put", "Add an agent, or change it.", roster.AgentPutRequest, roster.AgentPutReply),
-            ("agent.list", "List the agents of a project.", roster.ListRequest, roster.AgentListReply),
-            (
-                "agent.pause",
-                "Let an agent take no further turn; what waits stays queued.",
-                roster.AgentRequest,
-                roster.AgentStatusReply,
-            ),
-            (
-                "agent.resume",
-                "Make a paused or retired agent active.",
-                roster.AgentRequest,
-                roster.AgentStatusReply,
-            ),
-            (
-                "agent.retire",
-                "Let an agent take no further enqueue; what waits still runs.",
-                roster.AgentRequest,
-                roster.AgentStatusReply,
-            ),
-            ("profile.put", "Store a profile.", roster.ProfilePutRequest, roster.ProfilePutReply),
-            ("profile.list", "List the profiles of a project.", roster.ListRequest, roster.ProfileListReply),
-            ("tool.put", "Store a tool.", roster.ToolPutRequest, roster.ToolPutReply),
-            ("tool.list", "List the tools of a project.", roster.ListRequest, roster.ToolListReply),
-            ("tool.remove", "Remove a tool.", roster.ToolRemoveRequest, roster.ToolRemoveReply),
-        )
-    ),
-    Verb(
-        name="thread.describe",
-        summary="Look at a thread with its real chains.",
-        section="9",
-        request=inbox.ThreadDescribeRequest,
-        reply=ThreadDescribeReply,
-        callers=(Role.OPERATOR,),
-        durable=False,
-    ),
-    Verb(
-        name="listener.list",
-        summary="List listeners with their peers and the XML schemas of their payloads.",
-        section="9",
-        request=inbox.ListenerListRequest,
-        reply=ListenerListReply,
-        callers=(Role.OPERATOR,),
-        durable=False,
-    ),
-)
 
 _SUBJECTS = (
     Entry(
@@ -347,7 +183,7 @@ _SUBJECTS = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = (*(entry for verb in VERBS for entry in verb.entries()), *_SUBJECTS)
+ENTRIES: tuple[Entry, ...] = (*(entry for verb in VERBS for entry in _entries(verb)), *_SUBJECTS)
 
 NOT_SPOKEN = frozenset[str]()
 """Subjects of protocol §5 that are not implemented yet."""

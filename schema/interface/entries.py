@@ -7,6 +7,7 @@ from functools import cached_property
 
 from pydantic import BaseModel
 
+from turnstile.schema.verbs import Role
 from turnstile.schema.wire import subjects
 
 PREFIX = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}"
@@ -26,21 +27,6 @@ PARAMETERS = {
 are one or more."""
 _WORD = r"[A-Za-z0-9_-]{1,128}"
 _MANY: dict[str, str] = dict.fromkeys(("suffix", "principal"), rf"{_WORD}(?:\.{_WORD})*")
-
-
-class Role(StrEnum):
-    """The parties on NATS."""
-
-    CLIENT = "client"
-    """Enqueues turns, sends messages, and watches events."""
-    OPERATOR = "operator"
-    """A client with more rights."""
-    TOOL = "tool"
-    """Answers calls."""
-    BRIDGE = "bridge"
-    """The kernel's process that answers verbs and rings for turns."""
-    WORKER = "worker"
-    """The kernel's process that runs turns."""
 
 
 class Transport(StrEnum):

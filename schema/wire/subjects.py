@@ -23,17 +23,6 @@ UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 PMO_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.pmo.internal.*"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
-CALLED_BY = {
-    "enqueue": False,
-    "stop": False,
-    "decide": True,
-    "steer": True,
-    "rerun": True,
-    "raise_budget": True,
-    "limit_project": True,
-}
-"""The verbs whose subject may name the caller at its end, and whether it must."""
-
 _PROBE = "_probe"
 
 AgentEvent = Literal["state", "step", "task", "inbox_progress", "interrupt", "steer"]
@@ -115,7 +104,7 @@ def agent_chunk(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
 def bridge_request(project: ProjectId, channel: ChannelId, verb: str, caller: Caller | None = None) -> str:
     """A bridge verb over request/reply; an operator's verb has two tokens (`thread.describe`).
 
-    The caller follows (`CALLED_BY`): `req.sys.bridge.{verb}.{principal}`, so that NATS permissions fix who is named.
+    The caller may follow, `req.sys.bridge.{verb}.{principal}`, so that NATS permissions fix who is named.
     """
     named = () if caller is None else (Caller.read(caller.tokens.split(".")).tokens,)
     return _build(project, channel, "req", "sys", "bridge", *(token(part, "verb") for part in verb.split(".")), *named)

@@ -6,13 +6,15 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.roles.servers import USERS, GuardedNats
+from turnstile.schema import verbs
 from turnstile.schema.errors import ConfigError
-from turnstile.schema.wire.subjects import CALLED_BY
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
 STR = "cg_str_v1r4"
 GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
+CALLED_BY = tuple(verb.name for verb in verbs.VERBS if verb.caller != "none")
+"""The verbs whose subject may name the caller at its end."""
 VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
 NOT_A_CLIENTS = ("decide", "raise_budget", "limit_project")
 """Verbs that name who asks, and that a client of a project may not ask."""

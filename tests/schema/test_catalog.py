@@ -13,14 +13,17 @@ from pydantic import BaseModel
 from tests.support.paths import ROOT
 from turnstile.schema.access import Caller
 from turnstile.schema.interface import envelopes
-from turnstile.schema.interface.catalog import ENTRIES, NOT_SPOKEN, VERBS, find
+from turnstile.schema.interface.catalog import ENTRIES, NOT_SPOKEN, find
 from turnstile.schema.interface.entries import PARAMETERS, PREFIX, Entry, Transport
+from turnstile.schema.verbs import VERBS
 from turnstile.schema.wire import headers, subjects
-from turnstile.schema.wire.subjects import CALLED_BY
 from turnstile.transport.streams import covers
 
 ROOMS = ("schema", "runtime", "ledger", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
 PATTERNS = [text for text in vars(subjects).values() if isinstance(text, str) and text.startswith("cg.")]
+
+CALLED_BY = {verb.name for verb in VERBS if verb.caller != "none"}
+"""The verbs whose subject may name the caller at its end."""
 
 
 def subject_of(entry: Entry, like: str = "") -> str:

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from turnstile.schema.interface.catalog import ENTRIES, VERBS
+from turnstile.schema.interface.catalog import ENTRIES
+from turnstile.schema.verbs import VERBS
 from turnstile.schema.wire import headers
 
 IDS = ["alice", "bob", "demo", "public", "a.b", "*", ">", "", "a b", "ä", "x" * 129, "\0", "01a20068-5f33-71eb-a3ad"]

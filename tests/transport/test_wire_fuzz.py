@@ -32,10 +32,10 @@ from turnstile.schema.cards import (
     content_of,
 )
 from turnstile.schema.errors import Refused, TurnstileError
-from turnstile.schema.interface.catalog import VERBS
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolDefinition, ToolRow, options_of
+from turnstile.schema.verbs import VERBS
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.events import Wakeup
 from turnstile.schema.wire.inbox import ReportPayload, TurnPayload

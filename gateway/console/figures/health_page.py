@@ -14,14 +14,14 @@ from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import render
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import NoQuery
-from turnstile.gateway.http.problems import Forbidden, Overloaded
+from turnstile.gateway.http.problems import Forbidden
 from turnstile.ledger.access.fleet import Process, TargetNeed, describe_server, list_processes, list_target_needs
 from turnstile.ledger.operations.audit import Scope, audit
 from turnstile.ledger.operations.recovery import Repairs, list_repairs
 from turnstile.runtime.release import release
 from turnstile.schema.access import Right
 from turnstile.schema.base import Strict
-from turnstile.schema.errors import Refused
+from turnstile.schema.errors import Limited, Refused
 
 HEALTH = f"{CONSOLE}/health"
 _PROCESSES: Final = 200
@@ -90,7 +90,7 @@ async def _audited(visit: Visit[AuditQuery, NoForm], running: asyncio.Lock) -> R
     if principal.channel_id is not None:
         raise Forbidden("the token is for one channel: an audit is of the whole project")
     if running.locked():
-        raise Overloaded("audit_running", "this gateway audits already: try again in a moment", retry_after=5)
+        raise Limited("audit_running", "this gateway audits already: try again in a moment", retry_after=5)
     scope = Scope(principal.project_id, datetime.now(UTC) - _WINDOWS[visit.query.since])
     async with running:
         began = asyncio.get_running_loop().time()

@@ -17,16 +17,18 @@ from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.ledger.access.fleet import AgentFile, AgentFilter, list_queue, page_agents
 from turnstile.ledger.access.pages import page_turns
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import AgentToken, Strict
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId
-from turnstile.schema.wire.roster_requests import AgentRequest, AgentStatusReply
+from turnstile.schema.wire.roster_requests import AgentRequest
 
 AGENTS = f"{CONSOLE}/agents"
 _PAGE = 100
 _QUEUE = 50
 _TURNS = 20
+_VERBS = {"pause": verbs.AGENT_PAUSE, "resume": verbs.AGENT_RESUME, "retire": verbs.AGENT_RETIRE}
 _DONE = {"pause": "paused", "resume": "resumed", "retire": "retired"}
 
 
@@ -127,7 +129,7 @@ async def set_status(visit: Visit[NoQuery, StatusForm]) -> Response:
     require_seen(visit.form.seen, agent.status)
     asking, wanted = visit.console.asking, AgentRequest(agent_id=agent.agent_id)
     channel = asking.channel(visit.principal, None)
-    await asking.ask(visit.principal, channel, f"agent.{action}", wanted, AgentStatusReply, visit.headers)
+    await asking.ask(visit.principal, channel, _VERBS[action], wanted, visit.headers)
     return see_other(f"{AGENTS}/{part(agent.agent_id)}", _DONE[action])
 
 

@@ -18,12 +18,12 @@ from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.calls_out import CallFile, WaitsFor, get_call_out, list_calls_out
 from turnstile.ledger.access.pages import Place
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import AgentToken, JsonObject, Strict
 from turnstile.schema.cards import ToolCallContent, ToolResultContent, read_content
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, ToolCallId
-from turnstile.schema.wire.inbox import ReportReply
 
 CALLS = f"{CONSOLE}/calls"
 _PAGE = 100
@@ -103,7 +103,7 @@ async def report_call(visit: Visit[NoQuery, ReportForm]) -> Response:
     try:
         payload = _payload(call.tool_call_id, visit.form)
         channel = asking.channel(visit.principal, call.channel_id)
-        reply = await asking.ask(visit.principal, channel, "report", payload, ReportReply, headers)
+        reply = await asking.ask(visit.principal, channel, verbs.REPORT, payload, headers)
         if reply.duplicate:
             raise Refused("already_reported", "the call was answered meanwhile: the first answer counts")
     except TurnstileError as error:

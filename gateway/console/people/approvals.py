@@ -29,12 +29,13 @@ from turnstile.ledger.people.interrupt_views import (
     list_call_arguments,
     list_interrupts,
 )
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId
 from turnstile.schema.people.approvals import Decision
-from turnstile.schema.people.interrupts import DecideReply, Interrupt, InterruptStatus
+from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 
 LIST = "/console/approvals"
 _TABS = (
@@ -175,7 +176,7 @@ class Approvals:
         payload: JsonObject = {**made, "interrupt_id": offer.view.interrupt_id}
         try:
             reply = await self.console.asking.ask(
-                visit.principal, offer.view.channel_id, "decide", payload, DecideReply, visit.headers
+                visit.principal, offer.view.channel_id, verbs.DECIDE, payload, visit.headers
             )
         except TurnstileError as error:
             problem = problem_of(error)

@@ -24,14 +24,13 @@ from turnstile.ledger.access.chats import list_chat_cards, list_chat_turns
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ConversationId
 from turnstile.schema.people.interrupts import InterruptStatus
-from turnstile.schema.people.steers import SteerReply
-from turnstile.schema.wire.inbox import EnqueueReply
 
 _TURNS = 20
 _CARDS = 120
@@ -144,12 +143,12 @@ class Chat:
                 "priority": "asap",
                 "correlation_id": form.key,
             }
-            await asking.ask(principal, turn.channel_id, "steer", steer, SteerReply, visit.headers)
+            await asking.ask(principal, turn.channel_id, verbs.STEER, steer, visit.headers)
             return "steered"
         asked: JsonObject = {"agent_id": line.agent_id, "instruction": form.text, "correlation_id": form.key}
         if line.conversation_id:
             asked["conversation_id"] = line.conversation_id
-        await asking.ask(principal, line.channel_id, "enqueue", asked, EnqueueReply, visit.headers)
+        await asking.ask(principal, line.channel_id, verbs.ENQUEUE, asked, visit.headers)
         return "queued" if form.how == "queue" else None
 
     async def _shown(self, visit: Visit[Any, Any], line: ConversationLine, cursor: str | None) -> Shown:

@@ -18,11 +18,11 @@ from turnstile.ledger.access.addressees import list_addressees
 from turnstile.ledger.access.chats import list_chats, list_recent_conversations
 from turnstile.ledger.access.pages import Place, page_conversations
 from turnstile.ledger.turns.views import ConversationLine
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, box_id, uuid7
-from turnstile.schema.wire.inbox import EnqueueReply
 
 LIST = "/console/conversations"
 NEW = f"{LIST}/new"
@@ -119,7 +119,7 @@ class Chats:
         try:
             payload = _request(form)
             channel = asking.channel(principal, form.channel or None)
-            reply = await asking.ask(principal, channel, "enqueue", payload, EnqueueReply, visit.headers)
+            reply = await asking.ask(principal, channel, verbs.ENQUEUE, payload, visit.headers)
         except TurnstileError as error:
             status = problem_of(error).status
             key = new_key() if status < HTTPStatus.INTERNAL_SERVER_ERROR else form.key  # it may have been asked

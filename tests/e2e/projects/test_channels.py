@@ -27,6 +27,7 @@ from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, uuid7
+from turnstile.schema.verbs import verb_named
 from turnstile.schema.wire import subjects
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.json_messages import decode_object, encode
@@ -111,7 +112,8 @@ async def two(stack: Stack) -> Two:
 
 async def told(two: Two, case: Case, used: Ids) -> JsonObject:
     """What blue is answered, without what is drawn anew each time."""
-    caller = Caller("somebody") if subjects.CALLED_BY.get(case.verb) else None
+    declared = verb_named(case.verb)
+    caller = Caller("somebody") if declared is not None and declared.caller == "must" else None
     if case.verb in ("raise_budget", "steer", "rerun", "stop"):
         caller = OPERATOR
     subject = subjects.bridge_request(two.blue.project, BLUE, case.verb, caller)

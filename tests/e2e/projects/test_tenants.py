@@ -36,6 +36,7 @@ from turnstile.schema.people.interrupt_requests import InterruptListRequest, Int
 from turnstile.schema.people.interrupts import DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerRequest
+from turnstile.schema.verbs import verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
 from turnstile.schema.wire.inbox import (
@@ -526,7 +527,8 @@ async def messages_of(tenant: Tenant) -> dict[str, int]:
 
 async def by_request(tenant: Tenant, case: Case) -> JsonObject:
     """The reply to a request."""
-    caller = Caller("somebody") if subjects.CALLED_BY.get(case.verb) else None
+    declared = verb_named(case.verb)
+    caller = Caller("somebody") if declared is not None and declared.caller == "must" else None
     if case.verb == "raise_budget":  # which nobody else may
         caller = OPERATOR
     subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb, caller)

@@ -26,11 +26,12 @@ from turnstile.cli.turns.follow import follow_turn, look_into_ledger
 from turnstile.cli.turns.live import LiveView, tool_progress
 from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
+from turnstile.schema import verbs
 from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, ChannelId, ConversationId, ProjectId, token, uuid7
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
 from turnstile.schema.wire.inbox import EnqueueRequest
-from turnstile.schema.wire.roster_requests import ProfilePutReply, ProfilePutRequest
+from turnstile.schema.wire.roster_requests import ProfilePutRequest
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
 
@@ -133,7 +134,7 @@ class Chat:
             current = given or await self._last(pool)
             if self._partner.of_model and self._partner.model:
                 profile = profile_of_model(self._partner.model, session.settings.worker.worker_targets[0])
-                await client.bridge.request_as("profile.put", ProfilePutRequest(profile=profile), ProfilePutReply)
+                await client.bridge.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
             session.out.remark(
                 f"conversation {current} with {self._partner.name}: {HELP} lists the commands, Ctrl-D ends it"
             )

@@ -13,16 +13,14 @@ from turnstile.cli.session import Session
 from turnstile.embedded import DEFAULT_DATA, find_data
 from turnstile.processes.mcp.beside_up import FILE
 from turnstile.processes.mcp.server_file import ServerFile
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.roster_requests import (
     ListRequest,
-    ToolListReply,
-    ToolPutReply,
     ToolPutRequest,
-    ToolRemoveReply,
     ToolRemoveRequest,
 )
 from turnstile.sdk.client import BridgeClient
@@ -182,7 +180,7 @@ async def rows_of(client: BridgeClient) -> dict[str, ToolRow]:
     rows: dict[str, ToolRow] = {}
     after: str | None = None
     while True:
-        reply = await client.request_as("tool.list", ListRequest(after=after, limit=_PAGE), ToolListReply)
+        reply = await client.call(verbs.TOOL_LIST, ListRequest(after=after, limit=_PAGE))
         rows |= {row.tool_name: row for row in reply.tools}
         if (after := reply.next) is None:
             return rows
@@ -200,14 +198,14 @@ def changes_of(row: ToolRow | None, now: RemoteTool, server: str, entry: McpServ
 
 async def _put(client: BridgeClient, name: str, entry: McpServer, tools: Collection[RemoteTool]) -> None:
     for tool in tools:
-        await client.request_as("tool.put", ToolPutRequest(tool=tool.definition(name, entry)), ToolPutReply)
+        await client.call(verbs.TOOL_PUT, ToolPutRequest(tool=tool.definition(name, entry)))
 
 
 async def _remove(client: BridgeClient, name: str, tools: Collection[str]) -> None:
     for tool in tools:
         try:
             wanted = ToolRemoveRequest(tool_name=row_name(name, tool))
-            await client.request_as("tool.remove", wanted, ToolRemoveReply)
+            await client.call(verbs.TOOL_REMOVE, wanted)
         except Refused as error:
             if error.code != "unknown_tool":
                 raise

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from turnstile.cli.session import Session
-from turnstile.schema.wire.roster_requests import AgentRequest, AgentStatusReply
+from turnstile.schema import verbs
+from turnstile.schema.wire.roster_requests import AgentRequest
 from turnstile.sdk.requests import parse_request
 
 _DONE = {
@@ -11,6 +12,7 @@ _DONE = {
     "resume": "is active",
     "retire": "is retired: it takes no request, and what waits still runs",
 }
+_VERBS = {"pause": verbs.AGENT_PAUSE, "resume": verbs.AGENT_RESUME, "retire": verbs.AGENT_RETIRE}
 
 
 async def set_status(session: Session, action: Literal["pause", "resume", "retire"], agent: str) -> None:
@@ -18,5 +20,5 @@ async def set_status(session: Session, action: Literal["pause", "resume", "retir
     wanted = parse_request(AgentRequest, {"agent_id": agent})
     async with session.bridge() as client:
         await session.await_bridge(client)
-        done = await client.request_as(f"agent.{action}", wanted, AgentStatusReply)
+        done = await client.call(_VERBS[action], wanted)
     session.out.result(done, f"agent {agent} {_DONE[action]}{', as before' if done.duplicate else ''}")

@@ -14,12 +14,13 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.follow import explaining_interrupt
 from turnstile.cli.turns.texts import given_text, read_text
 from turnstile.ledger.pump.thread_views import list_thread_replies
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.schema.wire.events import ReplyEvent
 from turnstile.schema.wire.inbox import SendReply, SendRequest
-from turnstile.sdk.client import BridgeClient, ReplyInbox, accepted
+from turnstile.sdk.client import BridgeClient, ReplyInbox
 from turnstile.sdk.requests import parse_request
 
 _CHECK_SECONDS = 2.0
@@ -85,13 +86,12 @@ async def _send(session: Session, client: BridgeClient, arguments: JsonObject) -
     """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
     await session.await_bridge(client)
     try:
-        answer = await client.request("send", arguments)
+        return await client.call(verbs.SEND, arguments)
     except ServerUnavailable as error:
         raise ServerUnavailable(
             f"{error}; the message may have been accepted: see `turnstile thread list`. "
             "With a --correlation-id a message can be repeated safely"
         ) from None
-    return accepted(SendReply, answer)
 
 
 async def _wait_for_reply(session: Session, inbox: ReplyInbox, sent: SendReply, timeout: float) -> ReplyEvent:

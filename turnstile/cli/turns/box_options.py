@@ -8,16 +8,14 @@ from pydantic_core import from_json
 
 from turnstile.cli.session import Session
 from turnstile.cli.turns.texts import read_text
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, value_of
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, box_id
 from turnstile.schema.wire.box_requests import (
-    BoxForkReply,
     BoxForkRequest,
-    BoxMakeReply,
     BoxMakeRequest,
-    BoxReplaceReply,
     BoxReplaceRequest,
 )
 from turnstile.sdk.requests import parse_request
@@ -69,9 +67,9 @@ async def set_memory(session: Session, memory: Memory) -> None:
         box = memory.box
         if memory.fork:
             fork = parse_request(BoxForkRequest, {"box_id": box})
-            box = (await client.request_as("box_fork", fork, BoxForkReply)).box_id
+            box = (await client.call(verbs.BOX_FORK, fork)).box_id
         replace = parse_request(BoxReplaceRequest, {"agent_id": memory.agent, "memory_context_box_id": box})
-        now = await client.request_as("box_replace", replace, BoxReplaceReply)
+        now = await client.call(verbs.BOX_REPLACE, replace)
     if session.out.as_json:
         session.out.document(now)
     elif now.memory_context_box_id is None:
@@ -88,7 +86,7 @@ async def make_of_parts(session: Session, parts: list[str], correlation_id: str 
     async with session.bridge() as client:
         await session.await_bridge(client)
         wanted = parse_request(BoxMakeRequest, given)
-        made = await client.request_as("box_make", wanted, BoxMakeReply)
+        made = await client.call(verbs.BOX_MAKE, wanted)
     before = ", made before" if made.duplicate else ""
     session.out.result(made, f"box {made.box_id} with {made.cards} {'card' if made.cards == 1 else 'cards'}{before}")
 
