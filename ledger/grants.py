@@ -23,7 +23,7 @@ async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "", gat
         return []
     async with pool.connection() as conn:
         await _check(conn, roles)
-        await query("lock_migrations").many(conn)
+        await query("lock_schema").many(conn)
         try:
             async with conn.transaction():
                 wanted = {
@@ -34,7 +34,7 @@ async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "", gat
                 for row in await query("list_grants").many(conn, **wanted):
                     await conn.execute(row["statement"])
         finally:
-            await query("unlock_migrations").many(conn)
+            await query("unlock_schema").many(conn)
     return roles
 
 

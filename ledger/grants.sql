@@ -86,13 +86,13 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'SELECT, INSERT', 'INSERT'),  -- SELECT: to tell once what is ahead of the ledger
     ('state.ledger_era', 'SELECT, UPDATE (compared_era)', 'SELECT'),  -- the owner's function writes the rest
-    ('state.migrations', 'SELECT', 'SELECT')
+    ('state.schema_files', 'SELECT', 'SELECT')
 ), readable (relation) AS (VALUES  -- by a gateway
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.migrations'),
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'), ('state.schema_files'),
     ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'), ('state.budget_raises'), ('state.identity_edges')

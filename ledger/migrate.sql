@@ -1,24 +1,29 @@
 -- The statements of `turnstile migrate`.
 
--- name: lock_migrations :exec
--- Lets one migrator run at a time, until unlock_migrations or the end of the session.
+-- name: lock_schema :exec
+-- Lets one migrator run at a time, until unlock_schema or the end of the session.
 SELECT pg_advisory_lock(8391744893245368684);
 
--- name: unlock_migrations :exec
--- Releases the lock of lock_migrations.
+-- name: unlock_schema :exec
+-- Releases the lock of lock_schema.
 SELECT pg_advisory_unlock(8391744893245368684);
 
--- name: has_migrations :one
--- Whether the database was ever migrated.
-SELECT to_regclass('state.migrations') IS NOT NULL AS found;
+-- name: leave_bodies_unchecked :exec
+-- Lets functions of this transaction name in their bodies what is made after them.
+SET LOCAL check_function_bodies = off;
 
--- name: applied_migrations :many
--- The applied migrations with their checksums.
-SELECT name, checksum FROM state.migrations ORDER BY name;
+-- name: find_schema :one
+-- Whether the database has a schema, and whether one of the development versions made it that recorded numbered migrations alone.
+SELECT to_regclass('state.schema_files') IS NOT NULL AS is_there, to_regclass('state.migrations') IS NOT NULL AS is_of_before;
 
--- name: record_migration :exec
--- Records a migration, in the transaction that applies it.
-INSERT INTO state.migrations (name, checksum) VALUES (:name, :checksum);
+-- name: applied_schema_files :many
+-- The applied files with their checksums.
+SELECT name, checksum FROM state.schema_files ORDER BY name;
+
+-- name: record_schema_file :exec
+-- Records a file, in the transaction that applies it.
+INSERT INTO state.schema_files (name, checksum) VALUES (:name, :checksum)
+ON CONFLICT (name) DO UPDATE SET checksum = EXCLUDED.checksum, applied_at = now();
 
 -- name: server_version :one
 -- The server's version as a number and as text, and whether the server is read-only.

@@ -72,4 +72,4 @@ TYPE_LISTS: Final = {
     "signal_types": _types(Purpose.REPORT, Purpose.STOP),
     "record_types": _types(Purpose.RECORD),
 }
-"""The lists of types that SQL names. Partial indexes of the migrations repeat `turn_types`."""
+"""The lists of types that SQL names. Partial indexes of the tables repeat `turn_types`."""

@@ -499,7 +499,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Core invariants",
         "Every end has a",
-        "ledger/migrations/0003_create_state.sql",
+        "ledger/tables/turn_outcomes.sql",
         "    deliverable_card_id text NOT NULL,",
         "    deliverable_card_id text,",
         "tests/ledger/test_guards.py::test_an_outcome_has_a_deliverable_and_is_one_a_turn",
@@ -627,7 +627,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Enqueue",
         "Edges: enqueue/request for each enqueue",
-        "ledger/migrations/0054_record_steers.sql",
+        "ledger/functions/record_steer.sql",
         "SELECT 'steer-' || NEW.steer_id, NEW.project_id, i.channel_id, 'report', 'response',",
         "SELECT 'steer-' || NEW.steer_id, NEW.project_id, i.channel_id, 'report', 'request',",
         "tests/e2e/conformance/test_letter.py::test_a_steered_turn",
@@ -643,9 +643,9 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Enqueue",
         "Edges join/request",
-        "ledger/migrations/0035_grant_children.sql",
-        "'join', 'response', w.agent_id, w.agent_turn_id,",
-        "'join', 'request', w.agent_id, w.agent_turn_id,",
+        "ledger/functions/tell_parent.sql",
+        "'join', 'response', w.agent_id,",
+        "'join', 'request', w.agent_id,",
         "tests/ledger/trees/test_joins.py::test_a_fork_of_two_is_answered_once_in_the_order_of_its_tasks",
     ),
     Mutation(
@@ -851,7 +851,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Dual box",
         "The context box is only read",
-        "ledger/migrations/0018_prepare_conversations.sql",
+        "ledger/functions/guard_box_cards.sql",
         "ELSE EXISTS (SELECT FROM state.agent_state_head h WHERE h.output_box_id = a.box_id OFFSET 0) END;",
         "ELSE EXISTS (SELECT FROM state.agent_state_head h WHERE a.box_id IN (h.output_box_id, h.context_box_id) OFFSET 0) END;",
         "tests/ledger/test_guards.py::test_a_card_enters_no_closed_box",

@@ -212,8 +212,8 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "settle_end leaves the node open",
         "settle_end",
-        "NEW.agent_turn_id, false, NEW.agent_turn_id)",
-        "NEW.agent_turn_id, false, NULL)",
+        "false, NEW.agent_turn_id)",
+        "false, NULL)",
         "join-fast",
         function=True,
     ),

@@ -1,4 +1,4 @@
--- Budgets (protocol §15): statements that reserve, raise and limit. Charging an enqueue and settling are triggers (0034).
+-- Budgets (protocol §15): statements that reserve, raise and limit. Charging an enqueue and settling are triggers.
 
 -- name: reserve_attempt :one
 -- Reserves what an attempt at a model may use, behind the gate of its step: reserved | exhausted | unpriced; null: stale. With

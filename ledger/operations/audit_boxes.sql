@@ -150,7 +150,7 @@ WHERE b.xmin <> x.xmin AND x.xmin = x.made_by::xid AND x.box_id IN (
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: boxes_are_of_one_channel :many
--- Protocol §4.2: turns that write into one box are of one channel, of those that were enqueued since pointers are kept by channel; so are the boxes
+-- Protocol §4.2: turns that write into one box are of one channel; so are the boxes
 -- that a channel's pointers name.
 SELECT x.ids, x.detail FROM (
     SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id,
@@ -158,7 +158,6 @@ SELECT x.ids, x.detail FROM (
            format('the turn is of channel %s, and writes where a turn of another channel writes', i.channel_id) AS detail, i.project_id
     FROM state.agent_inbox i
     WHERE i.message_type IN {turn_types} AND i.created_at >= coalesce(:since::timestamptz, '-infinity')
-      AND i.created_at >= (SELECT m.applied_at FROM state.migrations m WHERE m.name = '0062_wall_channels')
       AND EXISTS (
         SELECT FROM state.agent_inbox o WHERE lower(o.payload ->> 'output_box_id') = lower(i.payload ->> 'output_box_id')
           AND o.message_type IN {turn_types} AND o.project_id = i.project_id AND o.channel_id <> i.channel_id OFFSET 0)

@@ -1,4 +1,4 @@
--- The audit's rules on budgets (migration 0034): what each row counts is what the rows say that are charged to it. What went with turns that
+-- The audit's rules on budgets: what each row counts is what the rows say that are charged to it. What went with turns that
 -- retention has removed is in past_*. Of a window: budgets that began in it, and what turns reserved of them that are over since, or in hand: no
 -- other turn can have. Grants are younger than what they are from, so those from before it (but for an hour) charge none of these.
 
@@ -89,7 +89,7 @@ WHERE d.spent + d.reserved > d.had + d.beyond AND b.lowered_at IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: grants_are_what_was_given :many
--- Protocol §15: a turn's budget has what its enqueue granted, and what operators raised it by. Raises from before migration 0070 are not known.
+-- Protocol §15: a turn's budget has what its enqueue granted, and what operators raised it by.
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.agent_turn_id, 'budget_id', b.budget_id) AS ids,
        format('it has %s %s, was granted %s, and its raises make %s', d.had, d.dimension, d.granted, d.raised) AS detail
 FROM state.budgets b
@@ -100,7 +100,7 @@ CROSS JOIN LATERAL (SELECT coalesce(sum(r.max_tokens), 0) AS tokens, coalesce(su
 CROSS JOIN LATERAL (VALUES
     ('tokens', b.max_tokens, (g.given ->> 'max_tokens')::bigint, s.tokens), ('cost', b.max_cost, (g.given ->> 'max_cost')::bigint, s.cost),
     ('turns', b.max_turns, (g.given ->> 'max_turns')::bigint, s.turns)) d (dimension, had, granted, raised)
-WHERE b.kind = 'turn' AND b.raised_with IS NULL AND g.given IS NOT NULL AND d.had IS DISTINCT FROM d.granted + d.raised
+WHERE b.kind = 'turn' AND g.given IS NOT NULL AND d.had IS DISTINCT FROM d.granted + d.raised
   AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

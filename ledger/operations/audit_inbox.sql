@@ -30,7 +30,7 @@ WHERE (i.retry_count < 0 OR (i.retry_count > 0 AND i.defer_reason IS NULL)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: settings_without_text :many
--- Protocol §4.4: the row of a turn has no instructions and no choices: they are on the card that its settings name. Rows of before have them.
+-- Protocol §4.4: the row of a turn has no instructions and no choices: they are on the card that its settings name.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'inbox_id', i.inbox_id) AS ids,
        CASE WHEN i.payload -> 'runtime_config' ?| '{instructions,choices}' THEN 'instructions or choices are in the row'
             ELSE 'the settings name a card that is none of theirs' END AS detail
@@ -39,7 +39,6 @@ WHERE i.message_type IN {turn_types} AND i.payload -> 'runtime_config' ?| '{inst
   AND (i.payload -> 'runtime_config' ?| '{instructions,choices}' OR EXISTS (
        SELECT FROM public.cards c WHERE c.card_id = i.payload #>> '{runtime_config,card_id}'
          AND (c.tenant_id <> i.project_id OR c.metadata ->> 'type' IS DISTINCT FROM 'task.runtime_config')))
-  AND i.created_at >= (SELECT m.applied_at FROM state.migrations m WHERE m.name = '0055_point_to_settings')
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

@@ -1,4 +1,4 @@
--- The audit's rules on questions to people (migrations 0029, 0045). Whatever changes one holds its agent's head.
+-- The audit's rules on questions to people. Whatever changes one holds its agent's head.
 
 -- name: held_calls_are_asked_about :many
 -- Protocol §13: a call that an interrupt holds waits, and the interrupt is open and about that call.
@@ -124,7 +124,6 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.agent_t
        format('%s decided, and has words in what led to the call', t.decided_by) AS detail
 FROM state.interrupts t
 WHERE t.status = 'resolved' AND NOT t.requester_may_decide AND (:since_id::text IS NULL OR t.agent_turn_id >= :since_id)
-  AND t.decided_at >= (SELECT m.applied_at FROM state.migrations m WHERE m.name = '0062_wall_channels')
   AND (:project_id::text IS NULL OR t.project_id = :project_id) AND {has_words(t.decided_by)}
 ORDER BY ids LIMIT :row_limit::int;
 

@@ -1,4 +1,4 @@
--- The audit's rules on batches, their tasks and the marks of trees (migrations 0024 and 0025), each of which is written in one transaction.
+-- The audit's rules on batches, their tasks and the marks of trees, each of which is written in one transaction.
 -- Our batches are named after their call, and its tool's after the tool's key, too; a peer's are its own affair.
 -- Of a window: batches of turns enqueued in it, or in hand now.
 

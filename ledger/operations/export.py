@@ -31,7 +31,7 @@ TABLES: Final[tuple[str, ...]] = (
 """The exported tables, in an order in which they can be imported."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
-    "state.migrations": "of the database",
+    "state.schema_files": "of the database",
     "state.ledger_era": "of the database",
     "state.workers": "of processes",
     "state.listeners": "of processes",
@@ -68,7 +68,7 @@ async def export_project(
             project_id=project,
             agent_ids=who,
             exported_at=moment["exported_at"].isoformat(),
-            migration=moment["migration"],
+            schema_hash=moment["schema_hash"],
         )
         yield ExportedLine(table=None, text=header.model_dump_json())
         for table in TABLES:
@@ -90,7 +90,7 @@ class Header(Tolerant):
     project_id: ProjectId
     agent_ids: list[AgentId] | None
     exported_at: str
-    migration: str
+    schema_hash: str
 
 
 class ExportEnd(Tolerant):

@@ -11,8 +11,9 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_co
        set_config('statement_timeout', '0', true) AS timeout, set_config('idle_in_transaction_session_timeout', '0', true) AS idle;
 
 -- name: describe_export :one
--- The moment of the export, and the version of the tables.
-SELECT now() AS exported_at, (SELECT max(m.name) FROM state.migrations m) AS migration;
+-- The moment of the export, and a hash of the schema's files.
+SELECT now() AS exported_at, (
+    SELECT md5(string_agg(f.name || f.checksum, ' ' ORDER BY f.name)) FROM state.schema_files f) AS schema_hash;
 
 -- name: export_profiles :many
 -- The profiles; if agents are named, theirs.

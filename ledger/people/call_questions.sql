@@ -6,5 +6,5 @@ SELECT q.interrupt_id, q.status, q.call_digest, q.decision, q.response, q.commen
 FROM state.interrupts q WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.call_key IS NOT NULL;
 
 -- name: ask_under_call :one
--- Asks a person under a call, once for each key; see migration 0045.
+-- Asks a person under a call, once for each key; see its function.
 SELECT state.ask_under_call(:project_id, :tool_call_id, :asked::jsonb) AS asked;

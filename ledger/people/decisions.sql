@@ -17,8 +17,8 @@ LEFT JOIN resource.project_agents a ON a.agent_id = q.agent_id AND a.project_id 
 WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channel_id = :channel_id;
 
 -- name: decide_interrupt :one
--- Decides a question, once; see migrations 0029 and 0045. Who has words in its call decides only where the requester may, too: a matter of what was
--- before the question, which no lock has to keep. A trigger of state.interrupts leaves an inbox row and an edge (0054).
+-- Decides a question, once; see its function. Who has words in its call decides only where the requester may, too: a matter of what was
+-- before the question, which no lock has to keep. A trigger of state.interrupts leaves an inbox row and an edge.
 SELECT CASE WHEN EXISTS (
            SELECT FROM state.interrupts t
            WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND t.channel_id = :channel_id AND t.status = 'open'
@@ -36,5 +36,5 @@ WHERE q.status = 'open' AND q.expires_at < now() - make_interval(secs => :older_
 ORDER BY q.expires_at LIMIT :row_limit::int;
 
 -- name: expire_interrupt :one
--- Closes a question that nobody answered in time; see migrations 0029 and 0045.
+-- Closes a question that nobody answered in time; see its function.
 SELECT e.expired FROM state.expire_interrupt(:interrupt_id) e (expired);

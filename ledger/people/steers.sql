@@ -3,7 +3,7 @@
 
 -- name: steer_turn :one
 -- Accepts a steer: its row, and its card, which begin_step puts into the output box. A trigger of state.steers writes the inbox row, of the
--- steer's id, and the edge with it (0054), and settles the row with the steer. The head is locked and changed, so that of a steer and an end at once
+-- steer's id, and the edge with it, and settles the row with the steer. The head is locked and changed, so that of a steer and an end at once
 -- one sees the other; for a queued turn its row is locked instead, and the lease waits. Nothing is rung: the next step takes it.
 -- verdict: accepted | duplicate | again | the code of a refusal.
 WITH

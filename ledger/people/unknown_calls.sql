@@ -31,5 +31,5 @@ RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.
           (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = silent.active_inbox_id) AS context_headers;
 
 -- name: settle_unknown :one
--- Asks a person about a call that nobody runs any more, or fails it; see migration 0045.
+-- Asks a person about a call that nobody runs any more, or fails it; see its function.
 SELECT state.settle_unknown(:project_id, :tool_call_id, :begun_by, :question, :digest, :asks, :open_seconds) AS settled;

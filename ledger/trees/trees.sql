@@ -1,4 +1,4 @@
--- Trees of turns (protocol §6, join). What locks and decides is in functions of migration 0024, each of whose statements has a snapshot
+-- Trees of turns (protocol §6, join). What locks and decides is in functions of their own, each of whose statements has a snapshot
 -- newer than the locks before it; these are their calls, and what callers read.
 
 -- name: find_call :opt

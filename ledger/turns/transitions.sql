@@ -268,7 +268,7 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
 -- if a step was committed or a stop requested meanwhile, whose rows we would not see: these set updated_at, and an enqueue does not.
 -- A step that may be followed by another one (:yields) does not end a turn for which a steer waits: 'steered', and nothing changes. A
--- steer, too, sets updated_at. Every other end skips what waits, by a trigger (0030).
+-- steer, too, sets updated_at. Every other end skips what waits, by a trigger.
 -- result: done | again | steered. No row: the gate is closed; recorded_end says whether the turn has ended already.
 WITH
 steers AS MATERIALIZED (

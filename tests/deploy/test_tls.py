@@ -98,7 +98,7 @@ async def encrypted(
 async def test_everything_runs_over_tls(encrypted: Encrypted, certificates: Certificates) -> None:
     settings = encrypted.settings(certificates)
     endpoints = resolve_endpoints(settings, None)
-    assert (await migrate_all(settings, endpoints)).migrations
+    assert (await migrate_all(settings, endpoints)).schema_files
     checks = {check.name: check.status for check in await examine(settings, None, ())}
     assert [checks[name] for name in ("PostgreSQL", "NATS", "Temporal")] == ["ok", "ok", "ok"]
     stop, ready = asyncio.Event(), asyncio.Event()

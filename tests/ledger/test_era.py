@@ -22,6 +22,7 @@ from tests.support.ledger.agents import (
 )
 from tests.support.ledger.calls import sleeper, told, waits, written_report
 from tests.support.ledger.invariants import violations
+from tests.support.ledger.trees import forks
 from turnstile.ledger.operations.recovery import list_carried, restart_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import LiveTurn
@@ -93,6 +94,14 @@ async def test_a_turn_in_hand_goes_on_under_the_floor_and_not_under_its_old_epoc
     await begin(agents, new, 2)
     await finish(agents, new, 2)
     assert (await head(agents))["turn_epoch"] == floor
+
+
+async def test_a_child_of_an_era_is_leased_above_its_floor(agents: Pool) -> None:
+    floor = await begin_era(agents)
+    await sleeper(agents, "c1")
+    [task] = (await forks(agents, "c1", 1)).tasks
+    assert task.lease is not None
+    assert (task.lease.turn_epoch, floor > 0) == (floor + 1, True)
 
 
 async def test_leases_of_an_era_are_above_its_floor_however_they_are_made(agents: Pool) -> None:

@@ -47,11 +47,13 @@ from turnstile.schema.wire.descriptions import TreeTurn
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
 NOTHING: set[str] = set()
+SCHEMA = {"tables", "views", "functions", "migrations"}
+"""The folders whose SQL has no names: what the database consists of."""
 PAGE = {"last", "found"}
 SUMS = ("max", "spent", "reserved", "past", "returned", "from")
 BUDGET = {
     *("budget_id", "project_id", "channel_id", "kind", "agent_turn_id", "depth", "until", "warn_percent", "warned_at"),
-    *("lowered_at", "ended_at", "closed_at", "created_at", "updated_at", "updated_by", "raised_with"),
+    *("lowered_at", "ended_at", "closed_at", "created_at", "updated_at", "updated_by"),
     *(
         f"{each}_{of}"
         for each in ("max", "spent", "reserved", "past", "returned", "from")
@@ -93,7 +95,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "add_token": tokens.TokenLine,
     "add_thread": NOTHING,
     **dict.fromkeys(audit.rules(), audit.Finding),
-    "applied_migrations": {"name", "checksum"},
+    "applied_schema_files": {"name", "checksum"},
     "apply_reports": waiting.AppliedReports,
     "await_turn": {"message_id"},
     "begin_audit": NOTHING,
@@ -125,7 +127,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "count_box_cards": {"found"},
     "count_live_threads": {"found"},
     "count_project_rows": {"found"},
-    "describe_export": {"exported_at", "migration"},
+    "describe_export": {"exported_at", "schema_hash"},
     **{f"export_{table.partition('.')[2]}": {"row"} for table in export.TABLES},
     "leave_retention": {"left"},
     "list_live_turns": {"agent_turn_id"},
@@ -180,7 +182,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "finish_turn": ends.FinishedTurn,
     "fork_box": {"verdict"},
     "get_card": CARD,
-    "has_migrations": {"found"},
     "holder_of": {"holder"},
     "inject_timeouts": Ring,
     "is_served": {"served"},
@@ -286,7 +287,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_unannounced": sweep.Unannounced,
     "list_undispatched": lease.LiveTurn,
     "locate_turn": lease.LiveTurn,
-    "lock_migrations": {"pg_advisory_lock"},
+    "find_schema": {"is_there", "is_of_before"},
+    "leave_bodies_unchecked": NOTHING,
+    "lock_schema": {"pg_advisory_lock"},
     "lock_thread": threads.LockedThread,
     "look_at_thread": threads._Look,
     "made_way": {"stopped"},
@@ -306,7 +309,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "recorded_end": ends.FinishedTurn,
     "recorded_step": steps.CommittedStep,
     "recall_step": ends.RecalledStep,
-    "record_migration": NOTHING,
+    "record_schema_file": NOTHING,
     "record_repairs": NOTHING,
     "reject": NOTHING,
     "release_claims": {"inbox_id"},
@@ -386,7 +389,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "turn_requester": {"requester"},
     "find_steer": (set(steers.AcceptedSteer.model_fields) - {"verdict"}) | {"request_digest", "agent_turn_id"},
     "try_hold": {"held", "backend", "read_only"},
-    "unlock_migrations": {"pg_advisory_unlock"},
+    "unlock_schema": {"pg_advisory_unlock"},
 }
 
 TEXT = {"text"}
@@ -426,7 +429,7 @@ async def test_a_query_prepares_and_gives_what_its_reader_reads(conn: Any, query
         assert columns.keys() == reader.model_fields.keys()
         for name, field in reader.model_fields.items():
             assert columns[name] in sql_types(str(field)), (name, columns[name], str(field))
-    assert query.mode != "exec" or not columns or query.name.endswith("lock_migrations")
+    assert query.mode != "exec" or not columns or query.name.endswith("lock_schema")
 
 
 def sql_types(field: str) -> set[str]:
@@ -464,7 +467,7 @@ def test_a_query_is_called_with_its_parameters_by_name() -> None:
 def test_lists_of_message_types_are_of_the_one_table() -> None:
     [query] = parse("-- name: find :many\n-- Rows.\nSELECT '{turn_types}' WHERE kind IN {turn_types};\n").values()
     assert query.sql == "SELECT '{turn_types}' WHERE kind IN ('turn', 'ui_action')", "as in the partial indexes"
-    files = (path for path in (ROOT / "ledger").rglob("*.sql") if path.parent.name != "migrations")
+    files = (path for path in (ROOT / "ledger").rglob("*.sql") if path.parent.name not in SCHEMA)
     assert [path.name for path in files if re.search(r"message_type (NOT )?IN \(", path.read_text("utf-8"))] == []
 
 
@@ -483,7 +486,8 @@ def test_a_fragment_is_written_out_with_its_arguments() -> None:
 
 
 def test_results_of_tools_and_a_leased_head_are_spelled_once() -> None:
-    text = "".join(path.read_text("utf-8") for path in (ROOT / "ledger").glob("[!m]*/*.sql"))
+    files = (path for path in (ROOT / "ledger").glob("*/*.sql") if path.parent.name not in SCHEMA)
+    text = "".join(path.read_text("utf-8") for path in files)
     assert "enqueue_turn" in text
     assert "ToolResultContent" not in text
     assert not re.search(r"'type', 'tool.result'|step_attempt = 0, model_failures = 0, started_at", text)

@@ -68,7 +68,7 @@ FORBIDDEN = (
     "UPDATE resource.tools SET project_id = 'mine'",
     "DELETE FROM resource.project_agents",
     "UPDATE resource.profiles SET project_id = 'mine'",
-    "INSERT INTO state.migrations (name, checksum) VALUES ('mine', '')",
+    "INSERT INTO state.schema_files (name, checksum) VALUES ('mine', '')",
     "CREATE FUNCTION public.mine() RETURNS int LANGUAGE sql RETURN 1",
     "SET ROLE turnstile_migrate",
 )

@@ -29,6 +29,7 @@ SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> 'keeper'
       AND (application_name <> 'test pool' OR state <> 'idle')
 """
+LATER_ERA: Final = "SELECT FROM state.ledger_era WHERE era > 0"
 # Its session has `session_replication_role = replica`: triggers that guard rows sleep. A small table keeps its pages:
 # to make new files costs more than the rest.
 EMPTY: Final = """
@@ -128,7 +129,8 @@ class Databases:
     async def take_back(self, name: str) -> None:
         """Empty it for the next one; drop it where somebody is still connected or more than rows changed."""
         conn = self._keepers[name]
-        if await self._is_alone(conn) and await self._fingerprint(conn) == self._fresh:
+        is_first_era = not await conn.fetch(LATER_ERA)  # a pool goes back to no earlier one
+        if is_first_era and await self._is_alone(conn) and await self._fingerprint(conn) == self._fresh:
             await self._emptiers[name].execute(EMPTY.format(kept=", ".join(str(oid) for oid, _ in self._kept)))
             self._free.append(name)
         else:

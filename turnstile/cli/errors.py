@@ -95,7 +95,7 @@ class CommandFailed(TurnstileError):
 
 
 class NotMigrated(TurnstileError):
-    """The database lacks migrations of this version."""
+    """The database lacks files of this version's schema."""
 
     code: str = "not_migrated"
 

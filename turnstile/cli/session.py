@@ -89,7 +89,7 @@ class Session:
 
     @asynccontextmanager
     async def ledger(self) -> AsyncGenerator["Pool"]:
-        """The ledger, its version and migrations checked; raises `ServerUnavailable` or `NotMigrated`."""
+        """The ledger, its version and schema checked; raises `ServerUnavailable` or `NotMigrated`."""
         from turnstile.ledger.migrate import pending  # noqa: PLC0415 -- needs the extra [server]
         from turnstile.ledger.pool import Pool  # noqa: PLC0415 -- as above
 
@@ -100,7 +100,7 @@ class Session:
             await patiently(pool.open, patience, self.out.remark)
             if missing := await pending(pool):
                 raise NotMigrated(
-                    f"the database at {pool.server} lacks {len(missing)} migrations, the first {missing[0]}"
+                    f"the database at {pool.server} lacks {len(missing)} files of its schema, the first {missing[0]}"
                 )
             yield pool
         finally:

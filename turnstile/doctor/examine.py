@@ -304,7 +304,12 @@ async def _postgres(url: str) -> list[Check]:
     if missing:
         hint = "run `turnstile migrate`"
         return [
-            Check(name="PostgreSQL", status="fail", says=f"{pool.server} lacks {len(missing)} migrations", hint=hint)
+            Check(
+                name="PostgreSQL",
+                status="fail",
+                says=f"{pool.server} lacks {len(missing)} files of its schema",
+                hint=hint,
+            )
         ]
     return [Check(name="PostgreSQL", status="ok", says=pool.server), *_era(era)]
 

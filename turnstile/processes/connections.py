@@ -49,7 +49,7 @@ async def open_pool(
     async def look() -> None:
         await pool.open(writable=True)
         if migrated and (missing := await pending(pool)):
-            raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+            raise MigrationError(f"{pool.server} lacks {len(missing)} files of its schema: run `turnstile migrate`")
 
     try:
         await await_server("PostgreSQL", look)

@@ -161,7 +161,7 @@ def _raise_file_limit(connections: int) -> None:
 async def _look(pool: Pool) -> None:
     await pool.open()
     if missing := await pending(pool):
-        raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+        raise MigrationError(f"{pool.server} lacks {len(missing)} files of its schema: run `turnstile migrate`")
 
 
 async def _keep_stream(conn: NatsConnection) -> None:

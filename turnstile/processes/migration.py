@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class MigrationReport:
     """The names of what `migrate` applied or declared."""
 
-    migrations: list[str]
+    schema_files: list[str]
     streams: list[str]
     consumers: list[str]
     search_attributes: list[str]

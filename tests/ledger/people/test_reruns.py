@@ -243,18 +243,6 @@ async def test_another_text_is_a_card_of_the_rerun(
     assert await settings(agents, await play(agents)) == await settings(agents, new)
 
 
-async def test_the_text_of_a_row_of_before_becomes_a_card(agents: Pool) -> None:
-    await ask(agents, runtime_config={"max_steps": 3})
-    old = await play(agents)
-    place = """'{runtime_config,instructions}', '"be brief"'"""
-    await rows(agents, f"UPDATE state.agent_inbox SET payload = jsonb_set(payload, {place})")  # noqa: S608 -- constants
-    await rows(agents, "UPDATE state.migrations SET applied_at = now() WHERE name = '0055_point_to_settings'")
-    await again(agents, old)
-    new = await play(agents)
-    card_id = f"{new.agent_turn_id}-config"
-    assert await settings(agents, new) == ({"max_steps": 3, "card_id": card_id}, {"instructions": "be brief"})
-
-
 async def test_settings_whose_text_is_gone_are_not_repeated(agents: Pool) -> None:
     await ask(agents, runtime_config={"instructions": "be brief"})
     old = await play(agents)

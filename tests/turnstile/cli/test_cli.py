@@ -352,7 +352,7 @@ async def test_an_error_for_people_is_one_line_and_a_hint(home: Path) -> None:
 
 async def test_migrate_is_idempotent(home: Path) -> None:
     report = (await turnstile("migrate", "--json", cwd=home)).json()
-    assert report["migrations"] == []
+    assert report["schema_files"] == []
     assert "cg_evt_v1r4" in report["streams"]
 
 

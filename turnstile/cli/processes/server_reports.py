@@ -12,6 +12,8 @@ from turnstile.processes.migration import MigrationReport
 from turnstile.processes.up import Running
 from turnstile.settings import Settings
 
+_FEW = 10
+
 
 def print_addresses(out: Output, settings: Settings, data: Path, running: Running) -> None:
     """Print the servers' addresses, the data directory, and commands to try next."""
@@ -50,13 +52,18 @@ def print_addresses(out: Output, settings: Settings, data: Path, running: Runnin
     out.remark("  turnstile profile put FILE; turnstile agent add ID --profile NAME; turnstile enqueue ID TEXT --wait")
 
 
+def _applied(files: list[str]) -> str:
+    """The files by name; of many, how many."""
+    return f"{len(files)} files" if len(files) > _FEW else ", ".join(files) or "was up to date"
+
+
 def print_migration(out: Output, report: MigrationReport) -> None:
-    """Print the applied migrations and what was declared."""
+    """Print what was applied to the ledger's schema and what was declared."""
     if out.as_json:
         out.document(asdict(report))
         return
     facts = {
-        "migrations applied": ", ".join(report.migrations) or "none were missing",
+        "schema applied": _applied(report.schema_files),
         "streams": ", ".join(report.streams),
         "consumers": ", ".join(report.consumers),
         "search attributes": ", ".join(report.search_attributes),
