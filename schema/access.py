@@ -83,10 +83,16 @@ class Detail(StrEnum):
     PROMPTS = "prompts"
     """System prompts, what follows them, offered tools and profile cards."""
     WIRING = "wiring"
-    """Arguments of tools that models never see: those that are fixed, and the names of `envs`."""
+    """Options of tools that models never see: arguments that are fixed, and the names of `envs`."""
+    ADDED = "added"
+    """The arguments of a call that its tool's options added: what is fixed, and the names of env variables."""
 
 
-SEEN_BY: dict[Detail, frozenset[GatewayRole]] = dict.fromkeys(Detail, frozenset({GatewayRole.OPERATOR}))
+SEEN_BY: dict[Detail, frozenset[GatewayRole]] = {
+    Detail.PROMPTS: frozenset({GatewayRole.OPERATOR}),
+    Detail.WIRING: frozenset({GatewayRole.OPERATOR}),
+    Detail.ADDED: frozenset({GatewayRole.APPROVER, GatewayRole.OPERATOR}),
+}
 """The roles that see a detail, where their token is for the whole project: a channel's sees none."""
 
 
@@ -116,6 +122,11 @@ class Principal:
     def sees_detail(self, detail: Detail) -> bool:
         """Whether it may see such a detail of the project."""
         return self.channel_id is None and self.role in SEEN_BY[detail]
+
+    @property
+    def sees_added(self) -> bool:
+        """Whether it sees what tools' options added to calls."""
+        return self.sees_detail(Detail.ADDED)
 
     def sees(self, channel: str | None) -> bool:
         """Whether it may see what belongs to this channel; None belongs to the project."""

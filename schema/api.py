@@ -14,7 +14,7 @@ from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimit
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
+from turnstile.schema.cards import Card, ResultField, ThoughtCall, without_added
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
@@ -451,8 +451,11 @@ class CardAnswer(Tolerant):
 
     @classmethod
     def of(cls, card: Card) -> "CardAnswer":
-        """A card without what is the kernel's own."""
-        metadata: CardMetadata = card.metadata
+        """A card without what is the kernel's own, and without what a tool's options added to a call (`Detail.ADDED`).
+
+        Readers of a turn share its events, so these are left out for all of them.
+        """
+        card, metadata = without_added(card), card.metadata
         return cls(
             card_id=card.card_id,
             type=metadata.type,

@@ -4,11 +4,13 @@ Anyone may have written a card, so its content is kept raw and parsed where it i
 `CardUnreadable`, and its caller decides whether that matters.
 """
 
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
+from turnstile.schema.access import Detail
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.errors import TurnstileError
@@ -188,6 +190,12 @@ def _object_or_none(value: object) -> object:
     return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
+def names_or_none(value: object) -> tuple[str, ...] | None:
+    """These names; None if they are none: another writer may have put anything there."""
+    names = tuple(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else None
+    return None if names is None else tuple(name for name in names if isinstance(name, str))
+
+
 class CardMetadata(BaseModel):
     """Metadata of a card; other writers may add fields."""
 
@@ -215,6 +223,8 @@ class CardMetadata(BaseModel):
     """True for a deliverable that the model did not finish."""
     edited: Annotated[JsonObject | None, BeforeValidator(_object_or_none)] = None
     """On a call that a person edited: its arguments, without those that a model never sees."""
+    added: Annotated[tuple[str, ...] | None, BeforeValidator(names_or_none)] = None
+    """On a call: the names of the arguments that its tool's options added (`Detail.ADDED`)."""
 
 
 class Card(Tolerant):
@@ -268,6 +278,29 @@ def value_of(card: Card) -> JsonValue:
             return data
         case _:
             return content.model_dump(mode="json")
+
+
+def own_arguments(arguments: JsonObject, added: Sequence[str] | None) -> JsonObject:
+    """A call's arguments without those that its tool's options added; none where its card does not name these."""
+    return {} if added is None else {name: value for name, value in arguments.items() if name not in added}
+
+
+def without_added(card: Card) -> Card:
+    """The card of a call without the arguments that its tool's options added; any other card as it is."""
+    if card.type != CardType.TOOL_CALL:
+        return card
+    content = readable_content(card)
+    if not isinstance(content, ToolCallContent):
+        return card.model_copy(update={"content": {}})
+    own = content.model_copy(update={"arguments": own_arguments(content.arguments, card.metadata.added)})
+    return card.model_copy(update={"content": own.model_dump(mode="json")})
+
+
+def seen_card(card: Card, sees: Callable[[Detail], bool]) -> Card | None:
+    """The card for a reader who sees these details; None if there is nothing for them on it."""
+    if card.type in PROMPT_CARDS and not sees(Detail.PROMPTS):
+        return None
+    return card if sees(Detail.ADDED) else without_added(card)
 
 
 def read_content(content: JsonValue) -> CardContent | None:

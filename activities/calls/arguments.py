@@ -19,6 +19,10 @@ ENV_KEY = "$env"
 """`{"$env": NAME}` on a card stands for the value of an env variable of the tool service."""
 
 
+_QUOTES_NAMES = frozenset({"required", "additionalProperties"})
+"""Keywords whose faults quote the names of a caller's arguments, and no values."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyCall:
     """A call that may be sent: its arguments for the card, and how long the turn waits for it at least."""
@@ -47,7 +51,7 @@ def ready(
     schema = _schema(row, options)
     own = {name: value for name, value in filled.items() if name not in options.envs}
     checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
-    if (problem := violation(row.tool_name, schema, checked, quotes=quotes)) is not None:
+    if (problem := violation(row.tool_name, schema, checked, quotes=quotes, added=options.hidden)) is not None:
         return problem
     waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
@@ -89,15 +93,30 @@ def _names(schema: JsonObject, name: str) -> bool:
     return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
 
 
-def violation(name: str, schema: JsonObject, arguments: JsonObject, *, quotes: bool = True) -> str | None:
-    """A sentence that says how the arguments break the schema; None if they fit. `quotes`: it may quote them."""
+def violation(
+    name: str,
+    schema: JsonObject,
+    arguments: JsonObject,
+    *,
+    quotes: bool = True,
+    added: frozenset[str] = frozenset(),
+) -> str | None:
+    """A sentence that says how the arguments break the schema; None if they fit. `quotes`: it may quote them.
+
+    It never quotes those that the tool's options `added`: a model reads it, and whoever sees the turn.
+    """
     try:
         fault = checks(schema).fault(arguments)
     except SchemaTooCostly:
         return f"The arguments of {name} take too long to check against its parameters: send fewer or shorter ones."
     except ValueError as error:
         return f"The tool {name} cannot be called: the schema of its parameters {error}."
-    return None if fault is None else _worded(name, fault, quotes=quotes)
+    if fault is None:
+        return None
+    if fault.path and fault.path[0] in added:
+        return f"The tool {name} cannot be called: an argument that its options add does not fit its parameters."
+    of_whole = not fault.path and fault.keyword not in _QUOTES_NAMES
+    return _worded(name, fault, quotes=quotes and not (of_whole and added & arguments.keys()))
 
 
 def _worded(name: str, fault: Fault, *, quotes: bool) -> str:

@@ -124,9 +124,15 @@ def _hold_of_question(form: type[_Question], arguments: JsonObject, rule: Approv
 
 
 def call_card(
-    turn: TurnRef, step: StepId, call: ToolCallId, row: ToolRow, arguments: JsonObject, subject: str | None
+    turn: TurnRef,
+    step: StepId,
+    call: ToolCallId,
+    row: ToolRow,
+    arguments: JsonObject,
+    subject: str | None,
+    added: frozenset[str],
 ) -> tuple[Card, ToolCallContent]:
-    """The `tool.call` card of a call, with its content."""
+    """The `tool.call` card of a call, with its content; `added` names the arguments that the row's options added."""
     content = ToolCallContent(tool_name=row.tool_name, arguments=arguments, target_subject=subject)
     card = make_card(
         CardId(f"{call}-call"),
@@ -140,4 +146,5 @@ def call_card(
         tool_call=call,
         function_name=row.tool_name,
     )
-    return card, content
+    metadata = card.metadata.model_copy(update={"added": tuple(sorted(added & arguments.keys()))})
+    return card.model_copy(update={"metadata": metadata}), content

@@ -9,7 +9,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.approvals import ApprovalRule
 from turnstile.schema.people.interrupts import Hold
-from turnstile.schema.tools import ToolCommand, ToolRow, expand_subject
+from turnstile.schema.tools import ToolCommand, ToolRow, expand_subject, options_of
 from turnstile.schema.turns import TurnRef
 
 
@@ -66,7 +66,7 @@ def outgoing(
         subject = expand_subject(row.target_subject or "", turn.project_id, turn.channel_id)
     except BadRequest as error:
         return Unsendable("invalid_tool", f"The tool {row.tool_name} cannot be reached: {error}")
-    card, content = call_card(turn, place.step_id, call, row, found.arguments, subject)
+    card, content = call_card(turn, place.step_id, call, row, found.arguments, subject, options_of(row).hidden)
     try:
         hold = hold_of(turn.agent_id, row, card, content, rule)
     except BadRequest as error:
@@ -82,7 +82,7 @@ def _question(
     if isinstance(found, str):
         return Unsendable("invalid_arguments", found)
     arguments, hold = found
-    card, _ = call_card(place.turn, place.step_id, call, row, arguments, None)
+    card, _ = call_card(place.turn, place.step_id, call, row, arguments, None, frozenset())
     return Outgoing(card, _command(call, row, card, ""), place.suspend_seconds, hold)
 
 

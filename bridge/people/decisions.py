@@ -23,6 +23,7 @@ from turnstile.ledger.turns.lease import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import own_arguments
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
@@ -145,9 +146,8 @@ def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit
         raise Refused("invalid_arguments", found)
     subject = expand_subject(row.target_subject or "", project, question.channel_id)
     digest = action_digest(call, row.tool_name, subject, found.arguments)
-    card, _ = call_card(turn, question.step_id, call, row, found.arguments, subject)
-    hidden = options_of(row).hidden
-    visible: JsonObject = {name: value for name, value in found.arguments.items() if name not in hidden}
+    card, _ = call_card(turn, question.step_id, call, row, found.arguments, subject, options_of(row).hidden)
+    visible = own_arguments(found.arguments, card.metadata.added)
     metadata = card.metadata.model_copy(update={"edited": visible})
     return Edit(card.model_copy(update={"card_id": CardId(f"{call}-call-2"), "metadata": metadata}), digest)
 

@@ -48,7 +48,7 @@ class InterruptReads:
         """A question with its call; raises `Refused` (unknown_interrupt)."""
         wanted = request.parse(InterruptRequest).interrupt_id
         found = await self._pool.run(
-            lambda conn: get_interrupt(conn, request.project_id, wanted, channel=request.channel_id)
+            lambda conn: get_interrupt(conn, request.project_id, wanted, channel=request.channel_id, with_added=True)
         )
         if found is None:
             raise Refused("unknown_interrupt", "the channel has no such question")

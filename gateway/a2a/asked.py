@@ -100,10 +100,12 @@ class Asked:
         self, questions: Sequence[Interrupt]
     ) -> tuple[Sequence[Interrupt], Mapping[InterruptId, JsonObject]]:
         """The newest of these questions, and the arguments of the calls that they are about."""
-        shown, project = questions[:QUESTIONS], self.call.principal.project_id
+        shown, principal = questions[:QUESTIONS], self.call.principal
         if not shown:
             return (), {}
-        return shown, await self.kernel.pool.run(lambda conn: list_call_arguments(conn, project, shown))
+        return shown, await self.kernel.pool.run(
+            lambda conn: list_call_arguments(conn, principal.project_id, shown, with_added=principal.sees_added)
+        )
 
     async def settled(self, row: TaskRow) -> TaskRow:
         """The task once it is over or asks a person."""

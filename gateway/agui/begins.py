@@ -140,7 +140,9 @@ class Thread:
         principal, named = self._principal, InterruptId(entry.interrupt_id)
         channel = principal.channel_id
         view = await self.kernel.pool.run(
-            lambda conn: get_interrupt(conn, principal.project_id, named, channel=channel)
+            lambda conn: get_interrupt(
+                conn, principal.project_id, named, channel=channel, with_added=principal.sees_added
+            )
         )
         if view is None:
             raise _unknown()

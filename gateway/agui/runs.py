@@ -86,7 +86,7 @@ class Runs:
                 return Answer(self._streamed(_only(_failed(error)), stack.pop_all()))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
             run = Run(view.agent_turn_id, given.thread_id, given.run_id, given.messages, begin, not_offered(given))
-            told = _ending_well(_Telling(kernel, view, run).events(reader))
+            told = _ending_well(_Telling(kernel, view, run, call.principal).events(reader))
             return Answer(self._streamed(told, stack.pop_all(), (call.principal, view) if stops else None))
 
     def _streamed(
@@ -112,6 +112,7 @@ class _Telling:
     kernel: Kernel
     view: TurnView
     run: Run
+    principal: Principal
 
     async def events(self, reader: Reader) -> AsyncGenerator[bytes]:
         """The run's events to its end; raises `ServerUnavailable` if the turn cannot be followed."""
@@ -140,9 +141,11 @@ class _Telling:
 
     async def _asked(self, questions: Sequence[Interrupt]) -> list[InterruptView]:
         """These questions, the oldest first, with what they are about."""
-        project = self.view.project_id
+        project, with_added = self.view.project_id, self.principal.sees_added
         views = [
-            await self.kernel.pool.run(lambda conn, named=each.interrupt_id: get_interrupt(conn, project, named))
+            await self.kernel.pool.run(
+                lambda conn, named=each.interrupt_id: get_interrupt(conn, project, named, with_added=with_added)
+            )
             for each in reversed(questions)
         ]
         return [view for view in views if view is not None]

@@ -66,9 +66,10 @@ def form_of(view: InterruptView) -> ElicitRequestFormParams | None:
         answer = _answer_field(view.response_schema)
         text = f"The agent {view.agent_id} asks:\n\n{_quoted(view.message)}"
         return ElicitRequestFormParams(message=text, requested_schema=_form(["answer"], answer=answer))
+    added = "\n\nThe tool adds arguments of its own, which you may not see." if view.arguments_left_out else ""
     text = (
         f"The agent {view.agent_id} wants to call the tool {json.dumps(view.tool_name)}.\n\n{_quoted(view.message)}\n\n"
-        f"Its arguments:\n\n{_quoted(shown)}\n\nDigest of this call: {view.action_digest or 'none'}"
+        f"Its arguments:\n\n{_quoted(shown)}{added}\n\nDigest of this call: {view.action_digest or 'none'}"
     )
     allowed = [str(each) for each in view.allowed_decisions]
     fields: dict[str, JsonValue] = {

@@ -97,14 +97,13 @@ class Exchange:
         asker = self.asker
         try:
             while True:
+                await self.kernel.access.still(asker.call.secret)
                 for frame in asker.take():
                     yield frame
                 if working.done():
-                    await self.kernel.access.still(asker.call.secret)
                     yield sse(working.result())
                     return
                 if not await self._something(working):
-                    await self.kernel.access.still(asker.call.secret)
                     yield HEARTBEAT
         except TurnstileError as error:  # the token holds no more
             problem = problem_of(error)

@@ -100,7 +100,9 @@ class ToolCalls:
         principal, pool, asking = call.principal, self.kernel.pool, self.kernel.turns.asking
         self.kernel.access.check(principal, Right.DECIDE)
         project, channel = principal.project_id, principal.channel_id
-        view = await pool.run(lambda conn: get_interrupt(conn, project, interrupt, channel=channel))
+        view = await pool.run(
+            lambda conn: get_interrupt(conn, project, interrupt, channel=channel, with_added=principal.sees_added)
+        )
         if view is None:
             raise Refused("unknown_interrupt", "the project has no such question")
         payload = decision_of(view, digest, answer)
@@ -230,7 +232,11 @@ class ToolCalls:
         for each in questions if asker.asks_people else ():
             if len(found) < MOST_ASKED and may_be_asked(each, principal):
                 named = each.interrupt_id
-                view = await pool.run(lambda conn, named=named: get_interrupt(conn, principal.project_id, named))
+                view = await pool.run(
+                    lambda conn, named=named: get_interrupt(
+                        conn, principal.project_id, named, with_added=principal.sees_added
+                    )
+                )
                 if view is not None and (form := form_of(view)) is not None:
                     found.append((view, form))
         return found

@@ -73,7 +73,11 @@ class Interrupts:
     async def _seen(self, principal: Principal, interrupt: str) -> InterruptView:
         """A question that the token may see; raises `Refused` (unknown_interrupt)."""
         named, channel = InterruptId(interrupt), principal.channel_id
-        view = await self.pool.run(lambda conn: get_interrupt(conn, principal.project_id, named, channel=channel))
+        view = await self.pool.run(
+            lambda conn: get_interrupt(
+                conn, principal.project_id, named, channel=channel, with_added=principal.sees_added
+            )
+        )
         if view is None:
             raise Refused("unknown_interrupt", "the project has no such question")
         return view

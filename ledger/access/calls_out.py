@@ -65,6 +65,8 @@ class CallFile(CallOut):
     """The question's reason."""
     call: Json[JsonValue] | None
     """The content of the card of the call that counts; None once it is gone."""
+    added: Json[JsonValue] | None
+    """The names of the arguments that the tool's options added; None where the card does not say."""
     result: Json[JsonValue] | None
     report_status: str | None
     """The status of the inbox row of its first report, if there is one."""

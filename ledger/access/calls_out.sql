@@ -41,7 +41,7 @@ SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.step_id, i.ch
        w.applied_at, w.begun_at, w.begun_by, w.doubted_at,
        coalesce(w.deadline, CASE WHEN w.held_by IS NULL THEN h.resume_deadline END) AS deadline,
        coalesce(coalesce(w.deadline, CASE WHEN w.held_by IS NULL THEN h.resume_deadline END) < now(), false) AS overdue,
-       coalesce(q.interrupt_id, {question_of_call(w)}) AS interrupt_id, w.left_seconds IS NOT NULL AS asks_people, q.reason AS held_because, b.batch_id, t.target_subject, c.content AS call, r.content AS result,
+       coalesce(q.interrupt_id, {question_of_call(w)}) AS interrupt_id, w.left_seconds IS NOT NULL AS asks_people, q.reason AS held_because, b.batch_id, t.target_subject, c.content AS call, c.added, r.content AS result,
        m.status AS report_status, m.last_error AS report_error, m.context_headers ->> 'CG-Sender' AS reported_by
 FROM state.turn_waiting_tools w
 JOIN LATERAL (
@@ -56,7 +56,8 @@ LEFT JOIN LATERAL (
     SELECT x.status, x.last_error, x.payload, x.context_headers FROM state.agent_inbox x
     WHERE x.correlation_id = w.tool_call_id AND x.project_id = w.project_id AND x.message_type = 'tool_result' LIMIT 1) m ON true
 LEFT JOIN LATERAL (
-    SELECT k.content FROM public.cards k WHERE k.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND k.tenant_id = w.project_id
+    SELECT k.content, k.metadata -> 'added' AS added
+    FROM public.cards k WHERE k.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND k.tenant_id = w.project_id
       AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c ON true
 LEFT JOIN LATERAL (
     SELECT k.content FROM public.cards k

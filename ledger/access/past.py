@@ -18,6 +18,8 @@ class TurnRequest(Tolerant):
     """The settings that it overrides, with the text on their card, if that is still there."""
     metadata: Json[JsonObject]
     """The caller's notes; empty if retention has removed them."""
+    requester: str = ""
+    """Who asked for the turn."""
 
 
 async def get_turn_request(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnRequest | None:

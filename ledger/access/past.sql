@@ -1,8 +1,9 @@
 -- What a turn was asked with, and what it had read and made when it ended (protocol §14.4).
 
 -- name: get_turn_request :opt
--- The settings and notes that a turn was enqueued with.
-SELECT coalesce(i.payload -> 'runtime_config', '{}') - 'card_id' || coalesce(c.text, '{}') AS runtime_config, coalesce(e.metadata, '{}') AS metadata
+-- The settings and notes that a turn was enqueued with, and who asked for it.
+SELECT coalesce(i.payload -> 'runtime_config', '{}') - 'card_id' || coalesce(c.text, '{}') AS runtime_config, coalesce(e.metadata, '{}') AS metadata,
+       coalesce(i.context_headers ->> 'CG-Sender', '') AS requester
 FROM state.agent_inbox i
 LEFT JOIN LATERAL (
     SELECT CASE jsonb_typeof(c.content -> 'data') WHEN 'object' THEN c.content -> 'data' END AS text FROM public.cards c

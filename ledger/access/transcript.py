@@ -12,7 +12,15 @@ from pydantic import Field, JsonValue, ValidationError
 
 from turnstile.ledger.turns.views import SentCall, StepView
 from turnstile.schema.base import JsonObject, Tolerant, too_deep
-from turnstile.schema.cards import Card, CardType, CardUnreadable, ToolResultContent, content_of, value_of
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    CardUnreadable,
+    ToolResultContent,
+    content_of,
+    value_of,
+    without_added,
+)
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import TurnStatus
@@ -169,8 +177,9 @@ def _calls(
     edits = {card.tool_call_id: card.metadata.edited for card in cards if card.metadata.edited is not None}
     for card in cards:
         if card.type == CardType.TOOL_CALL and card.tool_call_id is not None and card.tool_call_id not in made:
-            content = card.content if isinstance(card.content, dict) else {}
-            made[card.tool_call_id] = (str(content.get("tool_name")), json.dumps(content.get("arguments")))
+            content = without_added(card).content
+            called: JsonObject = content if isinstance(content, dict) else {}
+            made[card.tool_call_id] = (str(called.get("tool_name")), json.dumps(called.get("arguments")))
     for call in (*made, *(each for each in step.tool_call_ids or () if each not in made)):
         wait, result = waits.get(call), results.get(call)
         tool, arguments = made.get(call, (wait.tool_name if wait else "?", ""))

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Json, JsonValue
+from pydantic import BeforeValidator, Json, JsonValue
 
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.base import JsonObject, Tolerant, stored_json
-from turnstile.schema.cards import ToolCallContent, read_content
+from turnstile.schema.cards import ToolCallContent, names_or_none, own_arguments, read_content
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, InterruptId, ProjectId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
@@ -17,6 +17,15 @@ _TEXT_LIMIT = 20_000
 """Characters of an instruction, and of what a model said, that are read."""
 _SHORT_BYTES = 8_000
 """Of a call's card, as JSON, that is read for a list."""
+
+
+class CalledBefore(Tolerant):
+    """A call before a person edited it."""
+
+    content: JsonValue
+    """The content of its card."""
+    added: Annotated[tuple[str, ...] | None, BeforeValidator(names_or_none)]
+    """The names of the arguments that the tool's options added."""
 
 
 class InterruptContext(Tolerant):
@@ -34,18 +43,20 @@ class InterruptContext(Tolerant):
     """Whether the call failed as `tool_changed` when it was decided."""
     will_change: bool
     """Whether it would fail so now: the tool is not the one that was asked about."""
-    before_edit: Json[JsonObject] | None
-    """The content of the call's card before a person edited it; null if nobody has."""
+    before_edit: Json[CalledBefore] | None
+    """The call's card before a person edited it; null if nobody has."""
     answer: Json[JsonValue] | None
     """The result that a person gave it; null if nobody has, or its card is gone."""
     own_words: bool
     """Whether the reader has words in what led to the call, and may not decide because of them."""
 
-    @property
-    def arguments_before(self) -> JsonObject | None:
-        """The arguments before a person edited them."""
-        found = None if self.before_edit is None else read_content(self.before_edit)
-        return found.arguments if isinstance(found, ToolCallContent) else None
+    def arguments_before(self, *, with_added: bool) -> JsonObject | None:
+        """The arguments before a person edited them; with those that the tool's options added, or without."""
+        before = self.before_edit
+        found = None if before is None else read_content(before.content)
+        if before is None or not isinstance(found, ToolCallContent):
+            return None
+        return found.arguments if with_added else own_arguments(found.arguments, before.added)
 
 
 async def list_interrupts(
@@ -85,9 +96,12 @@ async def count_open_interrupts(
 
 
 async def get_interrupt(
-    conn: Connection, project: ProjectId, interrupt: InterruptId, *, channel: ChannelId | None = None
+    conn: Connection, project: ProjectId, interrupt: InterruptId, *, channel: ChannelId | None = None, with_added: bool
 ) -> InterruptView | None:
-    """The question with its call; None if the project, or the channel, has no such question."""
+    """The question with its call; None if the project, or the channel, has no such question.
+
+    `with_added`: with the arguments that the tool's options added (`Detail.ADDED`).
+    """
     row = await query("get_interrupt").opt(conn, project_id=project, channel_id=channel, interrupt_id=interrupt)
     if row is None:
         return None
@@ -95,7 +109,8 @@ async def get_interrupt(
     found = None if row["content"] is None else read_content(stored_json(row["content"]))
     if isinstance(found, ToolCallContent):
         columns |= {"arguments": found.arguments, "target_subject": found.target_subject}
-    return InterruptView.model_validate(columns)
+    view = InterruptView.model_validate(columns)
+    return view if with_added else view.without_added(_names(row["added"]))
 
 
 async def get_interrupt_context(
@@ -114,17 +129,26 @@ async def get_interrupt_context(
 
 
 async def list_call_arguments(
-    conn: Connection, project: ProjectId, interrupts: Sequence[Interrupt]
+    conn: Connection, project: ProjectId, interrupts: Sequence[Interrupt], *, with_added: bool
 ) -> dict[InterruptId, JsonObject]:
-    """The arguments of the calls that these questions are about, without large ones and those whose card is gone."""
+    """The arguments of the calls that these questions are about, without large ones and those whose card is gone.
+
+    `with_added`: with the arguments that the tools' options added (`Detail.ADDED`).
+    """
     cards = [each.tool_call_card_id for each in interrupts]
     rows = await query("list_call_contents").many(conn, project_id=project, card_ids=cards, content_limit=_SHORT_BYTES)
-    contents = {row["card_id"]: read_content(stored_json(row["content"])) for row in rows}
-    found: dict[InterruptId, JsonObject] = {}
-    for each in interrupts:
-        if isinstance(content := contents.get(each.tool_call_card_id), ToolCallContent):
-            found[each.interrupt_id] = content.arguments
-    return found
+    of_card: dict[str, JsonObject] = {}
+    for row in rows:
+        if isinstance(content := read_content(stored_json(row["content"])), ToolCallContent):
+            own = content.arguments if with_added else own_arguments(content.arguments, _names(row["added"]))
+            of_card[row["card_id"]] = own
+    return {
+        each.interrupt_id: of_card[each.tool_call_card_id] for each in interrupts if each.tool_call_card_id in of_card
+    }
+
+
+def _names(added: str | None) -> tuple[str, ...] | None:
+    return None if added is None else names_or_none(json.loads(added))
 
 
 def _columns(row: Row) -> dict[str, Any]:

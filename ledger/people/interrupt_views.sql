@@ -31,11 +31,12 @@ WHERE t.agent_turn_id = :agent_turn_id AND t.project_id = :project_id AND (:stat
 ORDER BY t.created_at DESC, t.interrupt_id DESC LIMIT :row_limit::int;
 
 -- name: get_interrupt :opt
--- A question of a project, of one channel if that is given, with the content of its call's card.
-SELECT {interrupt_columns}, c.content FROM state.interrupts t
+-- A question of a project, of one channel if that is given, with the content of its call's card, and the names of the
+-- arguments that the tool's options added.
+SELECT {interrupt_columns}, c.content, c.added FROM state.interrupts t
 {waiting_call}
 LEFT JOIN LATERAL (
-    SELECT k.content FROM public.cards k
+    SELECT k.content, k.metadata -> 'added' AS added FROM public.cards k
     WHERE k.card_id = coalesce(w.call_card_id, t.tool_call_id || '-call') AND k.tenant_id = t.project_id
       AND state.is_alive(k.expires_at, k.deleted_at)) c ON true
 WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
@@ -57,7 +58,8 @@ SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(
                  AND r.target_subject IS NOT DISTINCT FROM t.tool_pin ->> 'target_subject'
                  AND coalesce(nullif(r.parameters, 'null'), '{}') = t.tool_pin -> 'parameters') AS will_change,
        CASE WHEN t.decision = 'edit' THEN (
-           SELECT k.content FROM public.cards k WHERE k.card_id = t.tool_call_id || '-call' AND k.tenant_id = t.project_id
+           SELECT jsonb_build_object('content', k.content, 'added', k.metadata -> 'added')
+           FROM public.cards k WHERE k.card_id = t.tool_call_id || '-call' AND k.tenant_id = t.project_id
              AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit,
        CASE WHEN t.decision = 'respond' THEN CASE WHEN t.call_key IS NOT NULL THEN jsonb_build_object('value', t.response) ELSE (
            SELECT k.content -> 'result' FROM public.cards k WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
@@ -68,10 +70,10 @@ JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id =
 WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
 
 -- name: list_call_contents :many
--- The contents of these cards of calls, without those that are large.
-SELECT c.card_id, c.content FROM unnest(:card_ids::text[]) n (card_id)
+-- The contents of these cards of calls, with the names of what the tools' options added, without those that are large.
+SELECT c.card_id, c.content, c.added FROM unnest(:card_ids::text[]) n (card_id)
 CROSS JOIN LATERAL (
-    SELECT k.card_id, k.content FROM public.cards k
+    SELECT k.card_id, k.content, k.metadata -> 'added' AS added FROM public.cards k
     WHERE k.card_id = n.card_id AND k.tenant_id = :project_id AND k.metadata ->> 'type' = 'tool.call'
       AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c
 WHERE octet_length(c.content::text) <= :content_limit::int;

@@ -1,8 +1,11 @@
 """Requests and replies of `interrupt.list` and `interrupt.get` (protocol §13): how people see what they are asked."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from turnstile.schema.base import AgentToken, JsonObject, Strict
+from turnstile.schema.cards import own_arguments
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.digests import NotCanonical, action_digest
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
@@ -15,12 +18,17 @@ class InterruptView(Interrupt):
     target_subject: str | None = None
     """Where the call would go; null for a question, which goes to no tool."""
     arguments: JsonObject | None = None
-    """All arguments that the tool would get, forced ones included; null in lists, or if its card is gone."""
+    """The arguments that the tool would get; null in lists, or if its card is gone."""
+    arguments_left_out: bool = False
+    """Whether `arguments` lacks some that the tool's options add, and that the reader may not see."""
 
     @property
     def is_what_is_shown(self) -> bool:
-        """Whether the digest is that of the call as it is shown here: only then may a person be asked to decide."""
-        if self.action_digest is None:
+        """Whether the digest is that of the call as it is shown here: only then may a person be asked to decide.
+
+        Where arguments are left out, whoever left them out has looked: else it would have left out all.
+        """
+        if self.action_digest is None or (self.arguments_left_out and self.arguments is not None):
             return True
         if self.arguments is None:
             return False
@@ -29,6 +37,13 @@ class InterruptView(Interrupt):
         except NotCanonical:
             return False
         return found == self.action_digest
+
+    def without_added(self, added: Sequence[str] | None) -> "InterruptView":
+        """The question without the arguments that the tool's options added; without all if its digest is another's."""
+        if self.arguments is None or not self.is_what_is_shown:
+            return self.model_copy(update={"arguments": None})
+        own = own_arguments(self.arguments, added)
+        return self.model_copy(update={"arguments": own, "arguments_left_out": own != self.arguments})
 
 
 class InterruptListRequest(Strict):

@@ -54,9 +54,15 @@ def test_a_forced_argument_need_not_be_named_by_closed_parameters() -> None:
     assert "'other' was unexpected" in refused
 
 
-def test_a_forced_argument_that_parameters_name_is_checked() -> None:
-    tool = put(options={"args": {"fixed": {"title": 7}}})
-    assert "7 is not of type 'string'" in str(ready(row(tool), "{}", {}, 5.0))
+@pytest.mark.parametrize("whole", [{}, {"not": {"required": ["title"]}}, {"anyOf": [{"maxProperties": 0}]}])
+def test_a_forced_argument_that_parameters_name_is_checked_and_never_quoted(whole: dict[str, Any]) -> None:
+    wanted: dict[str, Any] = {"type": "object", "properties": {"title": {"type": "string"}}, **whole}
+    tool = put(parameters=wanted, options={"args": {"fixed": {"title": "s3cret" if whole else 7357}}})
+    refused = ready(row(tool), '{"note": 1}', {}, 5.0)
+    assert isinstance(refused, str)
+    assert "s3cret" not in refused
+    assert "7357" not in refused
+    assert ("cannot be called" in refused) is not whole
 
 
 def test_a_default_for_no_parameter_is_a_slip() -> None:

@@ -21,7 +21,7 @@ from turnstile.ledger.access.pages import Place
 from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import AgentToken, JsonObject, Strict
-from turnstile.schema.cards import ToolCallContent, ToolResultContent, read_content
+from turnstile.schema.cards import ToolCallContent, ToolResultContent, names_or_none, own_arguments, read_content
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, ToolCallId
 
@@ -116,6 +116,9 @@ def _shown(
 ) -> Response:
     """The call's page; with what was typed, and why it was refused."""
     asked = read_content(call.call) if isinstance(call.call, dict) else None
+    if isinstance(asked, ToolCallContent) and not visit.principal.sees_added:
+        own = own_arguments(asked.arguments, names_or_none(call.added))
+        asked = asked.model_copy(update={"arguments": own})
     answer = read_content(call.result) if isinstance(call.result, dict) else None
     return render(
         visit,

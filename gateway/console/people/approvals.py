@@ -141,7 +141,9 @@ class Approvals:
             )
         )
         shown = found[:_PAGE]
-        arguments = await self.console.pool.run(lambda conn: list_call_arguments(conn, principal.project_id, shown))
+        arguments = await self.console.pool.run(
+            lambda conn: list_call_arguments(conn, principal.project_id, shown, with_added=principal.sees_added)
+        )
         older = None
         if len(found) > len(shown):
             given = wanted.model_dump(exclude_none=True, exclude={"status"}) | {"cursor": shown[-1].interrupt_id}
@@ -189,7 +191,9 @@ class Approvals:
         """The question as the session sees it; raises `Refused` (unknown_interrupt)."""
         principal, named = visit.principal, InterruptId(visit.path["interrupt_id"])
         project, channel, pool = principal.project_id, principal.channel_id, self.console.pool
-        view = await pool.run(lambda conn: get_interrupt(conn, project, named, channel=channel))
+        view = await pool.run(
+            lambda conn: get_interrupt(conn, project, named, channel=channel, with_added=principal.sees_added)
+        )
         reader = principal.sender
         context = await pool.run(lambda conn: get_interrupt_context(conn, project, named, reader, channel=channel))
         if view is None or context is None:

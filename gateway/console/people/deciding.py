@@ -68,6 +68,8 @@ class Offer:
     """None if the call may not be edited, or its tool is gone."""
     answer: AnswerForm | None
     """None if no answer is allowed."""
+    sees_added: bool
+    """Whether this session sees what the tool's options add."""
 
     @property
     def is_open(self) -> bool:
@@ -87,7 +89,7 @@ class Offer:
     @property
     def before_text(self) -> str | None:
         """The arguments before a person edited them."""
-        before = self.context.arguments_before
+        before = self.context.arguments_before(with_added=self.sees_added)
         return None if before is None else shown_json(before)
 
     @property
@@ -103,8 +105,8 @@ class Offer:
 
     @property
     def fixed(self) -> list[str]:
-        """The arguments that an operator has fixed: nobody can edit them."""
-        return [] if self.edit is None else sorted({*self.edit.fixed, *self.edit.envs})
+        """The arguments that an operator has fixed, which nobody can edit; none if the session does not see them."""
+        return [] if self.edit is None or not self.sees_added else sorted({*self.edit.fixed, *self.edit.envs})
 
     def was_decided_so(self, typed: Typed) -> bool:
         """Whether this session has made this decision before; of an edit or an answer nobody can tell here."""
@@ -158,8 +160,8 @@ class Offer:
         reading = self.edit.read(typed.fields)
         if reading.faults or not isinstance(reading.value, dict):
             return NotMade("invalid_arguments", dict(reading.faults))
-        shown = self.view.arguments or {}
-        if all(_same(reading.value.get(name), shown.get(name)) for name in {*shown, *reading.value} - set(self.fixed)):
+        shown, added = self.view.arguments or {}, {*self.edit.fixed, *self.edit.envs}
+        if all(_same(reading.value.get(name), shown.get(name)) for name in {*shown, *reading.value} - added):
             return NotMade("nothing_edited", {ALL: "Nothing has been changed: approve it as it is, or change a field."})
         return {**made, "arguments": reading.value}
 
@@ -182,6 +184,7 @@ def offer_of(view: InterruptView, context: InterruptContext, principal: Principa
         _refusal(view, context, principal),
         _edit_form(view, context) if Decision.EDIT in view.allowed_decisions else None,
         answer_form(view.response_schema) if answers else None,
+        principal.sees_added,
     )
 
 
@@ -224,6 +227,8 @@ def _edit_form(view: InterruptView, context: InterruptContext) -> SchemaForm | N
         options = options_of(row)
     except BadRequest:
         options = ToolOptions()
+    if view.arguments_left_out:  # for this form they are what the tool fills in itself
+        return arguments_form(row.parameters, view.arguments, envs=options.hidden)
     fixed = frozenset(options.args.fixed) - options.envs.keys()
     return arguments_form(row.parameters, view.arguments, fixed=fixed, envs=frozenset(options.envs))
 

@@ -32,10 +32,10 @@ from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
-from turnstile.schema.access import Detail, Principal
+from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.views import BudgetView
-from turnstile.schema.cards import PROMPT_CARDS, Card, CardType, value_of
+from turnstile.schema.cards import Card, CardType, seen_card, value_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, uuid7, workflow_id
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
@@ -176,10 +176,10 @@ async def card_page(visit: Visit[Any, Any]) -> Response:
         return card if card.card_id in {*said, *(each.card_id for each in inputs)} else None
 
     card = await visit.console.pool.run(read)
-    hidden = card is not None and card.type in PROMPT_CARDS and not principal.sees_detail(Detail.PROMPTS)
-    if card is None or hidden:
+    shown = None if card is None else seen_card(card, principal.sees_detail)
+    if shown is None:
         raise Refused("unknown_card", "the turn has no such card, or retention has removed it")
-    value = value_of(card)
+    value = value_of(shown)
     return PlainTextResponse(value if isinstance(value, str) else as_json(value), headers=HEADERS)
 
 
@@ -211,7 +211,13 @@ async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, u
     if view.ended_at is None:
         live = await look_at_live_turns(conn, project, channel=None, turn=turn, row_limit=1)
         line = next((line_of(each, live.seen_at, live.usual_seconds) for each in live.turns), None)
+    inputs, cards = _seen(inputs, principal), _seen(cards, principal)
     return Reading(view, place, steps, calls, questions, budgets, inputs, cards, first, window, line)
+
+
+def _seen(cards: Sequence[Card], principal: Principal) -> list[Card]:
+    """What of these cards the principal sees."""
+    return [shown for card in cards if (shown := seen_card(card, principal.sees_detail)) is not None]
 
 
 def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:

@@ -92,7 +92,7 @@ class Responses:
                 return Answer(self._streamed(call, view, None, stack.pop_all(), lasts=lasts))
             if not wanted.background:
                 return await self._awaited(call, view, lasts=lasts)
-            return Answer(await read_response(kernel.pool, view))
+            return Answer(await read_response(kernel.pool, view, call.principal))
 
     async def get(self, call: Call[ResponseRetrieve, object]) -> Answer:
         """A response as it is now, or its stream, from its begin or after a sequence number."""
@@ -103,7 +103,7 @@ class Responses:
             return Answer(self._streamed(call, view, mark, counted, lasts=True))
         if mark is not None:
             raise BadField("starting_after: only a stream has a place to go on from", "starting_after")
-        return Answer(await read_response(self.kernel.pool, view))
+        return Answer(await read_response(self.kernel.pool, view, call.principal))
 
     async def input_items(self, call: Call[ItemsQuery, object]) -> Answer:
         """What a response's turn had read before it began, as items."""
@@ -126,7 +126,7 @@ class Responses:
             await self.kernel.access.still(call.secret)
             if view.ended_at is None:
                 view = await self.kernel.turns.described(call.principal, view.agent_turn_id)
-        return Answer(await read_response(self.kernel.pool, view))
+        return Answer(await read_response(self.kernel.pool, view, call.principal))
 
     async def _enqueued(self, call: Call[Any, Any], key: str | None) -> TurnView:
         """The turn of a new response, or of the same request before."""
@@ -228,7 +228,7 @@ class Responses:
         match ending:
             case "done":
                 try:
-                    return Answer(await read_response(kernel.pool, waiting.result()))
+                    return Answer(await read_response(kernel.pool, waiting.result(), call.principal))
                 except ServerUnavailable as error:
                     what = error
             case "gone":
@@ -256,7 +256,7 @@ class Responses:
 
         kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if mark is None else "yes")
         reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-        events = self._ending_well(self._events(view, mark, reader))
+        events = self._ending_well(self._events(view, call.principal, mark, reader))
         return EventStream(events, kernel.streaming, counted, None if lasts else gone, farewell=_FAREWELL)
 
     async def _ending_well(self, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -268,8 +268,10 @@ class Responses:
         except TurnstileError as error:
             yield error_frame(problem_of(error))
 
-    async def _events(self, view: TurnView, mark: Mark | None, reader: Reader) -> AsyncGenerator[bytes]:
-        kernel, request = self.kernel, await asked_with(self.kernel.pool, view)
+    async def _events(
+        self, view: TurnView, principal: Principal, mark: Mark | None, reader: Reader
+    ) -> AsyncGenerator[bytes]:
+        kernel, request = self.kernel, await asked_with(self.kernel.pool, view, principal)
         stream = ResponseStream(view.agent_turn_id, lambda status: begun(view, request, status), mark)
         if stream.over:
             return
@@ -290,7 +292,7 @@ class Responses:
                 for event in events:
                     told += stream.take(event)
                 if (turn := change.outcome) is not None:
-                    told += stream.end(turn, await read_response(kernel.pool, now))
+                    told += stream.end(turn, await read_response(kernel.pool, now, principal))
                 if told:
                     yield b"".join(each.frame() for each in told)
 

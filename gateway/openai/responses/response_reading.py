@@ -27,6 +27,7 @@ from turnstile.ledger.access.pages import list_turn_progress
 from turnstile.ledger.access.past import TurnRequest, get_turn_request
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
+from turnstile.schema.access import Detail, Principal
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, TextContent, read_content
@@ -112,14 +113,19 @@ def items_of(cards: Sequence[Card]) -> list[UserMessage | Item]:
     ]
 
 
-async def asked_with(pool: Pool, view: TurnView) -> TurnRequest:
-    """What the turn was enqueued with."""
+async def asked_with(pool: Pool, view: TurnView, principal: Principal) -> TurnRequest:
+    """What the turn was enqueued with; its instructions are for those who gave them, or see prompts."""
     found = await pool.run(lambda conn: get_turn_request(conn, view.project_id, view.agent_turn_id))
-    return found if found is not None else TurnRequest.model_validate({"runtime_config": "{}", "metadata": "{}"})
+    if found is None:
+        return TurnRequest.model_validate({"runtime_config": "{}", "metadata": "{}"})
+    if principal.sees_detail(Detail.PROMPTS) or found.requester == principal.sender:
+        return found
+    config = {name: value for name, value in found.runtime_config.items() if name != "instructions"}
+    return found.model_copy(update={"runtime_config": config})
 
 
-async def read_response(pool: Pool, view: TurnView) -> Response:
-    """The response as it is now."""
+async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Response:
+    """The response as it is now, for this principal."""
     project, turn = view.project_id, view.agent_turn_id
     rows = await pool.run(lambda conn: list_turn_progress(conn, project, turn))
     log = ItemLog()
@@ -130,7 +136,9 @@ async def read_response(pool: Pool, view: TurnView) -> Response:
     ]
     for position, card in sorted(placed, key=lambda each: each[0]):
         log.take(position, CardAnswer.of(card))
-    response = begun(view, await asked_with(pool, view), "queued" if view.status == "queued" else "in_progress")
+    response = begun(
+        view, await asked_with(pool, view, principal), "queued" if view.status == "queued" else "in_progress"
+    )
     if view.ended_at is None:
         return response.model_copy(update={"output": log.items})
     card_id = view.deliverable_card_id

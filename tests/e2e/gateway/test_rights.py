@@ -8,29 +8,30 @@ Every door that lets its client wait is left waiting by a token that is then rev
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.gateway.mcp.official import enveloped
+from tests.e2e.gateway.agui.front_end import FrontEnd
+from tests.e2e.gateway.mcp.official import ACCEPT, enveloped
 from tests.support.conditions import until
 from tests.support.console.visiting import visiting
 from tests.support.gateway import asking, client, composed, serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant
-from tests.support.tools import definition
 from turnstile.gateway.a2a.rpc import OPERATIONS
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.events import stream
 from turnstile.gateway.http import bearers
 from turnstile.gateway.http.endpoints import Endpoint
+from turnstile.gateway.mcp.elicited import RequestState
 from turnstile.ledger.access.tokens import revoke_token
-from turnstile.ledger.turns.roster import put_tool
-from turnstile.runtime import outbound
 from turnstile.schema.access import RIGHTS, GatewayRole, Right, new_secret, read_secret
 from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import InterruptId
 
 GARBAGE = b'{"a": [' * 20_000
 """What a reader refuses, after some work."""
@@ -91,47 +92,53 @@ async def test_every_page_checks_its_right_before_it_reads(gateway: Gateway, ten
                 assert (answer.status_code, "may not" in answer.text) == (403, True), (page.name, role, answer.text)
 
 
+@pytest.fixture(scope="module")
+def looked_up() -> list[str]:
+    """The names that this process asks to be resolved, from now on."""
+    names: list[str] = []
+
+    def heard(event: str, args: tuple[Any, ...]) -> None:
+        if event == "socket.getaddrinfo":
+            names.append(str(args[0]))
+
+    sys.addaudithook(heard)
+    return names
+
+
 @pytest.mark.parametrize("method", OPERATIONS)
 async def test_every_operation_of_a2a_checks_its_right_first(
-    gateway: Gateway, tenant: Tenant, monkeypatch: pytest.MonkeyPatch, method: str
+    gateway: Gateway, tenant: Tenant, looked_up: list[str], method: str
 ) -> None:
     """Names of receivers are resolved for nobody else."""
-    resolved: list[str] = []
-
-    async def resolve(url: str, *_: Any, **__: Any) -> None:
-        resolved.append(url)
-
-    monkeypatch.setattr(outbound, "destination", resolve)
     right, tokens = OPERATIONS[method][0], await tokens_of(tenant)
-    for params in ("x", {"message": "x", "configuration": {"taskPushNotificationConfig": {"url": "https://slow/"}}}):
+    for params in ("x", {"message": "x", "configuration": receiver("unread.invalid")}):
         for role in lacking(right):
             async with asking(gateway, tokens[role]) as web:
                 body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
                 answer = await web.post(f"/a2a/{ALICE}", json=body, headers={"a2a-version": "odd"})
                 assert "may not" in answer.text, answer.text
-    assert resolved == []
+    assert "unread.invalid" not in looked_up
 
 
-async def test_a_viewer_has_no_receiver_resolved(
-    gateway: Gateway, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+def receiver(host: str) -> JsonObject:
+    return {"taskPushNotificationConfig": {"url": f"https://{host}/"}}
+
+
+async def test_a_name_of_a_receiver_is_resolved_for_those_alone_who_may_name_one(
+    gateway: Gateway, tenant: Tenant, looked_up: list[str]
 ) -> None:
-    """Also one who may answer questions, and so send messages."""
+    """Not for one who may answer questions, and so send messages."""
     await tenant.agent("player")
-    resolved: list[str] = []
-
-    async def resolve(url: str, *_: Any, **__: Any) -> None:
-        resolved.append(url)
-
-    monkeypatch.setattr("turnstile.gateway.a2a.push_configs.destination", resolve)
     tokens = await tokens_of(tenant)
     message: JsonObject = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}]}
-    params: JsonObject = {"message": message, "configuration": {"taskPushNotificationConfig": {"url": "https://slow/"}}}
-    for role in (GatewayRole.VIEWER, GatewayRole.APPROVER):
+    for role in GatewayRole:
+        host, may = f"{role}.invalid", role not in lacking(Right.ASK)
         async with asking(gateway, tokens[role]) as web:
+            params: JsonObject = {"message": message, "configuration": receiver(host)}
             body: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
             answer = await web.post(f"/a2a/{ALICE}", json=body, headers={"a2a-version": "1.0"})
-            assert "may not" in answer.text, answer.text
-    assert resolved == []
+        assert ("may not" in answer.text, "no public address" in answer.text) == (not may, may), answer.text
+        assert (host in looked_up) is may, role
 
 
 @pytest.mark.parametrize("name", ["nobody", "turn_stop"])
@@ -143,6 +150,32 @@ async def test_a_tool_of_mcp_checks_its_right_first(gateway: Gateway, tenant: Te
         async with asking(gateway, tokens[role]) as web:
             answer = await web.post("/mcp", content=body, headers=headers)
             assert "may not" in answer.text, answer.text
+
+
+async def test_a_decision_through_mcp_checks_its_right_first(gateway: Gateway, tenant: Tenant) -> None:
+    turn = (await tenant.run("player", json.dumps({"steps": [{"text": "done"}]}))).view.agent_turn_id
+    state = RequestState(turn=turn, asked={InterruptId("int-nobody-1"): None}).text()
+    given: dict[str, Any] = {
+        "inputResponses": {"int-nobody-1": {"action": "accept", "content": {}}},
+        "requestState": state,
+    }
+    headers, body = enveloped("tools/call", {"name": "turn_get", "arguments": {"turn_id": turn}, **given})
+    tokens = await tokens_of(tenant)
+    for role in GatewayRole:
+        async with asking(gateway, tokens[role]) as web:
+            answer = await web.post("/mcp", content=body, headers={**ACCEPT, **headers})
+            assert ("may not" in answer.text) is (role in lacking(Right.DECIDE)), (role, answer.text)
+
+
+async def test_a_run_of_agui_checks_the_right_of_what_it_says_first(gateway: Gateway, tenant: Tenant) -> None:
+    tokens, front = await tokens_of(tenant), FrontEnd(httpx.AsyncClient())
+    front.says("hello")
+    answers: list[dict[str, Any]] = [{"interruptId": "int-nobody-1", "status": "resolved", "payload": {}}]
+    for right, said in ((Right.ASK, front.input()), (Right.DECIDE, front.input(resume=answers))):
+        for role in GatewayRole:
+            async with asking(gateway, tokens[role]) as web:
+                answer = await web.post("/agui/nobody", json=said)
+                assert (answer.status_code == 403) is (role in lacking(right)), (right, role, answer.text)
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -163,6 +196,12 @@ def tool_call() -> dict[str, Any]:
     }
 
 
+def run() -> dict[str, Any]:
+    front = FrontEnd(httpx.AsyncClient())
+    front.says(SLOW)
+    return {"json": front.input()}
+
+
 DOORS: dict[str, tuple[str, dict[str, Any]]] = {
     "a turn": ("/v1/turns", {"json": {"agent_id": ALICE, "instruction": SLOW}, "headers": {"prefer": "wait=20"}}),
     "a completion": ("/openai/v1/chat/completions", chat()),
@@ -172,6 +211,7 @@ DOORS: dict[str, tuple[str, dict[str, Any]]] = {
     "a message": (f"/a2a/{ALICE}", message("SendMessage")),
     "a message, streamed": (f"/a2a/{ALICE}", message("SendStreamingMessage")),
     "a tool": ("/mcp", tool_call()),
+    "a run, streamed": (f"/agui/{ALICE}", run()),
 }
 
 
@@ -208,36 +248,3 @@ async def read(web: httpx.AsyncClient, path: str, sent: dict[str, Any]) -> str:
     except httpx.RemoteProtocolError:
         pass
     return "".join(parts)
-
-
-async def test_what_is_not_for_everybody_is_shown_to_operators_of_the_project_alone(
-    gateway: Gateway, tenant: Tenant
-) -> None:
-    """Every address that is read, by every role, of the project and of a channel."""
-    wiring = {"args": {"fixed": {"account": "fixed-secret"}}, "envs": {"key": "ENV_SECRET"}}
-    await put_tool(tenant.pool, tenant.project, definition("pay", options=wiring))
-    await tenant.agent("player", system_prompt_template="prompt-secret", allowed_tools=["pay"])
-    said, settings = json.dumps({"steps": [{"text": "done"}]}), {"instructions": "instructions-secret"}
-    turn = (await tenant.turn(ALICE, said, runtime_config=settings)).view
-    cards = await tenant.rows("SELECT card_id FROM public.cards WHERE tenant_id = $1", tenant.project)
-    paths = [f"/console/turns/{turn.agent_turn_id}/cards/{row['card_id']}" for row in cards]
-    assert any(path.endswith("-prompt") for path in paths)
-    names = {"turn_id": turn.agent_turn_id, "agent_id": ALICE, "agent": ALICE, "profile_name": f"{ALICE}-profile"}
-    served = [*gateway.endpoints, *gateway.openai, *gateway.a2a, *gateway.pages]
-    paths += [
-        re.sub(r"\{(\w+)(:\w+)?\}", lambda found: names.get(found[1], "nobody"), endpoint.path)
-        for endpoint in served
-        if endpoint.method == "GET"
-    ]
-    secrets = ("prompt-secret", "instructions-secret", "fixed-secret", "ENV_SECRET")
-    for role in GatewayRole:
-        for channel in (None, "public"):
-            token = await token_of(tenant.stack, tenant.project, role, channel=channel)
-            shown: set[str] = set()
-            async with asking(gateway, token) as web, visiting("http://127.0.0.1", token, gateway) as browser:
-                for path in paths:
-                    if not path.endswith(("/events", "/changes")):
-                        text = (await (browser if path.startswith("/console") else web).get(path)).text
-                        shown |= {secret for secret in secrets if secret in text}
-            whole = role is GatewayRole.OPERATOR and channel is None
-            assert shown == (set(secrets) if whole else set()), (role, channel)

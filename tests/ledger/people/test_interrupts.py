@@ -331,11 +331,11 @@ async def test_questions_are_listed_by_channel_status_and_place(agents: Pool) ->
         assert [each.tool_call_id for each in (*every, *rest)] == ["c", "b", "a"]
         [done] = await list_interrupts(conn, PROJECT, status=InterruptStatus.RESOLVED, row_limit=9)
         assert (done.decision, done.decided_by) == (Decision.APPROVE, "dora")
-        one = await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")))
+        one = await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")), with_added=True)
         assert one is not None
         assert (one.status, one.arguments) == (InterruptStatus.OPEN, {"q": "a"})
-        assert await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")), channel=OTHER) is None
-        assert await get_interrupt(conn, PROJECT, InterruptId("int-x-1")) is None
+        assert await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")), channel=OTHER, with_added=True) is None
+        assert await get_interrupt(conn, PROJECT, InterruptId("int-x-1"), with_added=True) is None
         asked = await find_question(conn, PROJECT, ChannelId("public"), interrupt_id(ToolCallId("a")))
         assert asked is not None
         assert asked.command is not None

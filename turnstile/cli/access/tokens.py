@@ -26,12 +26,18 @@ async def add(
     label: Annotated[str, typer.Option(help="Whose it is, for people.", metavar="TEXT")] = "",
     profiles: Annotated[
         list[str] | None,
-        typer.Option("--profile", help="A profile that it may name; without any, those that say so.", metavar="NAME"),
+        typer.Option(
+            "--profile",
+            help="A profile that its requests may name beside an agent; without any, those that say `free: true`.",
+            metavar="NAME",
+        ),
     ] = None,
     models: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", help="A model that it may name, or `begin*`; without any, as profiles say.", metavar="MODEL"
+            "--model",
+            help="A model that its requests may name, or `begin*`; without any, as profiles say (`models`, `free`).",
+            metavar="MODEL",
         ),
     ] = None,
     days: Annotated[float | None, typer.Option(min=0.0, help="How long it holds.", metavar="DAYS")] = None,

@@ -164,7 +164,10 @@ async def _views(
             )
         )
         found = [
-            await pool.run(lambda conn, row=row: get_interrupt(conn, session.project, row.interrupt_id)) for row in rows
+            await pool.run(
+                lambda conn, row=row: get_interrupt(conn, session.project, row.interrupt_id, with_added=True)
+            )
+            for row in rows
         ]
     return [each for each in found if each is not None]
 
@@ -181,7 +184,9 @@ async def _found(session: "Session", interrupt: str) -> "AsyncGenerator[Interrup
             return
         from turnstile.ledger.people.interrupt_views import get_interrupt
 
-        view = await pool.run(lambda conn: get_interrupt(conn, session.project, InterruptId(interrupt)))
+        view = await pool.run(
+            lambda conn: get_interrupt(conn, session.project, InterruptId(interrupt), with_added=True)
+        )
         if view is None:
             raise Refused("unknown_interrupt", f"project {session.project} has no question {interrupt!r}")
         yield client.interrupt_of(view)

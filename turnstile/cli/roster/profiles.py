@@ -23,7 +23,11 @@ async def put(
     files: Annotated[list[Path], typer.Argument(help="YAML files, one profile each.", metavar="FILE...")],
     check: Annotated[bool, typer.Option(help="Check that a scripted model exists.")] = True,
 ) -> None:
-    """Store profiles from YAML files. Agents take the new version with their next turn."""
+    """Store profiles from YAML files. Agents take the new version with their next turn.
+
+    `models: [NAME, "begin*"]` in a file lists other models that requests may name; `free: true` lets them name the
+    profile beside any agent, and any model. Without these only operators may.
+    """
     from turnstile.cli.roster.profile_check import profile_warnings
     from turnstile.ledger.turns.roster import put_profile
     from turnstile.settings.yaml_files import check_scripted, read_profile
