@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ import httpx
 
 from turnstile.schema.errors import Refused
 
+import_module("anyio._backends._asyncio")  # at the first request it would hold the loop for 70 ms
 REFUSED: Final = "push_url_refused"
 _RESOLVE_SECONDS: Final = 5.0
 _MOST, _SHARE = 64, 4

@@ -33,13 +33,14 @@ from turnstile.schema.delegation.provision import ProvisionRefused
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId, ToolCallId, token
+from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import PmoTool, ToolCommandPayload
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.inbox import ReportRequest
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, deferred
-from turnstile.transport.json_messages import decode_object, headers_of
+from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import PMO_CONSUMER, declare_pmo
 
@@ -70,7 +71,7 @@ def read_delegating_command(msg: Msg) -> DelegatingCommand:
             raise BadRequest(f"{name} differs from the subject's {value}")
     try:
         tool = PmoTool(subject.rest[-1])
-        payload = ToolCommandPayload.model_validate(decode_object(msg.data))
+        payload = ToolCommandPayload.model_validate(read_json_object(msg.data))
     except ValidationError:
         raise BadRequest("the payload has exactly tool_call_card_id, tool_name and after_execution") from None
     except ValueError:

@@ -33,12 +33,12 @@ from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import token
+from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.events import Message
 from turnstile.schema.wire.inbox import REQUEST_ID_LIMIT
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
-from turnstile.transport.json_messages import decode_object
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import COMMANDS_CONSUMER, declare_commands
 
@@ -61,7 +61,7 @@ def read_command(msg: Msg) -> _Command:
     subject, name = subjects.parse(msg.subject), command_id(msg)
     bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, Payload(b""), {}, "command", name)
     try:
-        payload = decode_object(msg.data)
+        payload = read_json_object(msg.data)
     except BadRequest as error:
         return _Command(bare, None, error)
     request_id = payload.pop("request_id", None)

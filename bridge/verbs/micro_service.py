@@ -7,7 +7,6 @@ Draining answers every request accepted before it. Costs one subscription for al
 """
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -28,11 +27,12 @@ from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.verbs import verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
-from turnstile.transport.json_messages import decode_object, encode, headers_of
+from turnstile.transport.json_messages import encode, headers_of
 from turnstile.transport.limited_log import LimitedLog
 
 SERVICE = "turnstile"
@@ -57,7 +57,7 @@ class Payload:
     def read(self) -> JsonObject:
         """The object; raises `BadRequest` if it is none."""
         if isinstance(self._given, bytes):
-            self._given = decode_object(self._given)
+            self._given = read_json_object(self._given)
         return self._given
 
     def parse(self, model: type[Model]) -> Model:
@@ -65,10 +65,6 @@ class Payload:
         if isinstance(self._parsed, model):
             return self._parsed
         value = self.read()
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:  # 1e999 is valid JSON, and becomes a number that no column can hold
-            raise BadRequest("the payload holds a number out of range") from None
         try:
             self._parsed = parsed = model.model_validate(value)
         except ValidationError as error:

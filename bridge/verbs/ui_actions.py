@@ -31,6 +31,7 @@ from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, new_box_id, step_id, token, uuid7
+from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.states import ActionStatus, ReplyStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers, subjects
@@ -40,7 +41,7 @@ from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
 from turnstile.schema.wire.ui_actions import ActionAck, UiAction
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
-from turnstile.transport.json_messages import decode_object, headers_of
+from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import UI_ACTIONS_CONSUMER, declare_ui_actions
 
@@ -75,7 +76,7 @@ def read_action(msg: Msg) -> _ReceivedAction:
     subject = subjects.parse(msg.subject)
     request = VerbRequest(VERB, subject.project_id, subject.channel_id, Payload(b""), {}, "command", command_id(msg))
     try:
-        payload = decode_object(msg.data)
+        payload = read_json_object(msg.data)
     except BadRequest as error:
         return _ReceivedAction(request, None, error)
     given = headers_of(msg)

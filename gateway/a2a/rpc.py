@@ -26,7 +26,7 @@ from turnstile.gateway.a2a.refusals import RequestId
 from turnstile.gateway.addressed import Target, look_up
 from turnstile.gateway.bounds import About
 from turnstile.gateway.http.bearers import Access
-from turnstile.gateway.http.endpoints import Answer, Call, decoded
+from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.kernel import Kernel
 from turnstile.ledger.access.tasks import describe_target
 from turnstile.runtime.outbound import Names
@@ -34,6 +34,7 @@ from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId
+from turnstile.schema.json_reading import read_json
 
 _LONGEST_ID: Final = 256
 _VERSION: Final = re.compile(r"1(\.\d{1,4}){0,2}")
@@ -109,7 +110,7 @@ def _unknown() -> Refused:
 
 def _read(body: bytes) -> JsonObject:
     try:
-        given = decoded(body)
+        given = read_json(body)
     except BadRequest as error:
         raise errors.JSONParseError(str(error)) from None
     if not isinstance(given, dict):

@@ -4,15 +4,12 @@ An endpoint's handler gets a `Call` whose path, query and body are validated, an
 is `bad_request`, which names the field and never repeats a value.
 """
 
-import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, JsonValue, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,11 +22,10 @@ from turnstile.gateway.http.problems import BadField
 from turnstile.schema.access import Principal, Right, Secret
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import faults_in
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
-_HUGE = re.compile(rb"[eE]\+?[0-9]{3}")
-"""In the text of each number that is out of range, and of others."""
 _SHOWN_FAULTS = 5
 _LONGEST_PARAM = 200
 _LARGEST_ANSWER = 16 << 20
@@ -141,21 +137,7 @@ async def read_body(request: Request, most: int) -> JsonObject:
 
     Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large).
     """
-    given = decoded(await read_json_bytes(request, most) or b"{}")
-    if not isinstance(given, dict):
-        raise BadRequest("the payload must be a JSON object")
-    return given
-
-
-def decoded(body: bytes) -> JsonValue:
-    """A body as JSON; raises `BadRequest`, also for a number such as 1e999, which no column and no model can hold."""
-    try:
-        given = cast("JsonValue", from_json(body, allow_inf_nan=False))
-        if _HUGE.search(body):
-            json.dumps(given, allow_nan=False)
-    except ValueError:
-        raise BadRequest("the payload is not valid JSON, or holds a number out of range") from None
-    return given
+    return read_json_object(await read_json_bytes(request, most) or b"{}")
 
 
 async def read_json_bytes(request: Request, most: int) -> bytes:

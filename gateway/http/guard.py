@@ -3,7 +3,7 @@
 A request that calls this gateway by a name that is not its own is refused, so that no page can reach it by rebinding a
 name of its own. One that a page of another origin sends is refused unless that origin is listed. The log and the
 metrics have method, route, status and time, never a path as it was asked, a query or a body. An exception that nobody
-expected is logged and answered `internal_error`. A body that is not wanted is read and thrown away before a refusal, or
+expected is logged and answered `internal_error`. A body that is not wanted is read and thrown away before an answer, or
 a client that sends all before it reads would never read why. The connection of whoever has no token is closed.
 """
 
@@ -39,6 +39,8 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """No page can have one of these rebound, and its own origin is compared with the whole of Host."""
 _DRAINED_BYTES = 256 << 20
+MOST_PARAMETERS = 100
+"""Behind the question mark of one address."""
 TOKEN = "turnstile.token"  # noqa: S105 -- a key
 """The key of the scope under which the id of the request's token is."""
 ADDRESS = "turnstile.address"
@@ -71,10 +73,12 @@ class Guard:
             return
         headers, origin = Headers(scope=scope), None
         scope[ADDRESS] = client_address(scope, headers, self._doors.proxies)
-        seen, body = _Seen(scope, send), _Body(headers, receive)
+        body = _Body(headers, receive)
+        seen = _Seen(scope, send, body)
         try:
             try:
                 self._check_room()
+                _check_query(scope)
                 self._check_host(headers)
                 origin = self._check_origin(headers)
                 seen.origin = origin
@@ -95,7 +99,6 @@ class Guard:
 
     async def _tell(self, error: TurnstileError, scope: Scope, body: "_Body", seen: "_Seen") -> None:
         if seen.status == 0:
-            await body.drain()
             await self._told(scope["path"], problem_of(error))(scope, body, seen)
 
     def _record(self, scope: Scope, seen: "_Seen") -> None:
@@ -133,6 +136,11 @@ class Guard:
         if len(given) == 1 and origin in (f"http://{host}", f"https://{host}"):
             return None
         raise Refused("origin_not_allowed", "pages of this origin may not ask: list it in [gateway].allowed_origins")
+
+
+def _check_query(scope: Scope) -> None:
+    if scope["query_string"].count(b"&") >= MOST_PARAMETERS:
+        raise BadRequest(f"an address may have {MOST_PARAMETERS} parameters")
 
 
 def client_address(scope: Scope, headers: Headers, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
@@ -185,9 +193,10 @@ class _Body:
 class _Seen:
     """Passes a response on with the headers that all have, and remembers what was sent."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, body: _Body) -> None:
         self._scope = scope
         self._send = send
+        self._body = body
         self.request_id = f"req_{uuid7()}"
         """What log lines about the request and its answer's `x-request-id` have."""
         self.origin: str | None = None
@@ -199,6 +208,7 @@ class _Seen:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            await self._body.drain()
             self.status = cast("int", message["status"])
             self.first = time.perf_counter() - self.began
             headers = MutableHeaders(scope=message)

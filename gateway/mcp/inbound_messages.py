@@ -32,7 +32,6 @@ from mcp_types import (
 )
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
-from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -49,6 +48,7 @@ from turnstile.gateway.mcp.tool_server import mcp_server
 from turnstile.ledger.access.past import find_requested_turn
 from turnstile.schema.api import TurnStop
 from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.json_reading import read_json
 
 _SESSION: Final = "mcp-session-id"
 _NO_MESSAGE: Final = "a body is one JSON-RPC request, notification or response"
@@ -76,9 +76,9 @@ class Messages:
         if not all(check_accept_headers(call.request)):
             raise Refused("not_acceptable", "a client accepts both application/json and text/event-stream")
         try:
-            given = from_json(body, allow_inf_nan=False)
-        except ValueError:
-            raise NotJson("the body is not valid JSON") from None
+            given = read_json(body)
+        except BadRequest as error:
+            raise NotJson(str(error)) from None
         if not isinstance(given, dict):
             raise BadRequest(_NO_MESSAGE)
         message = cast("dict[str, Any]", given)

@@ -4,6 +4,10 @@ import re
 
 from tests.support.paths import ROOT
 from turnstile.activities.models.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
+from turnstile.gateway.http.guard import MOST_PARAMETERS
+from turnstile.schema.base import DEEPEST_STORED
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.json_reading import MOST_DIGITS, MOST_VALUES
 from turnstile.schema.people.steers import MOST_WAITING
 from turnstile.schema.pump.documents import LIMITS as XML
 from turnstile.schema.pump.documents import PayloadCode
@@ -26,6 +30,10 @@ def test_the_sizes_are_the_codes() -> None:
     told = {name: (number, code) for name, (number, _, code) in table().items() if not name.startswith("[")}
     assert told == {
         "text of a request": (str(TEXT_LIMIT_BYTES), "text_too_large"),
+        "values of a request": (str(MOST_VALUES), BadRequest.code),
+        "nesting of a request": (str(DEEPEST_STORED), BadRequest.code),
+        "digits of a number": (str(MOST_DIGITS), BadRequest.code),
+        "parameters of an address": (str(MOST_PARAMETERS), BadRequest.code),
         "steers that wait": (str(MOST_WAITING), "too_many_steers"),
         "inline result of a report": (str(RESULT_LIMIT_BYTES), "result_too_large"),
         "a model's answer": (str(ANSWER_LIMIT_BYTES), TOO_LARGE),

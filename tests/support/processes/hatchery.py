@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tests.support.paths import ROOT
+from tests.support.processes.loop_holds import watched_if_wanted
 
 _EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.cli.session", "turnstile.processes.run")
 
@@ -222,7 +223,8 @@ def _run_child(command: dict[str, Any], streams: Sequence[int], awake: int, wake
         os.environ.update(command["environment"])
         sys.argv = ["turnstile", *command["words"]]
         sys.modules["__main__"].__package__ = None  # it is run as a program, not by `python -m`
-        main()
+        with watched_if_wanted():
+            main()
     except SystemExit as ended:
         code = ended.code
     except BaseException:  # noqa: BLE001 -- a child must never go on with the parent's code

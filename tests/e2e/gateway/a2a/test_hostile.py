@@ -92,7 +92,7 @@ async def test_large_and_deep_bodies_are_refused(web: httpx.AsyncClient, tenant:
         (b'{"jsonrpc": "2.0", "id": 1, "method": "Nothing"}', 200, -32601),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": []}', 200, -32602),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {"status": "BUSY"}}', 200, -32602),
-        (f'{{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {{"id": {DEEP}}}}}'.encode(), 200, -32602),
+        (f'{{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {{"id": {DEEP}}}}}'.encode(), 200, -32700),
         (b"[" * 100_000, 200, -32700),
         (b'{"x": "' + b"x" * (1 << 20) + b'"}', 413, -32000),
     ):
@@ -100,7 +100,7 @@ async def test_large_and_deep_bodies_are_refused(web: httpx.AsyncClient, tenant:
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), body[:80]
     part = {"data": json.loads(DEEP)}
     deep = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": {**MESSAGE, "parts": [part]}}}
-    assert (await web.post(PATH, json=deep)).json()["error"]["code"] == -32602
+    assert (await web.post(PATH, json=deep)).json()["error"]["code"] == -32700
     assert (await web.post(PATH, content=b"{}", headers={"content-type": "text/plain"})).status_code == 415
     del web.headers["a2a-version"]
     plain = {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": "x"}}
