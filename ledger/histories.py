@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _ASK_SECONDS = 3.0
 """How long the first connection waits for hosts that are slow to answer after one that did."""
 _NO_LEDGER = (asyncpg.UndefinedFunctionError, asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError)
-"""The database has no era yet: it was not migrated, or by the version before."""
+"""The database has no era yet: it was not migrated."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

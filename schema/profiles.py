@@ -87,7 +87,6 @@ class Profile(Strict):
     """The most steps of one turn."""
     llm_config: LlmConfig
     """The model and its parameters."""
-    # left out of cards if not given, so that workers of the version before read the cards of other profiles
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
@@ -217,10 +216,7 @@ _TEXT = ("instructions", "choices")
 
 
 class StoredConfig(RuntimeConfig):
-    """The settings as a turn's inbox row has them: `instructions` and `choices` are on a card (protocol §4.4).
-
-    A row of before migration 0055 has them itself.
-    """
+    """The settings as a turn's inbox row has them: `instructions` and `choices` are on a card (protocol §4.4)."""
 
     card_id: CardId | None = Field(default=None, exclude_if=lambda value: value is None)
     """The `task.runtime_config` card in the turn's context box; null if the turn has neither."""

@@ -19,8 +19,6 @@ from turnstile.ledger.trees.batches import (
     Child,
     ForkedTask,
     ForkLimits,
-    JoinMode,
-    Losers,
     ParentCall,
     RefusedTask,
     delegate,
@@ -143,10 +141,10 @@ class Delegation:
         tasks = tasks_of(caller, tool, wanted.tasks, alone=ours)
         batch = Batch(
             wanted.deadline_seconds or self.limits.deadline_seconds,
-            join=JoinMode(wanted.join or "all"),
+            join=wanted.join or "all",
             k=wanted.needed,
             fail_fast=wanted.fail_fast,
-            losers=Losers(wanted.losers),
+            losers=wanted.losers,
             partial_at_deadline=ours,
         )
         await self._make_batch(call, batch, tasks)

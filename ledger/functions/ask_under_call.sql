@@ -18,23 +18,23 @@ BEGIN
     IF NOT FOUND THEN
         RETURN jsonb_build_object('verdict', 'unknown_call');
     END IF;
-    SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = w.agent_id
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO h FROM state.agent_state_head x
+    WHERE x.agent_id = w.agent_id AND x.project_id = project FOR NO KEY UPDATE;
     SELECT x.* INTO t FROM state.interrupts x WHERE x.interrupt_id = interrupt AND x.project_id = project;
     IF FOUND THEN
         RETURN jsonb_build_object('verdict', CASE t.call_digest WHEN asked ->> 'digest' THEN 'duplicate'
             ELSE 'key_conflict' END);
     END IF;
-    SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO w FROM state.turn_waiting_tools x
+    WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
     SELECT n.stopping_at INTO stopping FROM state.turn_nodes n WHERE n.agent_turn_id = w.agent_turn_id FOR SHARE;
     left_over := coalesce(w.left_seconds, extract(epoch FROM coalesce(w.deadline,
         h.resume_deadline) - clock_timestamp())::float8, 120);
     IF w.wait_status <> 'waiting' OR h.active_agent_turn_id IS DISTINCT FROM w.agent_turn_id
         OR h.turn_epoch <> w.turn_epoch
        OR h.status <> 'suspended' OR left_over <= 0 OR EXISTS (  -- it is timed out
-           SELECT FROM state.agent_inbox i WHERE i.correlation_id = call AND i.project_id = project
-               AND i.message_type = 'timeout') THEN
+           SELECT FROM state.agent_inbox i
+           WHERE i.correlation_id = call AND i.project_id = project AND i.message_type = 'timeout') THEN
         RETURN jsonb_build_object('verdict', 'parent_over');
     ELSIF w.held_by IS NOT NULL THEN
         RETURN jsonb_build_object('verdict', 'not_sent');

@@ -23,8 +23,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN jsonb_build_object('verdict', 'unknown_interrupt');
     END IF;
-    SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = t.agent_id
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO h FROM state.agent_state_head x
+    WHERE x.agent_id = t.agent_id AND x.project_id = project FOR NO KEY UPDATE;
     SELECT x.* INTO w FROM state.turn_waiting_tools x
     WHERE x.tool_call_id = t.tool_call_id AND x.project_id = project FOR NO KEY UPDATE;
     SELECT x.* INTO t FROM state.interrupts x WHERE x.interrupt_id = interrupt FOR NO KEY UPDATE;

@@ -52,11 +52,11 @@ BEGIN
         ORDER BY x.agent_id FOR NO KEY UPDATE) held;
     SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = w.agent_id AND x.project_id = project;
     IF batch IS NULL THEN
-        SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call
-            AND x.project_id = project FOR NO KEY UPDATE;
+        SELECT x.* INTO w FROM state.turn_waiting_tools x
+        WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
     ELSE
-        SELECT x.* INTO b FROM state.pmo_batches x WHERE x.batch_id = batch
-            AND x.project_id = project FOR NO KEY UPDATE;
+        SELECT x.* INTO b FROM state.pmo_batches x
+        WHERE x.batch_id = batch AND x.project_id = project FOR NO KEY UPDATE;
         SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project;
     END IF;
     SELECT n.root_turn_id, n.stopping_at INTO root, stopping FROM state.turn_nodes n
@@ -80,12 +80,14 @@ BEGIN
     END IF;
     channel := coalesce(h.active_channel_id, 'public');
     crowded := max_live_turns > 0 AND max_live_turns <= (
-        SELECT count(*) FROM (SELECT FROM state.agent_inbox l
+        SELECT count(*) FROM (
+            SELECT FROM state.agent_inbox l
             WHERE l.project_id COLLATE "C" = project AND l.archived_at IS NULL AND l.inbox_id >= ''
-                                AND l.message_type IN ('turn', 'ui_action') LIMIT max_live_turns) l) + (
-        SELECT count(*) FROM (SELECT FROM state.agent_state_head x
+              AND l.message_type IN ('turn', 'ui_action') LIMIT max_live_turns) l) + (
+        SELECT count(*) FROM (
+            SELECT FROM state.agent_state_head x
             WHERE x.project_id COLLATE "C" = project AND x.agent_id >= ''
-                                AND x.output_box_id IS NOT NULL AND x.status <> 'dispatched' LIMIT max_live_turns) x);
+              AND x.output_box_id IS NOT NULL AND x.status <> 'dispatched' LIMIT max_live_turns) x);
     SELECT i.payload -> 'budget' INTO purse FROM state.agent_inbox i
     WHERE i.agent_turn_id = w.agent_turn_id AND i.message_type IN ('turn', 'ui_action') LIMIT 1;
     limited := purse IS NOT NULL OR EXISTS (SELECT FROM jsonb_array_elements(children) c
@@ -95,34 +97,39 @@ BEGIN
     WITH task AS MATERIALIZED (  -- OFFSET 0: by key, whatever a plan that was made while tables were small would do
         SELECT c.*, coalesce(substr(batch, 7), call) || '-' || c.task_index AS correlation, a.status AS agent_status,
                a.status = 'dormant' AS wakes, coalesce(a.worker_target, c.new_agent ->> 'worker_target') AS target,
-               a.agent_id IS NULL AS makes_agent, x.agent_id IS NULL AS makes_head,
-               coalesce(greatest(x.turn_epoch, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)),
-               0) AS epoch, coalesce(x.status, 'idle') = 'idle' AND x.paused IS NOT TRUE AS idle, q.queued,
+               a.agent_id IS NULL AS makes_agent,
+               coalesce(greatest(  -- a lease of this era has an epoch above its floor
+                   x.turn_epoch, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)), 0) AS epoch,
+               coalesce(x.status, 'idle') = 'idle' AND x.paused IS NOT TRUE AS idle, q.queued,
                coalesce(c.output_box_id, c.new_output_box_id) AS outp,
                row_number() OVER (PARTITION BY c.agent_id ORDER BY c.task_index) AS turn_of_agent,
-               row_number() OVER (PARTITION BY coalesce(c.output_box_id, c.new_output_box_id)
-               ORDER BY c.task_index) AS turn_of_box, c.context_headers ||
-                   jsonb_build_object('CG-Recursion-Depth', (h.active_recursion_depth + 1)::text, 'CG-Parent-Agent-Id',
-                       w.agent_id, 'CG-Parent-Turn-Id', w.agent_turn_id, 'CG-Parent-Step-Id', w.step_id) AS headers
-        FROM jsonb_to_recordset(children) c (task_index int, agent_id text, profile_box_id uuid, agent_turn_id text,
-                 inbox_id text, new_context_box_id uuid, new_output_box_id uuid, output_box_id uuid, inherits uuid[],
-                 cards jsonb, new_agent jsonb, context_headers jsonb, runtime_config jsonb, budget jsonb)
-        LEFT JOIN LATERAL (SELECT x.* FROM resource.project_agents x
+               row_number() OVER (
+                   PARTITION BY coalesce(c.output_box_id, c.new_output_box_id) ORDER BY c.task_index) AS turn_of_box,
+               c.context_headers || jsonb_build_object(
+                   'CG-Recursion-Depth', (h.active_recursion_depth + 1)::text, 'CG-Parent-Agent-Id', w.agent_id,
+                   'CG-Parent-Turn-Id', w.agent_turn_id, 'CG-Parent-Step-Id', w.step_id) AS headers
+        FROM jsonb_to_recordset(children) c (
+            task_index int, agent_id text, profile_box_id uuid, agent_turn_id text, inbox_id text,
+            new_context_box_id uuid, new_output_box_id uuid, output_box_id uuid, inherits uuid[], cards jsonb,
+            new_agent jsonb, context_headers jsonb, runtime_config jsonb, budget jsonb)
+        LEFT JOIN LATERAL (
+            SELECT x.* FROM resource.project_agents x
             WHERE x.agent_id = c.agent_id AND x.project_id = project OFFSET 0) a ON true
         LEFT JOIN LATERAL (
             SELECT x.agent_id, x.status, x.turn_epoch, x.paused_at_epoch IS NOT NULL AS paused
             FROM state.agent_state_head x
             WHERE x.agent_id = c.agent_id AND x.project_id = project OFFSET 0) x ON true
-        CROSS JOIN LATERAL (SELECT count(*) AS queued FROM state.queued_turns q
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS queued FROM state.queued_turns q
             WHERE q.agent_id = c.agent_id AND q.project_id = project OFFSET 0) q
-        WHERE batch IS NULL OR EXISTS (SELECT FROM state.pmo_batch_tasks t
-            WHERE t.batch_task_id = batch || '-' || c.task_index
-                                         AND t.status = 'pending' OFFSET 0)
+        WHERE batch IS NULL OR EXISTS (
+            SELECT FROM state.pmo_batch_tasks t
+            WHERE t.batch_task_id = batch || '-' || c.task_index AND t.status = 'pending' OFFSET 0)
     ),
     fit AS MATERIALIZED (  -- for all but what they may spend
         SELECT t.*, t.idle AND t.queued = 0 AND t.turn_of_agent = 1 AND t.turn_of_box = 1 AND NOT EXISTS (
-                   SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = t.outp
-                       AND busy.agent_id <> t.agent_id OFFSET 0) AS leases,
+                   SELECT FROM state.agent_state_head busy
+                   WHERE busy.output_box_id = t.outp AND busy.agent_id <> t.agent_id OFFSET 0) AS leases,
                CASE WHEN EXISTS (SELECT FROM state.agent_inbox i
                    WHERE i.correlation_id = t.correlation AND i.project_id = project
                                    AND i.message_type = 'turn' OFFSET 0) THEN 'correlation_conflict'
@@ -130,11 +137,11 @@ BEGIN
                     WHEN NOT t.makes_agent AND t.agent_status NOT IN ('active', 'paused', 'dormant')
                         THEN 'agent_inactive'
                     WHEN t.output_box_id IS NOT NULL AND NOT EXISTS (
-                        SELECT FROM public.boxes x WHERE x.box_id = t.output_box_id
-                            AND x.tenant_id = project OFFSET 0) THEN 'unknown_output_box'
+                        SELECT FROM public.boxes x
+                        WHERE x.box_id = t.output_box_id AND x.tenant_id = project OFFSET 0) THEN 'unknown_output_box'
                     WHEN EXISTS (SELECT FROM unnest(t.inherits) i (box_id) WHERE NOT EXISTS (
-                        SELECT FROM public.boxes x WHERE x.box_id = i.box_id
-                            AND x.tenant_id = project OFFSET 0)) THEN 'unknown_context_box'
+                        SELECT FROM public.boxes x
+                        WHERE x.box_id = i.box_id AND x.tenant_id = project OFFSET 0)) THEN 'unknown_context_box'
                     WHEN crowded THEN 'project_full'
                     WHEN max_queued_turns > 0 AND t.queued + t.turn_of_agent - 1 >= max_queued_turns
                         AND NOT (t.idle AND t.queued = 0) THEN 'queue_full'

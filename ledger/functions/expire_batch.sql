@@ -7,8 +7,8 @@ DECLARE
     b state.pmo_batches;
     verdict text;
 BEGIN
-    SELECT x.* INTO b FROM state.pmo_batches x WHERE x.batch_id = batch
-        AND x.status = 'running' FOR NO KEY UPDATE SKIP LOCKED;
+    SELECT x.* INTO b FROM state.pmo_batches x
+    WHERE x.batch_id = batch AND x.status = 'running' FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND OR (b.deadline_at > now() AND EXISTS (
             SELECT FROM state.turn_waiting_tools w
             WHERE w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id

@@ -7,8 +7,8 @@ DECLARE
     w state.turn_waiting_tools;
 BEGIN
     SELECT x.* INTO t FROM state.interrupts x WHERE x.interrupt_id = interrupt;
-    PERFORM FROM state.agent_state_head x WHERE x.agent_id = t.agent_id
-        AND x.project_id = t.project_id FOR NO KEY UPDATE;
+    PERFORM FROM state.agent_state_head x
+    WHERE x.agent_id = t.agent_id AND x.project_id = t.project_id FOR NO KEY UPDATE;
     SELECT x.* INTO w FROM state.turn_waiting_tools x
     WHERE x.tool_call_id = t.tool_call_id AND x.project_id = t.project_id FOR NO KEY UPDATE;
     SELECT x.* INTO t FROM state.interrupts x WHERE x.interrupt_id = interrupt FOR NO KEY UPDATE;

@@ -41,8 +41,8 @@ BEGIN
         RETURN QUERY SELECT 'no_conversation', NULL, NULL, NULL, NULL, NULL::bigint, NULL, NULL::jsonb;
         RETURN;
     END IF;
-    SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = mine.agent_id
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO h FROM state.agent_state_head x
+    WHERE x.agent_id = mine.agent_id AND x.project_id = project FOR NO KEY UPDATE;
     IF h.active_agent_turn_id <> turn THEN
         SELECT i.* INTO a FROM state.agent_inbox i
         WHERE i.inbox_id = h.active_inbox_id AND i.message_type = 'turn' AND i.channel_id = mine.channel_id
@@ -61,8 +61,8 @@ BEGIN
         waiting := ARRAY(SELECT w.id FROM unnest(waiting) WITH ORDINALITY w (id, place) WHERE NOT state.is_marked(w.id)
             ORDER BY w.place);
         IF state.is_marked(a.agent_turn_id) OR EXISTS (
-                SELECT FROM state.agent_inbox s WHERE s.correlation_id = a.agent_turn_id AND s.project_id = project
-                    AND s.message_type = 'stop') THEN
+                SELECT FROM state.agent_inbox s
+                WHERE s.correlation_id = a.agent_turn_id AND s.project_id = project AND s.message_type = 'stop') THEN
             a := NULL;
         END IF;
     END IF;

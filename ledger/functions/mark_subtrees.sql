@@ -22,8 +22,8 @@ BEGIN
             UPDATE state.turn_nodes n SET stopping_at = coalesce(held.stopping_at, clock_timestamp()),
                    stop_reason = CASE WHEN held.is_told THEN why ELSE n.stop_reason END,
                    stopped_by = CASE WHEN held.is_told THEN by_whom ELSE n.stopped_by END, ended = n.ended OR held.ends
-            FROM held WHERE n.agent_turn_id = held.agent_turn_id
-                AND (held.ends OR (held.stopping_at IS NULL AND NOT held.ended))
+            FROM held
+            WHERE n.agent_turn_id = held.agent_turn_id AND (held.ends OR (held.stopping_at IS NULL AND NOT held.ended))
             RETURNING n.agent_turn_id, held.stopping_at AS earlier
         )
         SELECT coalesce(array_agg(agent_turn_id) FILTER (WHERE earlier IS NULL), '{}') INTO fresh FROM done;
@@ -48,8 +48,8 @@ BEGIN
                'cascade-' || i.agent_turn_id, i.agent_turn_id, h.turn_epoch, i.context_headers,
                jsonb_build_object('reason', why), 'pending', now(), clock_timestamp()
         FROM unnest(marked) m (id) CROSS JOIN LATERAL (
-            SELECT x.* FROM state.agent_inbox x WHERE x.agent_turn_id = m.id
-                AND x.message_type IN ('turn', 'ui_action') LIMIT 1 OFFSET 0) i
+            SELECT x.* FROM state.agent_inbox x
+            WHERE x.agent_turn_id = m.id AND x.message_type IN ('turn', 'ui_action') LIMIT 1 OFFSET 0) i
         CROSS JOIN LATERAL (
             SELECT x.turn_epoch FROM state.agent_state_head x
             WHERE x.agent_id = i.agent_id AND x.project_id = i.project_id AND x.active_agent_turn_id = m.id OFFSET 0) h

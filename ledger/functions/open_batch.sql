@@ -17,19 +17,19 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'unknown_call';
     END IF;
-    SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = w.agent_id
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO h FROM state.agent_state_head x
+    WHERE x.agent_id = w.agent_id AND x.project_id = project FOR NO KEY UPDATE;
     IF EXISTS (SELECT FROM state.pmo_batches x WHERE x.batch_id = batch AND x.project_id = project) THEN
         RETURN 'duplicate';
     END IF;
-    SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO w FROM state.turn_waiting_tools x
+    WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
     IF w.wait_status <> 'waiting' OR h.active_agent_turn_id IS DISTINCT FROM w.agent_turn_id
         OR h.turn_epoch <> w.turn_epoch
        -- it is timed out: whoever applies that would leave the batch without its call
        OR h.status <> 'suspended' OR EXISTS (
-           SELECT FROM state.agent_inbox i WHERE i.correlation_id = call AND i.project_id = project
-               AND i.message_type = 'timeout') THEN
+           SELECT FROM state.agent_inbox i
+           WHERE i.correlation_id = call AND i.project_id = project AND i.message_type = 'timeout') THEN
         RETURN 'parent_over';
     END IF;
     IF w.held_by IS NOT NULL THEN

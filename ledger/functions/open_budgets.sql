@@ -44,8 +44,8 @@ BEGIN
                 SELECT p.max_tokens, p.max_cost, p.max_turns, 0, 0, 0, 0, 0, 0
                 INTO b.max_tokens, b.max_cost, b.max_turns, b.spent_tokens, b.spent_cost, b.spent_turns,
                     b.reserved_tokens, b.reserved_cost, b.reserved_turns
-                FROM state.project_budgets p WHERE p.project_id = split_part(next, '/', 1)
-                    AND p.period = split_part(next, '/', 2);
+                FROM state.project_budgets p
+                WHERE p.project_id = split_part(next, '/', 1) AND p.period = split_part(next, '/', 2);
             ELSIF b.budget_id IS NULL THEN
                 wanted := ARRAY(SELECT x.id FROM unnest(wanted) x (id)
                     WHERE NOT EXISTS (SELECT FROM state.budgets y WHERE y.budget_id = x.id));

@@ -6,8 +6,8 @@ LANGUAGE sql STABLE AS $$
     SELECT c.output_box_id, c.project_id FROM state.conversations c
     WHERE c.updated_at < before
       AND NOT EXISTS (
-          SELECT FROM state.agent_inbox i WHERE i.agent_id = c.agent_id
-              AND i.payload ->> 'conversation_id' = c.conversation_id
+          SELECT FROM state.agent_inbox i
+          WHERE i.agent_id = c.agent_id AND i.payload ->> 'conversation_id' = c.conversation_id
             AND i.channel_id = c.channel_id AND i.project_id = c.project_id
             AND i.message_type IN ('turn', 'ui_action') AND NOT EXISTS (
                 SELECT FROM state.prunable_turns(before) t WHERE t.agent_turn_id = i.agent_turn_id OFFSET 0) OFFSET 0)

@@ -8,8 +8,8 @@ DECLARE
     t state.gateway_tokens;
     said jsonb := state.profile_in(project, box);
 BEGIN
-    SELECT x.* INTO t FROM state.gateway_tokens x WHERE 'token.' || x.token_id = caller
-        AND x.token_id = substr(caller, 7) AND x.project_id = project;
+    SELECT x.* INTO t FROM state.gateway_tokens x
+    WHERE 'token.' || x.token_id = caller AND x.token_id = substr(caller, 7) AND x.project_id = project;
     IF profile IS NOT NULL AND box IS DISTINCT FROM own AND NOT (CASE
            WHEN t.profiles IS NOT NULL THEN state.lists(t.profiles, lower(profile))
            WHEN own IS NULL THEN true

@@ -14,10 +14,10 @@ DECLARE
     until timestamptz := clock_timestamp() + make_interval(secs => open_seconds);
 BEGIN
     SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project;
-    SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = w.agent_id
-        AND x.project_id = project FOR NO KEY UPDATE;
-    SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call
-        AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO h FROM state.agent_state_head x
+    WHERE x.agent_id = w.agent_id AND x.project_id = project FOR NO KEY UPDATE;
+    SELECT x.* INTO w FROM state.turn_waiting_tools x
+    WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
     SELECT n.stopping_at INTO stopping FROM state.turn_nodes n WHERE n.agent_turn_id = w.agent_turn_id FOR SHARE;
     IF w.wait_status IS DISTINCT FROM 'waiting' OR w.held_by IS NOT NULL OR w.left_seconds IS NOT NULL
         OR w.begun_by IS DISTINCT FROM began_by
@@ -38,8 +38,8 @@ BEGIN
         RETURN jsonb_build_object('verdict', 'answered');
     END IF;
     -- Who may decide is as with the question before, if there was one: a repeat is no way around a second pair of eyes.
-    SELECT q.* INTO known FROM state.interrupts q WHERE q.agent_turn_id = w.agent_turn_id AND q.tool_call_id = call
-        AND q.call_key IS NULL
+    SELECT q.* INTO known FROM state.interrupts q
+    WHERE q.agent_turn_id = w.agent_turn_id AND q.tool_call_id = call AND q.call_key IS NULL
     ORDER BY q.created_at LIMIT 1;
     interrupt := 'int-' || call || '-' || (
         SELECT count(*) + 1 FROM state.interrupts q WHERE q.agent_turn_id = w.agent_turn_id AND q.tool_call_id = call);

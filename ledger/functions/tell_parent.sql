@@ -34,8 +34,8 @@ BEGIN
                || CASE t.error_code WHEN 'budget_exceeded' THEN jsonb_build_object('error_detail',
                    t.error_detail::jsonb) ELSE '{}' END AS told
         FROM state.pmo_batch_tasks t LEFT JOIN LATERAL (
-            SELECT x.card_id, x.content FROM public.cards x WHERE x.card_id = t.deliverable_card_id
-                AND x.tenant_id = b.project_id OFFSET 0) c ON true
+            SELECT x.card_id, x.content FROM public.cards x
+            WHERE x.card_id = t.deliverable_card_id AND x.tenant_id = b.project_id OFFSET 0) c ON true
         WHERE t.batch_id = b.batch_id) r;
     SELECT x.* INTO i FROM state.agent_inbox x
     WHERE x.agent_turn_id = b.parent_agent_turn_id AND x.message_type IN ('turn', 'ui_action') LIMIT 1;

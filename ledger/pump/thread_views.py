@@ -83,9 +83,7 @@ class ThreadTurn(Tolerant):
     def stop(self, reason: str) -> Message:
         """The durable command that stops the turn."""
         request = StopRequest(agent_turn_id=self.agent_turn_id, reason=reason)
-        payload = request.model_dump_json(
-            exclude_defaults=True
-        ).encode()  # a bridge of the version before knows no more
+        payload = request.model_dump_json(exclude_defaults=True).encode()
         subject = subjects.bridge_command(self.project_id, self.channel_id, "stop")
         return Message(subject, payload, {headers.MSG_ID: f"stop-{self.agent_turn_id}"}, required=True)
 

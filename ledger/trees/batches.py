@@ -23,6 +23,7 @@ from turnstile.ledger.turns.lease import Lease, NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card
+from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId, ToolCallId
 from turnstile.schema.wire import headers
@@ -50,22 +51,6 @@ _REFUSALS = {
 }
 
 
-class JoinMode(StrEnum):
-    """When a batch is decided."""
-
-    ALL = "all"
-    ANY = "any"
-    FIRST_K = "first_k"
-    QUORUM = "quorum"
-
-
-class Losers(StrEnum):
-    """What becomes of the children that are not over as their batch is decided."""
-
-    STOP = "stop"
-    FINISH = "finish"
-
-
 class AnswerForm(StrEnum):
     """What the parent's call is answered with."""
 
@@ -80,10 +65,10 @@ class Batch:
     """What a batch waits for. `k` is the number of successes that decide it; 1 for `any`, ignored for `all`."""
 
     deadline_seconds: float
-    join: JoinMode = JoinMode.ALL
+    join: Join = "all"
     k: int = 1
     fail_fast: bool = False
-    losers: Losers = Losers.STOP
+    losers: Losers = "stop"
     answer: AnswerForm = AnswerForm.JOIN
     partial_at_deadline: bool = False
     """Whether a deadline ends it as `partial` if any child succeeded; else it is a `timeout` (v1r4)."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from functools import cache
+from typing import get_args
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire import subjects
 
@@ -108,13 +110,13 @@ def kernel_tools() -> Mapping[str, ToolRow]:
                     "deadline_seconds": {"type": "number", "description": "When to answer with what there is."},
                     "join": {
                         "type": "string",
-                        "enum": ["all", "any", "first_k", "quorum"],
+                        "enum": [*get_args(Join)],
                         "description": "How many successes are enough: all, one, k, or more than half.",
                     },
                     "k": {"type": "integer", "description": "With first_k: how many successes are enough."},
                     "losers": {
                         "type": "string",
-                        "enum": ["stop", "finish"],
+                        "enum": [*get_args(Losers)],
                         "description": "What becomes of those that are not over when enough have succeeded.",
                     },
                 },

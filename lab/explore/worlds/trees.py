@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lab.explore.actors.cast import ALICE, BOB, CAROL, WAIT_SECONDS, Calls, Cast, Ends, Fork, Script
 from lab.explore.world import World
 from lab.explore.worlds.turns import world_of
-from turnstile.ledger.trees.batches import Batch, JoinMode, Losers
+from turnstile.ledger.trees.batches import Batch
 from turnstile.schema.ids import AgentId
 
 _ENDS = (Ends(),)
@@ -29,18 +29,16 @@ def worlds() -> Iterator[World]:
     )
     yield _fork("join-all", "two children that have not begun; one may fail", claims=(ALICE,))
     yield _fork("join-fast", "all of two, where the first failure decides", start="begun", fail_fast=True)
-    yield _fork("join-any", "the first of two; the other is stopped", join=JoinMode.ANY)
-    yield _fork(
-        "join-finish", "the first of two; the other goes on", start="begun", join=JoinMode.ANY, losers=Losers.FINISH
-    )
-    yield _fork("join-first", "two of two by first_k", start="begun", join=JoinMode.FIRST_K, k=2)
+    yield _fork("join-any", "the first of two; the other is stopped", join="any")
+    yield _fork("join-finish", "the first of two; the other goes on", start="begun", join="any", losers="finish")
+    yield _fork("join-first", "two of two by first_k", start="begun", join="first_k", k=2)
     yield _fork(
         "join-quorum",
         "a quorum of two; a deadline leaves what succeeded",
         start="begun",
-        join=JoinMode.QUORUM,
+        join="quorum",
         k=2,
-        losers=Losers.FINISH,
+        losers="finish",
         partial_at_deadline=True,
     )
     yield world_of(

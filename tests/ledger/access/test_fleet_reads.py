@@ -13,6 +13,7 @@ from tests.support.ledger.agents import (
     lease,
     profile,
     rows,
+    value,
 )
 from tests.support.ledger.calls import (
     pass_deadline,
@@ -40,6 +41,7 @@ from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
 from turnstile.schema.ids import BoxId, ChannelId, ProjectId, ToolCallId, interrupt_id, new_box_id
+from turnstile.schema.message_types import PROTOCOL_LEVEL
 
 OTHER, ELSEWHERE = ProjectId("p2"), ChannelId("elsewhere")
 
@@ -231,3 +233,16 @@ async def test_a_card_with_an_endless_name_of_a_profile_is_stored(pool: Pool) ->
     endless = {"content": {"data": {"name": "n" * 100_000}}}
     assert await write_card(pool, result_card(turn, "a", type="sys.profile").model_copy(update=endless))
     assert len(await pool.run(lambda conn: list_profile_versions(conn, PROJECT, "n" * 128, row_limit=5))) == 0
+
+
+async def test_the_level_of_the_protocol_is_what_every_live_process_speaks(pool: Pool) -> None:
+    level = "SELECT state.protocol_level(30)"
+    assert await value(pool, level) == 0
+    await pool.run(lambda conn: touch_worker(conn, "w", [TARGET]))
+    assert await value(pool, level) == 0, "no bridge has signed on"
+    await pool.run(lambda conn: touch_bridge(conn, "b"))
+    assert await value(pool, level) == PROTOCOL_LEVEL
+    await rows(pool, "UPDATE state.workers SET protocol_level = NULL WHERE instance = 'w'")
+    assert await value(pool, level) == 0, "a worker says nothing"
+    await rows(pool, "UPDATE state.workers SET last_seen_at = now() - interval '1 minute' WHERE instance = 'w'")
+    assert await value(pool, level) == PROTOCOL_LEVEL

@@ -18,10 +18,11 @@ from tests.support.ledger.trees import (
 )
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.trees.batches import AnswerForm, JoinMode, Losers, RefusedTask, delegate, expire_batch
+from turnstile.ledger.trees.batches import AnswerForm, RefusedTask, delegate, expire_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.waiting import apply_reports
+from turnstile.schema.delegation.arguments import Join
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, InboxId
 from turnstile.schema.states import HeadStatus, TurnStatus
@@ -83,7 +84,7 @@ async def test_a_call_that_is_being_timed_out_gets_no_batch(agents: Pool) -> Non
 
 async def test_the_first_success_of_any_decides_and_marks_the_losers(agents: Pool) -> None:
     await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 3, join=JoinMode.ANY)
+    made = await forks(agents, "c1", 3, join="any")
     await fail(agents, made.tasks[0].agent_turn_id)
     await succeed(agents, made.tasks[1].agent_turn_id)
     assert (await batch_of_call(agents, "c1"))["status"] == "success"
@@ -99,7 +100,7 @@ async def test_the_first_success_of_any_decides_and_marks_the_losers(agents: Poo
 
 async def test_losers_that_finish_are_not_marked(agents: Pool) -> None:
     await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 2, join=JoinMode.ANY, losers=Losers.FINISH)
+    made = await forks(agents, "c1", 2, join="any", losers="finish")
     await succeed(agents, made.tasks[0].agent_turn_id)
     assert await marked(agents) == set()
     assert [each["status"] for each in (await answer(agents, "c1"))["result"]["results"]] == ["success", "running"]
@@ -110,7 +111,7 @@ async def test_losers_that_finish_are_not_marked(agents: Pool) -> None:
 async def test_losers_that_finish_outlive_their_parent(agents: Pool) -> None:
     """Once it is decided nobody waits for them: an end or a stop of the parent passes them by, unless all are meant."""
     ref = await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 3, join=JoinMode.ANY, losers=Losers.FINISH)
+    made = await forks(agents, "c1", 3, join="any", losers="finish")
     await succeed(agents, made.tasks[0].agent_turn_id)
     assert set((await mark_tree(agents, PROJECT, ref.agent_turn_id, "enough", whole=False)).turns) == {
         ref.agent_turn_id
@@ -129,7 +130,7 @@ async def test_losers_that_finish_outlive_their_parent(agents: Pool) -> None:
 
 async def test_losers_that_would_finish_end_with_a_parent_that_still_waits(agents: Pool) -> None:
     ref = await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 2, join=JoinMode.ANY, losers=Losers.FINISH)
+    made = await forks(agents, "c1", 2, join="any", losers="finish")
     await end_by_fallback(agents, ref, TurnStatus.CANCELED, "stopped", "stopped")
     assert await marked(agents) == {task.agent_turn_id for task in made.tasks}
     assert await expire_batch(agents, "batch-c1")
@@ -137,10 +138,10 @@ async def test_losers_that_would_finish_end_with_a_parent_that_still_waits(agent
         await end_by_fallback(agents, await in_hand(agents, task.agent_turn_id), TurnStatus.CANCELED, "stopped", "")
 
 
-@pytest.mark.parametrize(("mode", "k"), [(JoinMode.FIRST_K, 2), (JoinMode.QUORUM, 2)])
-async def test_k_successes_decide(agents: Pool, mode: JoinMode, k: int) -> None:
+@pytest.mark.parametrize(("mode", "k"), [("first_k", 2), ("quorum", 2)])
+async def test_k_successes_decide(agents: Pool, mode: Join, k: int) -> None:
     await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 3, join=mode, k=k, losers=Losers.FINISH)
+    made = await forks(agents, "c1", 3, join=mode, k=k, losers="finish")
     await succeed(agents, made.tasks[0].agent_turn_id)
     assert (await batch_of_call(agents, "c1"))["status"] == "running"
     await succeed(agents, made.tasks[2].agent_turn_id)
@@ -149,7 +150,7 @@ async def test_k_successes_decide(agents: Pool, mode: JoinMode, k: int) -> None:
 
 async def test_k_that_cannot_be_reached_any_more_decides(agents: Pool) -> None:
     await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 3, join=JoinMode.FIRST_K, k=2)
+    made = await forks(agents, "c1", 3, join="first_k", k=2)
     await fail(agents, made.tasks[0].agent_turn_id)
     await fail(agents, made.tasks[1].agent_turn_id)
     assert (await batch_of_call(agents, "c1"))["status"] == "failed"

@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -21,10 +21,11 @@ from tests.support.ledger.trees import child, forks, in_hand, parent
 from tests.support.waiting import Counting
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.audit import Scope, audit
-from turnstile.ledger.trees.batches import ForkedTask, ForkLimits, JoinMode, Losers, delegate, expire_batch
+from turnstile.ledger.trees.batches import ForkedTask, ForkLimits, delegate, expire_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import end_by_fallback, fence
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId
 from turnstile.schema.states import HeadStatus, TurnStatus
@@ -158,9 +159,9 @@ class Storms:
             name,
             tasks=tasks,
             limits=ForkLimits(max_queued_turns=dice.choice((0, 0, 3))),
-            join=dice.choice([*JoinMode]),
+            join=dice.choice(get_args(Join)),
             k=dice.randrange(1, count + 1),
-            losers=dice.choice([*Losers]),
+            losers=dice.choice(get_args(Losers)),
             fail_fast=self.chance(0.2),
             partial_at_deadline=self.chance(0.5),
             deadline_seconds=dice.choice((900.0, 900.0, 0.02)),

@@ -12,7 +12,7 @@ from tests.support.ledger.trees import answer, batch_of_call, child, forks, in_h
 from tests.support.waiting import in_flight, overtaken, until_waiting
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.trees.batches import Batch, ForkLimits, JoinMode, enqueue_children, expire_batch, open_batch
+from turnstile.ledger.trees.batches import Batch, ForkLimits, enqueue_children, expire_batch, open_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
@@ -135,7 +135,7 @@ async def test_a_level_of_a_cascade_is_locked_in_the_order_of_ids(agents: Pool) 
 
 
 async def test_a_ring_for_a_child_that_ended_meanwhile_is_settled_by_its_claim(agents: Pool) -> None:
-    _, [one, two] = await begun(agents, "c1", 2, join=JoinMode.ANY)
+    _, [one, two] = await begun(agents, "c1", 2, join="any")
     await overtaken(agents, lambda conn: finish_on(conn, one), finish(agents, two))
     ring = InboxId(f"cascade-{two.agent_turn_id}")
     assert await became(agents, ring) == ("pending", None)
