@@ -47,11 +47,11 @@ FROM (
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
     WHERE {of_conversation}
-      AND (:before_id::text IS NULL OR (i.conversation_seq, i.created_at, i.agent_turn_id) < (
-          SELECT b.conversation_seq, b.created_at, b.agent_turn_id FROM state.agent_inbox b
+      AND (:before_id::text IS NULL OR i.conversation_seq < (
+          SELECT b.conversation_seq FROM state.agent_inbox b
           WHERE b.agent_turn_id = :before_id AND b.project_id = :project_id AND b.message_type IN {turn_types} LIMIT 1))
-    ORDER BY i.conversation_seq DESC, i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) t
-ORDER BY t.conversation_seq, t.created_at, t.agent_turn_id;
+    ORDER BY i.conversation_seq DESC LIMIT :row_limit::int) t
+ORDER BY t.conversation_seq;
 
 -- name: list_chat_cards :many
 -- What was said and done in turns: of each the last cards of its steps (part 1), applied results (part 3) and what people said to it

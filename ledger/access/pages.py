@@ -5,7 +5,7 @@ Reads only. A place in a page is a moment and an id, so pages neither skip nor r
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from turnstile.ledger.queries import Connection, Row, query
@@ -43,10 +43,9 @@ class TurnAt(NamedTuple):
 
     agent_turn_id: AgentTurnId
     conversation_seq: int
-    created_at: datetime
 
 
-CONVERSATION_BEGIN = TurnAt(AgentTurnId(""), 0, datetime.min.replace(tzinfo=UTC))
+CONVERSATION_BEGIN = TurnAt(AgentTurnId(""), 0)
 """The place before all turns of a conversation."""
 
 
@@ -122,8 +121,6 @@ async def list_turns_after(
         project_id=project,
         **_named(line),
         after_seq=place.conversation_seq,
-        after_at=place.created_at,
-        after_id=place.agent_turn_id,
         row_limit=row_limit,
     )
     return [_place(row) for row in rows]
@@ -138,7 +135,7 @@ async def find_turn_place(
 
 
 def _place(row: Row) -> TurnAt:
-    return TurnAt(AgentTurnId(row["agent_turn_id"]), row["conversation_seq"], row["created_at"])
+    return TurnAt(AgentTurnId(row["agent_turn_id"]), row["conversation_seq"])
 
 
 def _named(line: ConversationLine) -> dict[str, str]:

@@ -59,23 +59,22 @@ ORDER BY c.created_at DESC, c.output_box_id DESC LIMIT :row_limit::int;
 -- name: list_last_turns :many
 -- The last turns of a conversation, in its order.
 SELECT t.* FROM (
-    SELECT i.agent_turn_id, i.conversation_seq, i.created_at FROM state.agent_inbox i
+    SELECT i.agent_turn_id, i.conversation_seq FROM state.agent_inbox i
     WHERE i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id AND i.channel_id = :channel_id
       AND i.project_id = :project_id AND i.message_type IN {turn_types}
-    ORDER BY i.conversation_seq DESC, i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int) t
-ORDER BY t.conversation_seq, t.created_at, t.agent_turn_id;
+    ORDER BY i.conversation_seq DESC LIMIT :row_limit::int) t
+ORDER BY t.conversation_seq;
 
 -- name: list_turns_after :many
 -- The turns of a conversation after a place in its order. Who has seen this place has missed none before it: they commit in this order.
-SELECT i.agent_turn_id, i.conversation_seq, i.created_at FROM state.agent_inbox i
+SELECT i.agent_turn_id, i.conversation_seq FROM state.agent_inbox i
 WHERE i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id AND i.channel_id = :channel_id
-  AND i.project_id = :project_id AND i.message_type IN {turn_types} AND i.conversation_seq >= :after_seq::bigint
-  AND (i.conversation_seq, i.created_at, i.agent_turn_id) > (:after_seq::bigint, :after_at::timestamptz, :after_id)
-ORDER BY i.conversation_seq, i.created_at, i.agent_turn_id LIMIT :row_limit::int;
+  AND i.project_id = :project_id AND i.message_type IN {turn_types} AND i.conversation_seq > :after_seq::bigint
+ORDER BY i.conversation_seq LIMIT :row_limit::int;
 
 -- name: find_turn_place :opt
 -- The place of a turn in the order of a conversation; none, if it is not one of it.
-SELECT i.agent_turn_id, i.conversation_seq, i.created_at FROM state.agent_inbox i
+SELECT i.agent_turn_id, i.conversation_seq FROM state.agent_inbox i
 WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = :agent_id AND i.payload ->> 'conversation_id' = :conversation_id
   AND i.channel_id = :channel_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
 

@@ -71,8 +71,7 @@ CREATE INDEX inbox_channel_turns ON state.agent_inbox (project_id COLLATE "C", c
 CREATE INDEX inbox_conversation_turns ON state.agent_inbox (project_id COLLATE "C",
     (payload ->> 'conversation_id') COLLATE "C", created_at, agent_turn_id)
     WHERE message_type IN ('turn', 'ui_action') AND agent_turn_id >= '' AND (payload ->> 'conversation_id') IS NOT NULL;
-CREATE INDEX inbox_conversation_seq ON state.agent_inbox (agent_id, (payload ->> 'conversation_id'), conversation_seq,
-    created_at)
+CREATE INDEX inbox_conversation_seq ON state.agent_inbox (agent_id, (payload ->> 'conversation_id'), conversation_seq)
     WHERE payload ->> 'conversation_id' IS NOT NULL;
 
 COMMENT ON COLUMN state.agent_inbox.payload IS

@@ -81,8 +81,8 @@ SELECT t.agent_turn_id, t.created_at, t.status, t.ended_at, t.error_code, t.aske
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
     WHERE {of_conversation}
-    ORDER BY i.conversation_seq DESC, i.created_at DESC LIMIT :row_limit::int) t
-ORDER BY t.conversation_seq, t.created_at;
+    ORDER BY i.conversation_seq DESC LIMIT :row_limit::int) t
+ORDER BY t.conversation_seq;
 
 -- name: find_turns :many
 -- The turns of a project whose ids begin with a text, so that people need not type whole ids.

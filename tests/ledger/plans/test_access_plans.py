@@ -150,7 +150,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         ),
         "list_last_turns": lambda conn: pages.list_last_turns(conn, PROJECT, line, row_limit=PAGE),
         "list_turns_after": lambda conn: pages.list_turns_after(
-            conn, PROJECT, line, pages.TurnAt(AgentTurnId("t145"), 145, THEN), row_limit=PAGE
+            conn, PROJECT, line, pages.TurnAt(AgentTurnId("t145"), 145), row_limit=PAGE
         ),
         "find_turn_place": lambda conn: pages.find_turn_place(conn, PROJECT, line, AgentTurnId("t145")),
         "list_conversation_turns": lambda conn: list_conversation_turns(conn, PROJECT, NAMED, row_limit=PAGE),
