@@ -16,6 +16,7 @@ RUN pip install --require-hashes --only-binary=:all: -c requirements-dev.lock ha
 COPY README.md LICENSE ./
 COPY schema schema
 COPY runtime runtime
+COPY rules rules
 COPY ledger ledger
 COPY transport transport
 COPY sdk sdk

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import pairwise
 
 from turnstile.activities.models.script import Script, ScriptLine, closest_first
-from turnstile.activities.text import PENDING
+from turnstile.rules.text import PENDING
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,

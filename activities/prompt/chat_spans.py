@@ -2,8 +2,8 @@
 
 import time
 
-from turnstile.activities.models.answer import AnswerDraft
 from turnstile.activities.prompt.question import Question
+from turnstile.rules.answer import AnswerDraft
 from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.ports import ModelToolCall

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, assert_never
 
-from turnstile.activities.models.answer import Delta
-from turnstile.activities.text import storable
+from turnstile.rules.answer import Delta
+from turnstile.rules.text import storable
 from turnstile.runtime.ports import ContentDelta, Publisher, ReasoningDelta, ToolCallDelta
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, StepId

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.budgets.uses import NOT_SENT
-from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
 from turnstile.activities.prompt.chat_spans import record_chat
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
 from turnstile.activities.prompt.question import Question
+from turnstile.rules.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.runtime.ports import Model, ModelRequest, Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject

@@ -19,7 +19,14 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.pump.handler_run import HandlerFailed, RunningMessages, run_handler
-from turnstile.activities.pump.routing import (
+from turnstile.activities.turn.turn_events import SENDER
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.hops import ServedElsewhere, await_turn, begin_message, find_request, own_box, settle_message
+from turnstile.ledger.pump.thread_views import ThreadTurn, list_ended_messages, list_replies, mark_replied
+from turnstile.ledger.pump.threads import SHOWN, ThreadLimits, look_at_thread
+from turnstile.ledger.turns.intake import Enqueued, enqueue
+from turnstile.rules.hop import BegunMessage, Effect
+from turnstile.rules.routing import (
     effect_of_response,
     effect_of_turn,
     huh,
@@ -30,7 +37,7 @@ from turnstile.activities.pump.routing import (
     unreachable,
     unreadable,
 )
-from turnstile.activities.pump.thread_metrics import (
+from turnstile.rules.thread_metrics import (
     HandlerOutcome,
     enqueue_traceparent,
     record_enqueue,
@@ -38,21 +45,6 @@ from turnstile.activities.pump.thread_metrics import (
     record_message,
     record_replies,
 )
-from turnstile.activities.turn.turn_events import SENDER
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import (
-    BegunMessage,
-    Effect,
-    ServedElsewhere,
-    await_turn,
-    begin_message,
-    find_request,
-    own_box,
-    settle_message,
-)
-from turnstile.ledger.pump.thread_views import ThreadTurn, list_ended_messages, list_replies, mark_replied
-from turnstile.ledger.pump.threads import SHOWN, ThreadLimits, look_at_thread
-from turnstile.ledger.turns.intake import Enqueued, enqueue
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from turnstile.activities.models.answer import ModelAnswer
-from turnstile.activities.prompt.memory import cut_card, summary_card, summary_messages, summary_text
-from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.question import Question
 from turnstile.activities.turn.current_step import CurrentStep
-from turnstile.activities.turn.decide import StepRequest
-from turnstile.activities.turn.turn_config import PinnedConfig
-from turnstile.ledger.turns.steps import MadeBox
+from turnstile.rules.answer import ModelAnswer
+from turnstile.rules.decide import StepRequest
+from turnstile.rules.memory import cut_card, summary_card, summary_messages, summary_text
+from turnstile.rules.messages import build_messages
+from turnstile.rules.turn_config import PinnedConfig
+from turnstile.rules.turn_step import MadeBox
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, TokenCount
 from turnstile.schema.cards import Card, MemoryCut

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turnstile.activities.budgets.gate import BudgetGate
-from turnstile.activities.calls.action_turn import action_ended
-from turnstile.activities.models.answer import ModelAnswer
-from turnstile.activities.prompt.memory import Memory
-from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
-from turnstile.activities.prompt.tool_specs import wanted_fields
-from turnstile.activities.turn.decide import StepRequest
-from turnstile.activities.turn.resume import Termination, termination
-from turnstile.activities.turn.timing import timing, turn_stats
-from turnstile.activities.turn.turn_config import PinnedConfig, TurnConfig
 from turnstile.activities.turn.turn_events import TurnEvents
-from turnstile.ledger.turns.ends import Ending, fallback_ending
-from turnstile.ledger.turns.steps import BegunStep, MadeBox, StepRecord
+from turnstile.rules.action_turn import action_ended
+from turnstile.rules.answer import ModelAnswer
+from turnstile.rules.decide import StepRequest
+from turnstile.rules.memory import Memory
+from turnstile.rules.messages import build_messages
+from turnstile.rules.resume import Termination, termination
+from turnstile.rules.timing import timing, turn_stats
+from turnstile.rules.tool_specs import wanted_fields
+from turnstile.rules.turn_config import PinnedConfig, TurnConfig
+from turnstile.rules.turn_ends import Ending, fallback_ending
+from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.cards import Card

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from temporalio import activity
 
-from turnstile.activities.turn.call_spans import record_unanswered
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, end_by_fallback, recall_step
+from turnstile.ledger.turns.ends import end_by_fallback, recall_step
 from turnstile.ledger.turns.waiting import AppliedReports, apply_reports, inject_timeouts
+from turnstile.rules.call_spans import record_unanswered
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher

@@ -6,10 +6,10 @@ from dataclasses import replace
 from turnstile.activities.budgets.gate import BudgetExhausted, BudgetGate, Write
 from turnstile.activities.prompt.model_attempts import StepLimits
 from turnstile.activities.turn.current_step import CurrentStep
-from turnstile.activities.turn.decide import Suspend, partial_thought
-from turnstile.activities.turn.turn_config import PinnedConfig
 from turnstile.ledger.budgets.attempts import SoftLimit
-from turnstile.ledger.turns.ends import Ending
+from turnstile.rules.decide import Suspend, partial_thought
+from turnstile.rules.turn_config import PinnedConfig
+from turnstile.rules.turn_ends import Ending
 from turnstile.runtime.ports import Model
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from turnstile.activities.budgets.gate import BudgetExhausted
-from turnstile.activities.turn.call_spans import record_answers
 from turnstile.activities.turn.current_step import CurrentStep
-from turnstile.activities.turn.resume import Termination
 from turnstile.activities.turn.spending import exhausted
-from turnstile.activities.turn.timing import record_step
-from turnstile.activities.turn.turn_config import PinnedConfig
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.ends import Ending, finish_turn
-from turnstile.ledger.turns.steps import StepRecord
+from turnstile.ledger.turns.ends import finish_turn
+from turnstile.rules.call_spans import record_answers
+from turnstile.rules.resume import Termination
+from turnstile.rules.timing import record_step
+from turnstile.rules.turn_config import PinnedConfig
+from turnstile.rules.turn_ends import Ending
+from turnstile.rules.turn_step import StepRecord
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.cards import Card

@@ -18,28 +18,30 @@ from typing import TypeVar
 from temporalio import activity
 
 from turnstile.activities.budgets.gate import BudgetExhausted
-from turnstile.activities.calls.action_turn import action_call, wanted_call
-from turnstile.activities.calls.outgoing import Place
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
-from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
 from turnstile.activities.prompt.question import Question
-from turnstile.activities.turn.call_spans import agent_name
 from turnstile.activities.turn.compaction import Compacted, CompactedStep
 from turnstile.activities.turn.current_step import CurrentStep
-from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
 from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.settle import end_stopped, publish_applied
 from turnstile.activities.turn.spending import with_gate, within_budget
 from turnstile.activities.turn.step_ends import Endings
-from turnstile.activities.turn.timing import record_begun, turn_stats
-from turnstile.activities.turn.turn_config import PinnedConfig, pin
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, Ending, fallback_card, recall_step
-from turnstile.ledger.turns.steps import BegunStep, MadeBox, begin_step, commit_step, retry_step
+from turnstile.ledger.turns.ends import recall_step
+from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import apply_reports
+from turnstile.rules.action_turn import action_call, wanted_call
+from turnstile.rules.answer import ModelAnswer
+from turnstile.rules.call_spans import agent_name
+from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
+from turnstile.rules.outgoing import Place
+from turnstile.rules.timing import record_begun, turn_stats
+from turnstile.rules.turn_config import PinnedConfig, pin
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED, Ending, fallback_card
+from turnstile.rules.turn_step import BegunStep, MadeBox
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Model, ModelMessage

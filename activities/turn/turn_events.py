@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.marks import rings_of
-from turnstile.ledger.turns.ends import EndedTurn, FinishedTurn, mark_announced
-from turnstile.ledger.turns.steps import StepRecord
+from turnstile.ledger.turns.ends import mark_announced
+from turnstile.rules.turn_ends import EndedTurn, FinishedTurn
+from turnstile.rules.turn_step import StepRecord
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes

@@ -12,9 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
 from turnstile.activities.pump.handler_run import run_as_task
-from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
@@ -24,9 +22,13 @@ from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.ends import STOPPED, Ending, fallback_ending, finish_turn
+from turnstile.ledger.turns.ends import finish_turn
 from turnstile.ledger.turns.lease import Claim, LiveTurn
-from turnstile.ledger.turns.steps import BegunStep, StepRecord, begin_step
+from turnstile.ledger.turns.steps import begin_step
+from turnstile.rules.text import storable, storable_object
+from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
+from turnstile.rules.turn_ends import STOPPED, Ending, fallback_ending
+from turnstile.rules.turn_step import BegunStep, StepRecord
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher

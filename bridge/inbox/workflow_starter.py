@@ -25,8 +25,8 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.recovery import name_ledger
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import STOP_REASON, STOPPED
 from turnstile.ledger.turns.lease import Claim
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher

@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from turnstile.activities.calls.arguments import ready
-from turnstile.activities.calls.holds import call_card
-from turnstile.activities.text import storable, storable_json
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.lease import Lease
+from turnstile.rules.arguments import ready
+from turnstile.rules.holds import call_card
+from turnstile.rules.text import storable, storable_json
+from turnstile.rules.turn_ends import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject

@@ -14,8 +14,8 @@ from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
-from turnstile.ledger.turns.ends import STOPPED, fallback_card
 from turnstile.ledger.turns.intake import Enqueue, Enqueued
+from turnstile.rules.turn_ends import STOPPED, fallback_card
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry

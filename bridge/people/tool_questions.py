@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from turnstile.activities.calls.holds import tool_question_of
-from turnstile.activities.text import storable_object
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.ledger.delegation.targets import profile_data
 from turnstile.ledger.people.call_questions import (
@@ -22,6 +20,8 @@ from turnstile.ledger.people.call_questions import (
 )
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import ParentCall
+from turnstile.rules.holds import tool_question_of
+from turnstile.rules.text import storable_object
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject

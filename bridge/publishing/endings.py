@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.publishing.best_effort import SENDER
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import LIVE, EndedTurn, fence
+from turnstile.ledger.turns.ends import fence
+from turnstile.rules.turn_ends import LIVE, EndedTurn
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import StaleTurn

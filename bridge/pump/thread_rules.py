@@ -9,7 +9,6 @@ from typing import Any
 
 from temporalio.client import Client
 
-from turnstile.activities.pump.thread_metrics import record_replies
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
 from turnstile.bridge.safety.rules import ROW_LIMIT, Rule
@@ -17,7 +16,6 @@ from turnstile.bridge.safety.visibility import list_executions
 from turnstile.ledger.operations.recovery import Run
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import (
-    ThreadReply,
     ThreadTurn,
     list_canceled_turns,
     list_late_replies,
@@ -26,6 +24,8 @@ from turnstile.ledger.pump.thread_views import (
     list_unserved,
     mark_replied,
 )
+from turnstile.rules.hop import ThreadReply
+from turnstile.rules.thread_metrics import record_replies
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.pump.threads import ThreadId, ThreadRef, thread_workflow_id

@@ -14,11 +14,11 @@ from turnstile.ledger.operations.sweep import MarkedTurn
 from turnstile.ledger.people.multitask import requester_of
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import mark_tree, rings_of
-from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, EndedTurn, end_by_fallback, fallback_card
+from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
-from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.views import describe_turn, locate_turn
 from turnstile.ledger.turns.waiting import RequestedStop, request_stop
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED, EndedTurn, Lease, fallback_card
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry

@@ -14,8 +14,6 @@ from functools import partial
 from nats.aio.msg import Msg
 from pydantic import Field
 
-from turnstile.activities.calls.action_turn import ActionCall, action_call
-from turnstile.activities.calls.outgoing import Place
 from turnstile.bridge.publishing.best_effort import SENDER
 from turnstile.bridge.verbs.instrumented import instrumented
 from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
@@ -24,7 +22,9 @@ from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.action_lookup import ActionTurn, find_action
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.lease import NewLease
+from turnstile.rules.action_turn import ActionCall, action_call
+from turnstile.rules.outgoing import Place
+from turnstile.rules.turn_ends import NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry

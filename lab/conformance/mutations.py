@@ -50,7 +50,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Role",
         "Hydrate, then run the ReAct loop",
-        "activities/prompt/messages.py",
+        "rules/messages.py",
         "_rendered((*memory, *context, *current))",
         "_rendered((*context, *memory, *current))",
         "tests/activities/test_messages.py::test_order_of_sources",
@@ -242,7 +242,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Core flow",
         "Each wait is a row of `turn_waiting_tools`",
-        "activities/calls/arguments.py",
+        "rules/arguments.py",
         "return ReadyCall(filled | from_env, max(waits))",
         "return ReadyCall(filled | from_env, suspend_seconds)",
         "tests/e2e/tools/test_tool_deadlines.py::test_each_call_has_the_patience_of_its_tool_and_the_turn_the_earliest_deadline",
@@ -322,7 +322,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Tool specs",
         "Rows of `resource.tools` become specs",
-        "activities/prompt/tool_specs.py",
+        "rules/tool_specs.py",
         'warnings.append(f"allowed tool {name} is not among the project\'s tools")',
         "pass",
         "tests/activities/test_toolspecs.py::test_the_whitelist_decides_and_mismatches_are_warnings",
@@ -330,7 +330,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Tool specs",
         "`options.args.defaults` fill in",
-        "activities/calls/arguments.py",
+        "rules/arguments.py",
         "return defaults | visible | fixed",
         "return fixed | visible | defaults",
         "tests/e2e/tools/test_tool_calls.py::test_defaults_fill_in_and_fixed_and_envs_are_forced_with_their_templates",
@@ -338,7 +338,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Tool specs",
         "`submit_result` comes last",
-        "activities/prompt/tool_specs.py",
+        "rules/tool_specs.py",
         "return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC),",
         "return ToolSpecs((SUBMIT_RESULT_SPEC, *specs, *map(choice_spec, choices)),",
         "tests/activities/test_choices.py::test_choices_stand_between_tools_and_submit_result",
@@ -354,7 +354,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Events",
         "The `task` event carries",
-        "ledger/turns/ends.py",
+        "rules/turn_ends.py",
         'self.model_dump() | {"agent_turn_id": address.agent_turn_id}',
         'self.model_dump() | {"agent_turn_id": address.agent_turn_id, "deliverable_card_id": "none"}',
         "tests/e2e/turns/test_turns.py::test_exactly_one_task_event_with_all_headers",
@@ -434,7 +434,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "It is no tool over NATS",
-        "activities/turn/decide.py",
+        "rules/decide.py",
         "(*thought, result, deliverable),",
         "(*thought, deliverable),",
         "tests/e2e/turns/test_turns.py::test_submit_result_with_the_wanted_fields",
@@ -442,7 +442,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "It is accepted once",
-        "activities/calls/choices.py",
+        "rules/choices.py",
         "    if len(calls) > 1:\n",
         "    if len(calls) > 2:\n",
         "tests/e2e/turns/test_turns.py::test_submit_result_beside_another_call_fails_both",
@@ -450,7 +450,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "The fields of `task.result_fields` are checked",
-        "activities/calls/choices.py",
+        "rules/choices.py",
         "if (problem := check_fields(wanted, fields)) is not None:",
         "if (problem := check_fields((), fields)) is not None:",
         "tests/e2e/turns/test_turns.py::test_a_missing_and_a_repeated_field_are_refused_and_corrected",
@@ -458,7 +458,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "Without calls and without `must_end_with`",
-        "activities/turn/decide.py",
+        "rules/decide.py",
         "content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)",
         "content = TextContent(text=text)",
         "tests/e2e/turns/test_turns.py::test_no_text_at_all_delivers_a_placeholder",
@@ -466,7 +466,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "With `must_end_with`",
-        "activities/turn/decide.py",
+        "rules/decide.py",
         "return bool(self.config.must_end_with or self.wanted)",
         "return bool(self.wanted)",
         "tests/e2e/turns/test_turns.py::test_a_turn_that_must_end_with_a_tool_is_reminded",
@@ -731,7 +731,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Tool call",
         "`terminate`: the turn ends with it",
-        "activities/turn/resume.py",
+        "rules/resume.py",
         "_effective(call, content, tools) is AfterExecution.TERMINATE:",
         "_effective(call, content, tools) is None:",
         "tests/e2e/turns/test_states.py::test_suspended_to_idle_when_a_call_terminates",
@@ -739,7 +739,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Tool call",
         "Effective is `__cg_control.after_execution`",
-        "activities/turn/resume.py",
+        "rules/resume.py",
         "for value in (said, call.after_execution):",
         "for value in (call.after_execution,):",
         "tests/e2e/tools/test_tool_endings.py::test_a_result_whose_control_says_terminate_ends_the_turn_and_the_control_is_not_delivered",
@@ -779,7 +779,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Delivery and timeout",
         "`task.deliverable`, the `task` event, `idle`",
-        "activities/turn/decide.py",
+        "rules/decide.py",
         "return asked.card(card_id, CardType.DELIVERABLE, Role.ASSISTANT, content, partial=partial)",
         "return asked.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, partial=partial)",
         "tests/e2e/turns/test_states.py::test_running_to_idle_when_the_deliverable_is_written",
@@ -803,7 +803,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Delivery contract",
         "Success, failure, stop and watchdog all write a deliverable",
-        "ledger/turns/ends.py",
+        "rules/turn_ends.py",
         "        CardType.DELIVERABLE,\n        Role.ASSISTANT,\n        JsonContent(data=fallback",
         "        CardType.THOUGHT,\n        Role.ASSISTANT,\n        JsonContent(data=fallback",
         "tests/e2e/turns/test_turns.py::test_a_model_that_fails_for_good_fails_the_turn",
@@ -819,7 +819,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Delivery contract",
         "Its content is text or a list of fields",
-        "activities/calls/choices.py",
+        "rules/choices.py",
         'return Accepted({"fields": [field',
         'return Accepted({"values": [field',
         "tests/e2e/turns/test_turns.py::test_submit_result_with_the_wanted_fields",
@@ -940,7 +940,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Handlers",
         "The return value of a handler decides the flow",
-        "activities/pump/routing.py",
+        "rules/routing.py",
         "    if response is None:\n        return NoMessage()\n",
         "    if response is None:\n        return timed_out()\n",
         "tests/activities/test_routing.py::test_nothing_is_nothing",
@@ -988,7 +988,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "System messages",
         "Only the pump emits them",
-        "activities/pump/routing.py",
+        "rules/routing.py",
         '    if tag.startswith("{") or is_reserved(tag):\n',
         "    if False:\n",
         "tests/activities/test_routing.py::test_what_leaves_is_written_by_the_pump",
@@ -1012,7 +1012,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "System messages",
         "The same message for a wrong schema",
-        "activities/pump/routing.py",
+        "rules/routing.py",
         "Huh.of(text.encode()) if listener.agent else SystemErrorMessage.routing()",
         "Huh.of(text.encode())",
         "tests/activities/test_routing.py::test_a_plain_handler_cannot_tell_which_listeners_are_there",
@@ -1036,7 +1036,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "System messages",
         "It keeps the thread alive",
-        "activities/pump/routing.py",
+        "rules/routing.py",
         "return Iterate(text_of(message), system=True)",
         "return Respond(text_of(message), system=True)",
         "tests/activities/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
@@ -1044,7 +1044,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Iteration",
         "An agent iterates by its own root tag",
-        "activities/pump/routing.py",
+        "rules/routing.py",
         "    if target is listener:\n        return Iterate(text)\n",
         "",
         "tests/activities/test_routing.py::test_a_message_to_itself_stays_in_its_place",
@@ -1060,7 +1060,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Iteration",
         "Planning in text is not interpreted",
-        "activities/pump/routing.py",
+        "rules/routing.py",
         "        return Respond(outgoing(listener.response.from_text(text)))\n",
         '        return Respond(outgoing(listener.response.from_text(text.partition("</todo-until>")[2] or text)))\n',
         "tests/activities/test_routing.py::test_planning_in_text_is_text",

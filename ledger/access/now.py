@@ -14,7 +14,7 @@ from turnstile.ledger.access.pages import Place, narrowed
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.cards import card_of
-from turnstile.ledger.turns.views import SentCall
+from turnstile.rules.transcript import SentCall
 from turnstile.schema.api import TurnSummary
 from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import Card

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Model, Row, query
-from turnstile.ledger.turns.ends import EndedTurn
 from turnstile.ledger.turns.lease import AgentKey, LiveTurn
+from turnstile.rules.turn_ends import EndedTurn
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
 from turnstile.schema.message_types import PROTOCOL_LEVEL

@@ -6,16 +6,13 @@ answer row. `settle_message` runs in the caller's transaction (`Pool.transact`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-
-from pydantic import Json
 
 from turnstile.ledger.pump.threads import ThreadLimits, add_payload, add_segment, lock_thread, look_at_thread
 from turnstile.ledger.queries import Again, Connection, query
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond, Settled
+from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, uuid7
+from turnstile.schema.ids import AgentTurnId, BoxId, ProjectId, uuid7
 from turnstile.schema.pump.threads import (
     LISTENER_SILENT_SECONDS,
     EndReason,
@@ -25,13 +22,10 @@ from turnstile.schema.pump.threads import (
     ReplyKind,
     SegmentId,
     Serves,
-    ThreadAdvanced,
     ThreadId,
     ThreadRef,
     new_segment_id,
 )
-from turnstile.schema.states import TurnStatus
-from turnstile.schema.wire.headers import ContextHeaders
 
 SYSTEM = "system"
 """The `from` of the pump's own messages."""
@@ -45,89 +39,6 @@ class ServedElsewhere(TurnstileError):
     def __init__(self, listener: str) -> None:
         super().__init__(f"another worker has what {listener} needs")
         self.listener = listener
-
-
-class BegunMessage(Tolerant):
-    """A message that was begun: `was` is its former status; `attempt` counts how often its handler was begun."""
-
-    was: MessageStatus
-    message_id: MessageId
-    thread_id: ThreadId
-    request_id: MessageId
-    hop: int
-    attempt: int
-    segment_id: SegmentId
-    from_id: str
-    kind: MessageKind
-    payload: str
-    listener: str
-    parent_id: SegmentId | None
-    parent_listener: str | None
-    depth: int
-    output_box_id: BoxId | None
-    caller_turn_id: AgentTurnId | None
-    caller_agent_id: AgentId | None
-    requester: str
-    created_at: datetime
-    begun_at: datetime
-    context_headers: ContextHeaders
-    """The headers of the message from outside that it descends from."""
-    agent_turn_id: AgentTurnId | None
-    deadline: datetime | None
-    is_overdue: bool
-    outcome: TurnStatus | None
-    error_code: str | None
-    deliverable: Json[JsonObject] | None
-    elsewhere: str | None = None
-    """Always None: a message for another worker is not begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Send a message to a listener, in a new segment below; `turn` is the sending agent's."""
-
-    listener: str
-    payload: str
-    turn: AgentTurnId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Iterate:
-    """Send a message to the same segment: a self-call, or a message of the pump (`system`)."""
-
-    payload: str
-    system: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Respond:
-    """Send a message to the caller; the segment and all below it end. `system`: the message is the pump's.
-
-    `expired`: the agent's turn for the message still runs, and is stopped, too.
-    """
-
-    payload: str
-    system: bool = False
-    expired: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NoMessage:
-    """Send no message: the chain ends here."""
-
-
-Effect = Forward | Iterate | Respond | NoMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The result of settling a message."""
-
-    thread: ThreadAdvanced
-    effect: str | None = None
-    """The effect in the message's row (forward, self, respond, nothing, timeout, limit); None if settled before."""
-    canceled: int = 0
-    """The number of messages below it that were canceled."""
 
 
 class _Ended(Tolerant):

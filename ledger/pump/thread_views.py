@@ -1,76 +1,19 @@
 """Reads threads for operators, for the safety net and to publish answers (protocol §8, §9). Decides nothing."""
 
 import json
-import time
 from collections.abc import Sequence
-from datetime import datetime
 
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS, rule_rows
 from turnstile.ledger.queries import Connection, query
-from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, ProjectId
+from turnstile.rules.hop import ThreadReply
+from turnstile.schema.base import Tolerant
+from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
 from turnstile.schema.pump.declared import DeclaredListener, ListenerView
-from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId, ThreadRef
+from turnstile.schema.pump.threads import MessageId, ThreadId, ThreadRef
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLine
 from turnstile.schema.wire.events import Message
-from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.inbox import StopRequest
-
-
-class ThreadReply(Tolerant):
-    """An answer to publish, and its requester."""
-
-    request_id: MessageId
-    thread_id: ThreadId
-    kind: ReplyKind
-    reason: EndReason
-    from_id: str | None
-    payload_card_id: CardId | None
-    payload: str | None
-    reply_to: str | None
-    correlation_id: str | None
-    project_id: ProjectId
-    channel_id: ChannelId
-    context_headers: ContextHeaders
-    requested_at: datetime
-    created_at: datetime
-    listener: str | None = None
-    """Whom the request was sent to; a name from outside, which may be nobody's."""
-
-    def event(self, sender: str) -> Message:
-        """The event, under its fixed message id."""
-        sent = {**self._headers(sender), headers.MSG_ID: f"reply-{self.request_id}"}
-        return Message(subjects.pump_reply(self.project_id, self.channel_id), self._data(), sent, required=True)
-
-    def copy_to_requester(self, sender: str) -> Message | None:
-        """The copy for the reply inbox of a requester that waits, on core NATS; None if it named no inbox."""
-        return None if self.reply_to is None else Message(self.reply_to, self._data(), self._headers(sender))
-
-    def _data(self) -> bytes:
-        payload: JsonObject = {
-            "thread_id": self.thread_id,
-            "message_id": self.request_id,
-            "correlation_id": self.correlation_id,
-            "kind": self.kind,
-            "reason": self.reason,
-            "from": self.from_id,
-            "payload": self.payload,
-            "payload_card_id": self.payload_card_id,
-        }
-        return json.dumps(payload).encode()
-
-    def _headers(self, sender: str) -> dict[str, str]:
-        return {
-            **headers.carried(self.context_headers),
-            headers.PROJECT_ID: self.project_id,
-            headers.CHANNEL_ID: self.channel_id,
-            headers.THREAD_ID: self.thread_id,
-            headers.TIMESTAMP: str(time.time_ns() // 1_000_000),
-            headers.VERSION: subjects.VERSION,
-            headers.MSG_TYPE: "reply",
-            headers.SENDER: sender,
-        }
 
 
 class ThreadTurn(Tolerant):

@@ -19,7 +19,7 @@ from pydantic import Field, Json
 from turnstile.ledger.budgets.steering import EXCEEDED, exceeded
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.trees.marks import rings_of
-from turnstile.ledger.turns.lease import Lease, NewLease
+from turnstile.rules.turn_ends import Lease, NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card

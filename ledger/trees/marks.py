@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.turns.lease import Lease
+from turnstile.rules.turn_ends import Lease
 from turnstile.schema.ids import AgentTurnId, ProjectId
 
 

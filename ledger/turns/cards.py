@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.schema.base import Tolerant, stored_json
+from turnstile.rules.turn_step import OpenedBox
+from turnstile.schema.base import stored_json
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import BoxId, CardId, ChannelId, ProjectId
 
@@ -80,14 +81,6 @@ class BoxPrefix:
 BoxKey = tuple[int, ProjectId, BoxId]
 """Which box, and the era of the turn that reads it: a later era may have other cards in its place."""
 _EMPTY = BoxPrefix("", (), 0)
-
-
-class OpenedBox(Tolerant):
-    """How a box was read: its version, after which position, and up to which."""
-
-    version: str
-    known: int
-    upto: int | None
 
 
 class BoxCache:

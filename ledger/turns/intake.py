@@ -17,7 +17,8 @@ from turnstile.ledger.budgets.steering import EXCEEDED
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.lease import Claim, NewLease
+from turnstile.ledger.turns.lease import Claim
+from turnstile.rules.turn_ends import NewLease
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card

@@ -7,53 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from turnstile.ledger.queries import Connection, query
+from turnstile.rules.turn_ends import NewLease
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
 from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import DeferReason, HeadStatus, MessageType
 from turnstile.schema.turns import Ring, TurnRef
-from turnstile.schema.wire.events import Address, Message, StateEvent
+from turnstile.schema.wire.events import Address, Message
 from turnstile.schema.wire.headers import ContextHeaders
-
-
-class Lease(Tolerant):
-    """A turn that its agent was leased to, with its inbox row. The caller must ring the doorbell."""
-
-    project_id: ProjectId
-    agent_id: AgentId
-    channel_id: ChannelId
-    agent_turn_id: AgentTurnId
-    inbox_id: InboxId
-    turn_epoch: int
-    worker_target: str
-    context_headers: ContextHeaders
-
-    def address(self, sender: str) -> Address:
-        """The address of messages about the leased turn."""
-        return Address.of(self, self.context_headers, sender)
-
-    def doorbell(self, sender: str, reason: str, *, claimed: bool = False) -> Message:
-        """The doorbell of the turn's inbox row, which the sender may have claimed already."""
-        return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason, claimed=claimed)
-
-
-class NewLease(Lease):
-    """A lease of the statement that just ran, with what it put on the head."""
-
-    output_box_id: BoxId
-    leased_at: datetime
-
-    def dispatched(self, sender: str) -> Message:
-        """The `state` event of the head's change."""
-        event = StateEvent(
-            agent_id=self.agent_id,
-            agent_turn_id=self.agent_turn_id,
-            status=HeadStatus.DISPATCHED,
-            turn_epoch=self.turn_epoch,
-            updated_at=self.leased_at,
-            output_box_id=self.output_box_id,
-        )
-        return self.address(sender).state(event)
 
 
 class Claim(Tolerant):

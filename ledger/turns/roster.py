@@ -11,7 +11,8 @@ from pydantic import Json, ValidationError
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.lease import NewLease, dispatch_next
+from turnstile.ledger.turns.lease import dispatch_next
+from turnstile.rules.turn_ends import NewLease
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content
 from turnstile.schema.errors import BadRequest, Refused

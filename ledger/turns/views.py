@@ -7,6 +7,7 @@ from pydantic import Json
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import LiveTurn
+from turnstile.rules.transcript import SentCall, StepView
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import (
     AgentId,
@@ -16,8 +17,6 @@ from turnstile.schema.ids import (
     ConversationId,
     InboxId,
     ProjectId,
-    StepId,
-    ToolCallId,
 )
 from turnstile.schema.wire.descriptions import TurnView
 
@@ -39,30 +38,6 @@ class TurnLine(Tolerant):
     calls_timed_out: int
     asked: str | None
     """The beginning of the instruction; for a UI action the tool."""
-
-
-class SentCall(Tolerant):
-    """A call that a turn has sent, and its status."""
-
-    tool_call_id: ToolCallId
-    tool_name: str
-    step_id: StepId
-    wait_status: str
-    created_at: datetime
-    received_at: datetime | None
-    applied_at: datetime | None
-
-
-class StepView(Tolerant):
-    """A committed step."""
-
-    step_id: StepId
-    status: str
-    started_at: datetime
-    ended_at: datetime | None
-    tool_call_ids: Json[list[ToolCallId]] | None
-    error: str | None
-    metadata: Json[JsonObject]
 
 
 class ConversationName(NamedTuple):

@@ -14,8 +14,8 @@ from pydantic_core import to_json
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, query
-from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.steps import gate
+from turnstile.rules.turn_ends import Lease
 from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import ToolError, ToolResultContent
 from turnstile.schema.errors import Refused, StaleTurn

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnstile.activities.pump.routing import turn_settings
+from turnstile.rules.routing import turn_settings
 from turnstile.schema.ids import AgentId
 from turnstile.schema.pump.listeners import BadListener, Listener, Registry
 from turnstile.schema.pump.payloads import Payload

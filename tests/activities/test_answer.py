@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.activities.scripted_model import Stream
-from turnstile.activities.models.answer import (
-    ANSWER_LIMIT_BYTES,
-    TOO_LARGE,
-    AnswerDraft,
-    AnsweredCall,
-    Delta,
-    ModelAnswer,
-    collect,
-)
+from turnstile.rules.answer import ANSWER_LIMIT_BYTES, TOO_LARGE, AnswerDraft, AnsweredCall, Delta, ModelAnswer, collect
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
 from turnstile.schema.errors import ModelError
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import JsonValue, ValidationError
 
-from turnstile.activities.calls.choices import Accepted, Refusal, chosen, ending
-from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
-from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, has_fields, last_specs
-from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide
-from turnstile.activities.turn.turn_config import TurnConfig
+from turnstile.rules.answer import AnsweredCall, ModelAnswer
+from turnstile.rules.choices import Accepted, Refusal, chosen, ending
+from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide
+from turnstile.rules.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, has_fields, last_specs
+from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     Card,

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncGenerator
 
 from turnstile.activities.models.local import _as_call, bound_to_call, must_call
-from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, function_spec
+from turnstile.rules.tool_specs import SUBMIT_RESULT_SPEC, function_spec
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,

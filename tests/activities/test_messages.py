@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from turnstile.activities.prompt.messages import CONTINUE, EMPTY, IMAGE, OPENING, build_messages
+from turnstile.rules.messages import CONTINUE, EMPTY, IMAGE, OPENING, build_messages
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import (
     Card,

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from turnstile.activities.pump.routing import (
+from turnstile.rules.decide import EMPTY_DELIVERABLE
+from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
+from turnstile.rules.routing import (
     choices,
     effect_of_response,
     effect_of_turn,
@@ -21,8 +23,6 @@ from turnstile.activities.pump.routing import (
     unreachable,
     unreadable,
 )
-from turnstile.activities.turn.decide import EMPTY_DELIVERABLE
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.profiles import Choice

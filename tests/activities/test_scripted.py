@@ -20,7 +20,7 @@ from turnstile.activities.models import (
     ScriptSteps,
     load_scripts,
 )
-from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
+from turnstile.rules.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.activities.prompt.tool_specs import (
+from turnstile.rules.text import parse_arguments, storable
+from turnstile.rules.tool_specs import (
     SUBMIT_RESULT_SPEC,
     build_tool_specs,
     check_fields,
     parse_submit_result,
     wanted_fields,
 )
-from turnstile.activities.text import parse_arguments, storable
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     CardContent,

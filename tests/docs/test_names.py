@@ -17,7 +17,7 @@ import pytest
 
 from tests.docs.blocks import DOCUMENTS, ROOT, blocks_of
 
-LINKED = ("activities", "bridge", "gateway", "ledger", "runtime", "schema", "sdk", "transport", "workflows")
+LINKED = ("activities", "bridge", "gateway", "ledger", "rules", "runtime", "schema", "sdk", "transport", "workflows")
 PAGES = [page for page in DOCUMENTS if page.parent in (ROOT, ROOT / "docs", ROOT / "docs" / "interface")]
 
 _TOP = "|".join((*LINKED, "turnstile", "lab", "tests", "docs", "deploy", "examples"))

@@ -57,7 +57,7 @@ _MAKING = {"__init__", "__post_init__"}
 
 
 def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
-    for top in ("activities", "bridge"):
+    for top in ("rules", "activities", "bridge"):
         for path in sorted((ROOT / top).rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             yield from ((path, each) for each in ast.walk(tree) if isinstance(each, ast.ClassDef))

@@ -33,7 +33,8 @@ from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.pushes.receivers import ClaimedPush, Receiver
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.trees import batches
-from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.ledger.turns import action_lookup, intake, lease, roster, steps, usage, views, waiting
+from turnstile.rules import hop, transcript, turn_ends
 from turnstile.schema.api import TurnSummary, UsageLine
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.pump.declared import ListenerView
@@ -99,7 +100,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "apply_reports": waiting.AppliedReports,
     "await_turn": {"message_id"},
     "begin_audit": NOTHING,
-    "begin_message": hops.BegunMessage,
+    "begin_message": hop.BegunMessage,
     "begin_step": CARD | {"part", "position", "expires_at"},
     "box_cards": CARD,
     "claim_inbox": lease.Claim,
@@ -163,7 +164,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "declare_listeners": NOTHING,
     "describe_call": (set(descriptions.CallView.model_fields) | {"held"}) - {"may_run"},
     "describe_turn": descriptions.TurnView,
-    "dispatch_next": lease.NewLease,
+    "dispatch_next": turn_ends.NewLease,
     "end_message": hops._Ended,
     "enqueue_plain_turn": ENQUEUED,
     "enqueue_turn": ENQUEUED,
@@ -178,8 +179,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_roles": {"role", "found", "is_owner"},
     "find_request": {"payload"},
     "find_thread": descriptions.ThreadLine,
-    "finish_running_turn": ends.FinishedTurn,
-    "finish_turn": ends.FinishedTurn,
+    "finish_running_turn": turn_ends.FinishedTurn,
+    "finish_turn": turn_ends.FinishedTurn,
     "fork_box": {"verdict"},
     "get_card": CARD,
     "holder_of": {"holder"},
@@ -200,17 +201,17 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_target_uses": monitor.TargetUse,
     "list_live_workers": monitor.LiveWorker,
     "list_tool_targets": monitor.ToolTarget,
-    "list_late_replies": thread_views.ThreadReply,
+    "list_late_replies": hop.ThreadReply,
     "list_open_threads": ThreadRef,
     "list_over": recovery.EndedTurn,
     "list_overdue": lease.LiveTurn,
     "list_profile_models": usage.ProfileModel,
     "list_profiles": roster.ProfileRow,
     "list_repairs": recovery.Repairs,
-    "list_replies": thread_views.ThreadReply,
+    "list_replies": hop.ThreadReply,
     "list_silent": recovery.SilentTurn,
     "list_stalled_threads": ThreadRef,
-    "list_steps": views.StepView,
+    "list_steps": transcript.StepView,
     "list_stranded": AGENT_KEY,
     "end_orphans": sweep.Orphan,
     "list_stops_overdue": lease.LiveTurn,
@@ -273,7 +274,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_addressed_profile": addressees.Addressee,
     "find_token": tokens._FoundToken,
     "revoke_token": tokens.TokenLine,
-    "list_calls": views.SentCall,
+    "list_calls": transcript.SentCall,
     "list_conversations": views.ConversationLine,
     "list_conversation_turns": views.SaidTurn,
     "find_conversations": views.ConversationLine,
@@ -306,9 +307,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
-    "recorded_end": ends.FinishedTurn,
+    "recorded_end": turn_ends.FinishedTurn,
     "recorded_step": steps.CommittedStep,
-    "recall_step": ends.RecalledStep,
+    "recall_step": turn_ends.RecalledStep,
     "record_schema_file": NOTHING,
     "record_repairs": NOTHING,
     "reject": NOTHING,
@@ -353,7 +354,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "get_interrupt": set(Interrupt.model_fields) | {"content", "added"},
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
-    "list_rings": lease.Lease,
+    "list_rings": turn_ends.Lease,
     "measure_spending": monitor.Spending,
     "list_tree": TreeTurn,
     "reserve_attempt": attempts.Reservation,
@@ -517,7 +518,7 @@ SQL = re.compile(r"\b(SELECT|INSERT INTO|DELETE FROM|CREATE TABLE|UPDATE \w+\.\w
 def test_there_is_no_sql_in_python() -> None:
     files = [
         path
-        for room in ("ledger", "transport", "sdk", "activities", "workflows", "bridge")
+        for room in ("rules", "ledger", "transport", "sdk", "activities", "workflows", "bridge")
         for path in (ROOT / room).rglob("*.py")
     ]
     assert files
@@ -525,7 +526,7 @@ def test_there_is_no_sql_in_python() -> None:
 
 
 def test_only_the_ledger_imports_asyncpg() -> None:
-    rooms = ("schema", "runtime", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
+    rooms = ("schema", "runtime", "rules", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     imported = re.compile(r"^\s*(?:import|from) asyncpg\b", re.MULTILINE)
     assert [str(path) for path in files if imported.search(path.read_text(encoding="utf-8"))] == []

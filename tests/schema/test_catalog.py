@@ -19,7 +19,7 @@ from turnstile.schema.verbs import VERBS
 from turnstile.schema.wire import headers, subjects
 from turnstile.transport.streams import covers
 
-ROOMS = ("schema", "runtime", "ledger", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
+ROOMS = ("schema", "runtime", "rules", "ledger", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
 PATTERNS = [text for text in vars(subjects).values() if isinstance(text, str) and text.startswith("cg.")]
 
 CALLED_BY = {verb.name for verb in VERBS if verb.caller != "none"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from turnstile.activities.text import bad_arguments, parse_arguments
 from turnstile.ledger.turns.cards import card_of
+from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import DEEPEST, DEEPEST_STORED, stored_json, too_deep
 from turnstile.schema.cards import content_of, value_of
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from turnstile.activities.calls.arguments import ReadyCall, ready
+from turnstile.rules.arguments import ReadyCall, ready
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.tools import ToolDefinition, ToolRow, expand_subject

@@ -11,7 +11,8 @@ from tests.support.processes.stack import Stack
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
+from turnstile.ledger.turns.views import describe_turn, list_steps
+from turnstile.rules.transcript import StepView
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7

@@ -3,8 +3,8 @@
 import re
 
 from tests.support.paths import ROOT
-from turnstile.activities.models.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
 from turnstile.gateway.http.guard import MOST_PARAMETERS
+from turnstile.rules.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
 from turnstile.schema.base import DEEPEST_STORED
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.json_reading import MOST_DIGITS, MOST_VALUES

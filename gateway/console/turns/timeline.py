@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from turnstile.gateway.console.formats import duration
 from turnstile.ledger.access.now import TurnCall
-from turnstile.ledger.turns.views import StepView
+from turnstile.rules.transcript import StepView
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED

@@ -26,12 +26,12 @@ from turnstile.ledger.access.now import (
     list_turn_inputs,
     look_at_live_turns,
 )
-from turnstile.ledger.access.transcript import CallEntry, SteerEntry, StepEntry, transcript_of
 from turnstile.ledger.budgets.budget_views import list_budgets_of_turn
 from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
+from turnstile.ledger.turns.views import describe_turn, list_steps
+from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, StepView, transcript_of
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.views import BudgetView

@@ -6,14 +6,10 @@ from lab.explore.world import Move, View
 from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
 from turnstile.ledger.people.steers import steer_turn
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import (
-    STOP_REASON,
-    STOPPED,
-    end_by_fallback,
-    fallback_card,
-)
+from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import request_stop
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED, fallback_card
 from turnstile.schema.access import Caller
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import SYSTEM_AUTHOR, Card, CardType, Role, TextContent, make_card

@@ -21,19 +21,13 @@ from lab.explore.actors.cast import (
 )
 from lab.explore.actors.spending import reservations, used
 from lab.explore.world import Move, View
-from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards
-from turnstile.ledger.turns.ends import (
-    STOP_REASON,
-    STOPPED,
-    Ending,
-    end_by_fallback,
-    fallback_ending,
-    finish_turn,
-    mark_announced,
-)
-from turnstile.ledger.turns.steps import MadeBox, StepRecord, begin_step, commit_step
+from turnstile.ledger.turns.ends import end_by_fallback, finish_turn, mark_announced
+from turnstile.ledger.turns.steps import begin_step, commit_step
+from turnstile.rules.memory import cut_card
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED, Ending, fallback_ending
+from turnstile.rules.turn_step import MadeBox, StepRecord
 from turnstile.schema.budgets.uses import StepBudget
 from turnstile.schema.cards import (
     Card,

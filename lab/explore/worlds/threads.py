@@ -13,7 +13,7 @@ from lab.explore.net import TARGET
 from lab.explore.states.folding import Rows
 from lab.explore.world import Move, Net, View, World
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Respond, begin_message, settle_message
+from turnstile.ledger.pump.hops import begin_message, settle_message
 from turnstile.ledger.pump.thread_views import (
     list_late_replies,
     list_open_threads,
@@ -21,6 +21,7 @@ from turnstile.ledger.pump.thread_views import (
     mark_replied,
 )
 from turnstile.ledger.pump.threads import Send, ThreadLimits, look_at_thread, send_message
+from turnstile.rules.hop import BegunMessage, Effect, Forward, Respond
 from turnstile.schema.pump.threads import MessageId, ThreadId, ThreadRef
 
 _THREAD = ThreadRef(project_id=PROJECT, channel_id=CHANNEL, thread_id=ThreadId("thread-1"), worker_target=TARGET)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
 from turnstile.activities.prompt.question import Question
+from turnstile.rules.answer import ModelAnswer
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError

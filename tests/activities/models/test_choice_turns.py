@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 from tests.activities.models.asking import question
 from tests.activities.models.provider_stub import Call, ProviderStub, Said
 from turnstile.activities.models import LitellmModel
-from turnstile.activities.prompt.messages import OPENING, build_messages
-from turnstile.activities.prompt.tool_specs import build_tool_specs
-from turnstile.activities.turn.decide import Continue, Deliver, StepRequest, decide
-from turnstile.activities.turn.turn_config import TurnConfig
+from turnstile.rules.decide import Continue, Deliver, StepRequest, decide
+from turnstile.rules.messages import OPENING, build_messages
+from turnstile.rules.tool_specs import build_tool_specs
+from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, Role, TextContent, content_of, make_card
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId

@@ -8,9 +8,9 @@ import pytest
 from tests.activities.models.asking import question
 from tests.activities.models.provider_stub import Call, ProviderStub, Said
 from turnstile.activities.models import LitellmModel
-from turnstile.activities.models.answer import AnsweredCall
-from turnstile.activities.prompt.messages import IMAGE, build_messages
-from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, function_spec
+from turnstile.rules.answer import AnsweredCall
+from turnstile.rules.messages import IMAGE, build_messages
+from turnstile.rules.tool_specs import SUBMIT_RESULT_SPEC, function_spec
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     Card,

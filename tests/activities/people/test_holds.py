@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from tests.activities.test_choices import TURN
-from turnstile.activities.calls.action_turn import ActionCall, action_call
-from turnstile.activities.calls.holds import ASK_HUMAN_ROW
-from turnstile.activities.calls.outgoing import Place
-from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
-from turnstile.activities.prompt.tool_specs import build_tool_specs
-from turnstile.activities.turn.decide import Continue, Decision, StepRequest, Suspend, decide
-from turnstile.activities.turn.turn_config import TurnConfig
+from turnstile.rules.action_turn import ActionCall, action_call
+from turnstile.rules.answer import AnsweredCall, ModelAnswer
+from turnstile.rules.decide import Continue, Decision, StepRequest, Suspend, decide
+from turnstile.rules.holds import ASK_HUMAN_ROW
+from turnstile.rules.outgoing import Place
+from turnstile.rules.tool_specs import build_tool_specs
+from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ToolCallContent, ToolResultContent, content_of
 from turnstile.schema.ids import step_id

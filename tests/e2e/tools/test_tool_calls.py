@@ -80,7 +80,7 @@ async def test_a_tool_that_is_not_allowed_is_unknown_and_not_sent(tenant: Tenant
 async def test_an_allowed_tool_that_is_not_there_is_left_out_with_a_warning(
     tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "turnstile.activities.turn.turn_config"):
+    with caplog.at_level(logging.WARNING, "turnstile.rules.turn_config"):
         async with hand_of(tenant, allowed_tools=["search", "missing"]) as hand:
             ended = await hand.ended(await hand.start())
     assert [tool["name"] for tool in shown(ended.deliverable())["tools"]] == ["search", "submit_result"]

@@ -8,9 +8,11 @@ import pytest
 from tests.support.ledger.agents import ALICE, BOB, CHANNEL, PROJECT, STARTED, begin, card, lease, profile
 from turnstile.ledger.access.costs import Costs, sum_costs
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.ends import finish_turn
 from turnstile.ledger.turns.roster import put_profile
-from turnstile.ledger.turns.steps import StepRecord, commit_step
+from turnstile.ledger.turns.steps import commit_step
+from turnstile.rules.turn_ends import Ending
+from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.states import TurnStatus

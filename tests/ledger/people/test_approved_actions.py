@@ -17,14 +17,15 @@ import pytest
 from tests.support.ledger.agents import ALICE, PROJECT, add_agents, begin, lease, rows
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.people import answer, decide, edit
-from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
-from turnstile.activities.turn.decide import StepRequest, Suspend
-from turnstile.activities.turn.decide import decide as decide_step
-from turnstile.activities.turn.turn_config import TurnConfig
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import end_by_fallback
-from turnstile.ledger.turns.steps import StepRecord, commit_step
+from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import describe_call
+from turnstile.rules.answer import AnsweredCall, ModelAnswer
+from turnstile.rules.decide import StepRequest, Suspend
+from turnstile.rules.decide import decide as decide_step
+from turnstile.rules.turn_config import TurnConfig
+from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, ToolCallContent, read_content
 from turnstile.schema.errors import Refused

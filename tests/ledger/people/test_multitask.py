@@ -36,8 +36,9 @@ from turnstile.ledger.turns.boxes import compose_box, fork_box
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.intake import Enqueued, enqueue_turn
 from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
-from turnstile.ledger.turns.steps import BegunStep, StepRecord, commit_step
+from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import request_stop
+from turnstile.rules.turn_step import BegunStep, StepRecord
 from turnstile.schema.cards import CardType, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, new_box_id

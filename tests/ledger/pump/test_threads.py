@@ -9,10 +9,11 @@ from tests.support.ledger.agents import PROJECT, rows, value
 from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, RESPONSE, USER, Talk, forward, message, new_ref, sent_by, talk
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import Iterate, NoMessage, Respond, settle_message
+from turnstile.ledger.pump.hops import settle_message
 from turnstile.ledger.pump.thread_views import find_thread, list_replies, list_threads
 from turnstile.ledger.pump.threads import SHOWN, ThreadLimits, look_at_thread
 from turnstile.ledger.queries import Connection
+from turnstile.rules.hop import Iterate, NoMessage, Respond
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import ChannelId, ProjectId, new_box_id, uuid7
 from turnstile.schema.pump.threads import MessageId, ThreadId

@@ -9,7 +9,6 @@ from tests.support.ledger.agents import ALICE, BOB, PROJECT, ask, begin, finish,
 from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, RESPONSE, Talk, forward, new_ref, talk
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import NoMessage, Respond
 from turnstile.ledger.pump.thread_views import (
     list_canceled_turns,
     list_ended_messages,
@@ -20,6 +19,7 @@ from turnstile.ledger.pump.thread_views import (
     mark_replied,
     messages_of_turns,
 )
+from turnstile.rules.hop import NoMessage, Respond
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId
 from turnstile.schema.pump.threads import MessageId, ThreadId, ThreadRef
 from turnstile.schema.wire import headers

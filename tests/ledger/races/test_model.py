@@ -44,9 +44,10 @@ from tests.support.ledger.invariants import assert_invariants
 from turnstile.embedded import Endpoints
 from turnstile.ledger.operations.sweep import list_stranded
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import LIVE, FinishedTurn, fence
+from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.intake import Enqueue
 from turnstile.ledger.turns.steps import retry_step
+from turnstile.rules.turn_ends import LIVE, FinishedTurn
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, BoxId, InboxId

@@ -25,7 +25,8 @@ from tests.support.ledger.steers import commit_asked, finish_asked, finish_asked
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.queries import Again, Connection
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.steps import BegunStep, begin_step
+from turnstile.ledger.turns.steps import begin_step
+from turnstile.rules.turn_step import BegunStep
 from turnstile.schema.errors import Refused, SteerWaits
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.turns import TurnRef

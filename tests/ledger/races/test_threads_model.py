@@ -25,8 +25,8 @@ from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import USER, Talk, forward, message, sent_by, talk
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.ledger.pump.threads import ThreadLimits
+from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.pump.threads import MessageId, SegmentId

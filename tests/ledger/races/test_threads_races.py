@@ -13,9 +13,10 @@ from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, LIMITS, RESPONSE, Talk, forward, message, sent_by, talk
 from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import Effect, NoMessage, Respond, await_turn, begin_message
+from turnstile.ledger.pump.hops import await_turn, begin_message
 from turnstile.ledger.pump.threads import ThreadLimits, send_message
 from turnstile.ledger.queries import Connection
+from turnstile.rules.hop import Effect, NoMessage, Respond
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, new_box_id, uuid7
 from turnstile.schema.pump.threads import MessageId

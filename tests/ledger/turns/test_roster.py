@@ -35,7 +35,6 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.ledger.turns.intake import Enqueued
-from turnstile.ledger.turns.lease import NewLease
 from turnstile.ledger.turns.roster import (
     LOCAL,
     Origin,
@@ -53,6 +52,7 @@ from turnstile.ledger.turns.roster import (
     set_status_on,
 )
 from turnstile.ledger.turns.views import describe_turn
+from turnstile.rules.turn_ends import NewLease
 from turnstile.schema.cards import CardType, JsonContent, content_of
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, ProjectId, uuid7

@@ -24,9 +24,10 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import suspend
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards, get_card
-from turnstile.ledger.turns.ends import LIVE, Ending, fence, finish_turn, recall_step
+from turnstile.ledger.turns.ends import fence, finish_turn, recall_step
 from turnstile.ledger.turns.steps import retry_step
 from turnstile.ledger.turns.views import describe_turn, list_inbox, list_steps, list_turns, locate_turn
+from turnstile.rules.turn_ends import LIVE, Ending
 from turnstile.schema.cards import CardType, JsonContent, content_of
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import CardId, ProjectId, turn_card_id

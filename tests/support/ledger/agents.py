@@ -9,7 +9,7 @@ from turnstile.ledger.operations.sweep import list_stranded, release_stale_claim
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn, mark_announced
+from turnstile.ledger.turns.ends import finish_turn, mark_announced
 from turnstile.ledger.turns.intake import (
     Enqueue,
     Enqueued,
@@ -19,11 +19,13 @@ from turnstile.ledger.turns.intake import (
     enqueue_turn,
     stop_queued_turn,
 )
-from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, NewLease, claim_inbox, dispatch_next
+from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, begin_step, commit_step
+from turnstile.ledger.turns.steps import CommittedStep, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts
+from turnstile.rules.turn_ends import Ending, FinishedTurn, Lease, NewLease
+from turnstile.rules.turn_step import BegunStep, StepRecord
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card, CardType, Role, TextContent, make_card
 from turnstile.schema.ids import (

@@ -8,9 +8,11 @@ from turnstile.ledger.budgets.attempts import Reservation, reserve_attempt
 from turnstile.ledger.budgets.steering import limit_project
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn
+from turnstile.ledger.turns.ends import finish_turn
 from turnstile.ledger.turns.intake import Enqueued
-from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
+from turnstile.ledger.turns.steps import CommittedStep, commit_step
+from turnstile.rules.turn_ends import Ending, FinishedTurn
+from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetPeriod

@@ -8,8 +8,8 @@ from tests.support.ledger.agents import ALICE, PROJECT, STARTED, begin, box, car
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.ends import LIVE, Ending, FinishedTurn, fallback_card, finish_turn
-from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
+from turnstile.ledger.turns.ends import finish_turn
+from turnstile.ledger.turns.steps import CommittedStep, commit_step
 from turnstile.ledger.turns.waiting import (
     AppliedReports,
     Reported,
@@ -19,6 +19,8 @@ from turnstile.ledger.turns.waiting import (
     report,
     request_stop,
 )
+from turnstile.rules.turn_ends import LIVE, Ending, FinishedTurn, fallback_card
+from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, ToolResultContent, make_card
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, InboxId, ProjectId, ToolCallId, step_id, uuid7
 from turnstile.schema.states import AfterExecution, HeadStatus, TurnStatus

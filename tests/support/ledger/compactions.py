@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from tests.support.ledger.agents import STARTED, begin
-from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.steps import BegunStep, MadeBox, StepRecord, commit_step
+from turnstile.ledger.turns.steps import commit_step
+from turnstile.rules.memory import cut_card
+from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
 from turnstile.schema.cards import Card, MemoryCut
 from turnstile.schema.ids import CardId, new_box_id
 from turnstile.schema.step_metadata import Compaction, ContinueMetadata

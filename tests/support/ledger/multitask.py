@@ -8,8 +8,8 @@ from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue, steer_or_make_way
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.ends import STOPPED
 from turnstile.ledger.turns.intake import Enqueue, Enqueued, planned
+from turnstile.rules.turn_ends import STOPPED
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card, CardType, Role, TextContent, make_card
 from turnstile.schema.ids import AgentId, ChannelId, turn_card_id

@@ -9,7 +9,8 @@ from turnstile.ledger.people.call_questions import Asked, ToolQuestion, ask_unde
 from turnstile.ledger.people.decisions import Answer, Decided, Edit, decide_interrupt, expire_interrupt
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
+from turnstile.ledger.turns.steps import CommittedStep, commit_step
+from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, make_card
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, CardId, ChannelId, ProjectId, ToolCallId, asked_interrupt_id, interrupt_id

@@ -6,8 +6,10 @@ from tests.support.ledger.agents import CHANNEL, PROJECT, STARTED, card, rows
 from turnstile.ledger.people.steers import steer, steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn
-from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, commit_step
+from turnstile.ledger.turns.ends import finish_turn
+from turnstile.ledger.turns.steps import CommittedStep, commit_step
+from turnstile.rules.turn_ends import Ending, FinishedTurn
+from turnstile.rules.turn_step import BegunStep, StepRecord
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentTurnId, SteerId, new_steer_id

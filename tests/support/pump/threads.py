@@ -5,19 +5,11 @@ from typing import Any
 
 from tests.support.ledger.agents import CHANNEL, PROJECT, TARGET, rows
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import (
-    BegunMessage,
-    Effect,
-    Forward,
-    Iterate,
-    Respond,
-    await_turn,
-    begin_message,
-    settle_message,
-)
+from turnstile.ledger.pump.hops import await_turn, begin_message, settle_message
 from turnstile.ledger.pump.thread_views import list_thread_messages, list_thread_replies
 from turnstile.ledger.pump.threads import Send, Sent, ThreadLimits, look_at_thread, send_message
 from turnstile.ledger.queries import Connection
+from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, Respond
 from turnstile.schema.ids import AgentTurnId, BoxId, new_box_id, uuid7
 from turnstile.schema.pump.threads import MessageId, ThreadAdvanced, ThreadRef, new_thread_id
 from turnstile.schema.wire.descriptions import MessageLine, ReplyLine

@@ -23,9 +23,9 @@ async def put(
     ],
 ) -> None:
     """Put texts into a new box, for `enqueue --context-box`. A text may have at most 512 KiB."""
-    from turnstile.activities.text import storable
     from turnstile.cli.turns.texts import bounded, given_text
     from turnstile.ledger.turns.cards import make_box
+    from turnstile.rules.text import storable
     from turnstile.schema.cards import CardType, Role, TextContent, make_card
     from turnstile.schema.ids import CardId, new_box_id
 

@@ -18,11 +18,11 @@ from turnstile.cli.budgets.budget_report import budget_line
 from turnstile.cli.output import Output, clock
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_turn
-from turnstile.ledger.access.transcript import CallEntry, SteerEntry, StepEntry, Transcript, transcript_of
 from turnstile.ledger.budgets.budget_views import list_budgets_of_turn
 from turnstile.ledger.turns.cards import box_cards, get_card
-from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
+from turnstile.ledger.turns.views import TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
+from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, StepView, Transcript, transcript_of
 from turnstile.schema.budgets.views import BudgetView, ids_of
 from turnstile.schema.cards import Card, value_of
 from turnstile.schema.errors import Refused

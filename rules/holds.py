@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from turnstile.activities.text import bad_arguments, parse_arguments
+from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
 from turnstile.schema.ids import AgentId, CardId, StepId, ToolCallId

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from turnstile.activities.calls.choices import chosen
-from turnstile.activities.prompt.message_names import CallNames, function_name
-from turnstile.activities.prompt.tool_specs import fields_of
-from turnstile.activities.text import PENDING, parse_arguments
+from turnstile.rules.choices import chosen
+from turnstile.rules.message_names import CallNames, function_name
+from turnstile.rules.text import PENDING, parse_arguments
+from turnstile.rules.tool_specs import fields_of
 from turnstile.runtime.ports import ModelMessage, ModelToolCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (

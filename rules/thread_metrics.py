@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Iterate, Respond, Settled
-from turnstile.ledger.pump.thread_views import ThreadReply
+from turnstile.rules.hop import BegunMessage, Effect, Iterate, Respond, Settled, ThreadReply
 from turnstile.runtime import gen_ai
 from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.telemetry import Metric, Span, Telemetry, nanoseconds

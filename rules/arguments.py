@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from turnstile.activities.text import bad_arguments, parse_arguments
+from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.parameters import Fault, SchemaTooCostly, checks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from turnstile.ledger.turns.steps import AnsweredCall
+from turnstile.rules.turn_step import AnsweredCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     CONTROL_KEY,

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.activities.calls.choices import Accepted, Refusal, ending
-from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
-from turnstile.activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
-from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING
-from turnstile.activities.turn.turn_config import TurnConfig
+from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
+from turnstile.rules.choices import Accepted, Refusal, ending
+from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING
+from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,

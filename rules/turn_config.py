@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
 
-from turnstile.activities.calls.holds import ASK_HUMAN_ROW
-from turnstile.activities.prompt.tool_specs import build_tool_specs, last_specs
-from turnstile.ledger.turns.steps import BegunStep
+from turnstile.rules.holds import ASK_HUMAN_ROW
+from turnstile.rules.tool_specs import build_tool_specs, last_specs
+from turnstile.rules.turn_step import BegunStep
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from turnstile.activities.calls.arguments import ready
-from turnstile.activities.calls.holds import call_card, hold_of, is_question, question_of
+from turnstile.rules.arguments import ready
+from turnstile.rules.holds import call_card, hold_of, is_question, question_of
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import StepId, ToolCallId

@@ -7,8 +7,8 @@ hold ids, codes and numbers only.
 
 import time
 
-from turnstile.activities.turn.call_spans import agent_name
-from turnstile.ledger.turns.steps import BegunStep, StepHead, StepRecord
+from turnstile.rules.call_spans import agent_name
+from turnstile.rules.turn_step import BegunStep, StepHead, StepRecord
 from turnstile.runtime.telemetry import (
     Metric,
     Span,

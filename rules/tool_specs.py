@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue, ValidationError
 
-from turnstile.activities.calls.holds import ASK_HUMAN_ROW
-from turnstile.activities.text import bad_arguments, parse_arguments
+from turnstile.rules.holds import ASK_HUMAN_ROW
+from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
 from turnstile.schema.errors import BadRequest

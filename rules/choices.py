@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from turnstile.activities.calls.arguments import violation
-from turnstile.activities.models.answer import AnsweredCall
-from turnstile.activities.prompt.tool_specs import check_fields, parse_submit_result
-from turnstile.activities.text import bad_arguments, parse_arguments
+from turnstile.rules.answer import AnsweredCall
+from turnstile.rules.arguments import violation
+from turnstile.rules.text import bad_arguments, parse_arguments
+from turnstile.rules.tool_specs import check_fields, parse_submit_result
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import ResultField
 from turnstile.schema.tools import SUBMIT_RESULT

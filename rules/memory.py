@@ -8,7 +8,7 @@ is read in its place, whoever made it, and a `memory.cut` is not rendered.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from turnstile.activities.prompt.messages import told_messages
+from turnstile.rules.messages import told_messages
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import (
     OF_MEMORY,

@@ -8,8 +8,8 @@ it waits records its calls with its end.
 from collections.abc import Mapping
 from datetime import datetime
 
-from turnstile.ledger.turns.ends import RecalledStep
-from turnstile.ledger.turns.steps import BegunStep
+from turnstile.rules.turn_ends import RecalledStep
+from turnstile.rules.turn_step import BegunStep
 from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.telemetry import Span, Telemetry, nanoseconds, step_traceparent, turn_attributes
 from turnstile.schema.cards import Card, CardType, ToolCallContent, ToolResultContent, readable_content

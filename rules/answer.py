@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from turnstile.activities.text import storable
+from turnstile.rules.text import storable
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
-from turnstile.activities.turn.resume import Termination, ended_by, result_of
-from turnstile.activities.turn.turn_config import tool_rows
-from turnstile.ledger.turns.ends import fallback_card
-from turnstile.ledger.turns.steps import StepHead
+from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.rules.resume import Termination, ended_by, result_of
+from turnstile.rules.turn_config import tool_rows
+from turnstile.rules.turn_ends import fallback_card
+from turnstile.rules.turn_step import StepHead
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, JsonContent, content_of
 from turnstile.schema.delegation.definitions import kernel_tools

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from pydantic import JsonValue, ValidationError
 
-from turnstile.activities.turn.decide import EMPTY_DELIVERABLE
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
+from turnstile.rules.decide import EMPTY_DELIVERABLE
+from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import JsonContent, TextContent, read_content
 from turnstile.schema.profiles import Choice, RuntimeConfig
