@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from typing import Any, cast
+from functools import cache
+from typing import Any
 
 import pytest
 import typer
@@ -41,9 +42,15 @@ TYPED = [
 ]
 
 
+@cache
+def program() -> Any:
+    """The tree of all commands, which takes as long to make as ten commands to parse."""
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize("words", TYPED)
 def test_a_command_of_a_document_is_one_of_the_program(words: list[str]) -> None:
-    group = cast("Any", typer.main.get_command(app))
+    group = program()
     with group.make_context("turnstile", list(words), resilient_parsing=True) as context:
         name, command, rest = group.resolve_command(context, list(words))
         while hasattr(command, "resolve_command"):

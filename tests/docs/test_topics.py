@@ -1,14 +1,13 @@
 """`turnstile docs` prints every document, and what the program says names documents as it prints them."""
 
 import ast
-import json
+import asyncio
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.docs.blocks import ROOT
 from tests.docs.test_names import LINKED, ours
+from tests.turnstile.support import Ran, turnstile
 
 PAGES = {
     page.stem.replace("README", "index"): page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")
@@ -17,12 +16,6 @@ _FILE = re.compile(r"\bdocs/[\w-]+\.md")
 _TOPIC = re.compile(r"`turnstile docs ([\w-]+)`")
 _NOT_PRINTED = {"schema/interface/asyncapi.py"}
 """It writes documents that stand in the repository."""
-
-
-def docs(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run `turnstile docs` in a process of its own: the command sets the levels of the loggers of its process."""
-    command = (Path(sys.executable).with_name("turnstile"), "docs", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def texts_of(path: Path) -> list[str]:
@@ -35,19 +28,24 @@ def texts_of(path: Path) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
-def test_every_document_is_printed_and_listed() -> None:
-    listed = json.loads(docs("--json").stdout)
-    assert [line["topic"] for line in listed] == sorted(PAGES)
-    assert all(PAGES[line["topic"]].startswith(f"# {line['title']}\n") for line in listed)
-    assert docs("models").stdout == PAGES["models"]
-    assert docs("docs/models.md").stdout == PAGES["models"]
-    assert docs("docs/README.md").stdout == docs("index").stdout == PAGES["index"]
+async def docs(*arguments: str) -> Ran:
+    """Run `turnstile docs` in a process of its own: the command sets the levels of the loggers of its process."""
+    return await turnstile("docs", *arguments, cwd=ROOT)
 
 
-def test_a_topic_that_does_not_exist_is_answered_with_the_closest() -> None:
-    failed = docs("modles", "--json")
-    assert failed.returncode == 1
-    assert json.loads(failed.stdout)["error"]["message"] == "'modles': there is no such topic; did you mean models?"
+async def test_every_document_is_printed_and_listed() -> None:
+    listed, *printed = await asyncio.gather(
+        *(docs(*words) for words in (["--json"], ["models"], ["docs/models.md"], ["docs/README.md"], ["index"]))
+    )
+    assert [line["topic"] for line in listed.json()] == sorted(PAGES)
+    assert all(PAGES[line["topic"]].startswith(f"# {line['title']}\n") for line in listed.json())
+    assert [each.out for each in printed] == [PAGES["models"]] * 2 + [PAGES["index"]] * 2
+
+
+async def test_a_topic_that_does_not_exist_is_answered_with_the_closest() -> None:
+    failed = await docs("modles", "--json")
+    assert failed.code == 1
+    assert failed.json()["error"]["message"] == "'modles': there is no such topic; did you mean models?"
 
 
 def test_what_the_program_says_names_topics_and_no_files_that_a_wheel_lacks() -> None:
