@@ -1,6 +1,7 @@
 """Fixtures: one set of real servers per session, and for every test a database cloned from a migrated one."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -45,6 +46,16 @@ USUALLY_AND_LONG = ("usual", pytest.param("long", marks=pytest.mark.long))
 # that: `up` and `watch` would rightly not end by the SIGINT that a test sends. A handler here is the default there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Collecting makes a million objects that stay until the end: no search for garbage goes through them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nothing of the tests has run yet: from here on garbage is collected as ever, of what is made from here on."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

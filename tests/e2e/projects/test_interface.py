@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -39,7 +40,12 @@ from turnstile.transport.stream_probe import probe_streams
 AMONG_TOOLS = {"req.tool", "req.tool.reply"}
 OF_ANOTHER_PROJECT = {"evt.sys.probe"}
 """Said in a project of its own, when somebody asks whether the streams take messages."""
-VALIDATORS: dict[str, Any] = {name: Draft202012Validator(made) for name, made in schemas().items()}
+
+
+@cache
+def validators() -> dict[str, Any]:
+    """By the names of the schemas; made when the first message is checked, because every process imports this file."""
+    return {name: Draft202012Validator(schema) for name, schema in schemas().items()}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +91,7 @@ def check(model: type[BaseModel] | None, data: bytes, what: str) -> None:
     if model is None:
         assert not data, what
         return
-    faults = [error.message for error in VALIDATORS[model.__name__].iter_errors(decode_object(data))]
+    faults = [error.message for error in validators()[model.__name__].iter_errors(decode_object(data))]
     assert not faults, f"{what} is no {model.__name__}: {faults}: {data.decode()}"
 
 
