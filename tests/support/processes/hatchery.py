@@ -23,7 +23,12 @@ from typing import Any, NoReturn
 from tests.support.paths import ROOT
 from tests.support.processes.loop_holds import watched_if_wanted
 
-_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.cli.session", "turnstile.processes.run")
+_EVERYTHING = (
+    *("turnstile.cli.app", "turnstile.cli.run", "turnstile.cli.session", "turnstile.processes.run"),
+    # What these import late, and most processes need:
+    *("turnstile.doctor.examine", "turnstile.cli.turns.turn_report", "turnstile.telemetry.health_file"),
+    *("anyio._backends._asyncio", "h2.connection", "httpcore", "importlib.readers", "typer._adapters", "uvloop"),
+)
 
 
 class Hatched:
