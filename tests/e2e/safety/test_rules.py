@@ -61,8 +61,14 @@ THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 
 @pytest.fixture(scope="module")
 async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """Worker and bridge in this process, whose own net does not look."""
+    """Worker and bridge in this process, whose own net looks once, when they start, and not again."""
+
+    async def has_looked() -> bool:
+        async with opened.pool.connection() as conn:
+            return bool(await conn.fetch("SELECT FROM state.duties WHERE duty LIKE 'thread_engine:%'"))
+
     async with stacks.open(STILL) as opened, running_here(opened):
+        await until(has_looked, 10, "the bridge's own net took the last of its duties")
         yield opened
 
 
