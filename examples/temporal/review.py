@@ -27,8 +27,8 @@ class Review:
         views = await asyncio.gather(
             *(run_agent(profile_name="critic", instruction=f"As {side}: {text}", with_value=True) for side in SIDES)
         )
-        told = "; ".join(str(each.value) for each in views)
-        verdict = await run_agent(profile_name="editor", instruction=told, with_value=True, budget={"max_seconds": 600})
+        said = "; ".join(str(view.value) for view in views)
+        verdict = await run_agent(profile_name="editor", instruction=said, with_value=True, budget={"max_seconds": 600})
         return {
             **{side: str(each.value) for side, each in zip(SIDES, views, strict=True)},
             "editor": str(verdict.value),

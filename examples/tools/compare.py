@@ -18,8 +18,8 @@ async def compare(topic: str, call: ToolCall) -> dict[str, object]:
     """
     sides = [ChildTask(profile=side, instruction=topic, label=side) for side in ("advocate", "critic")]
     views = await call.fork(sides, join="all", deadline_seconds=60)
-    told = "\n".join(f"{each.label}: {each.summary or each.error}" for each in views.results)
-    judge = await call.delegate(f"Who is right?\n{told}", profile="judge")
+    lines = "\n".join(f"{view.label}: {view.summary or view.error}" for view in views.results)
+    judge = await call.delegate(f"Who is right?\n{lines}", profile="judge")
     return {"verdict": judge.value, "status": judge.status}
 
 
