@@ -35,7 +35,7 @@ _NAME: Final = re.compile(r"\w+\.\w+|\w+(?=\.)")
 _COMMENT: Final = re.compile(r"--[^\n]*")
 _BODY: Final = re.compile(r"\bAS \$\$.*?\$\$", re.DOTALL)
 _BEFORE = "was made by a development version that this one cannot upgrade"
-_HOW = "export its projects with that version (`turnstile project export`), and begin with an empty database"
+_HOW = "export its projects with that version (`turnstile export`), and begin with an empty database"
 
 
 class MigrationError(TurnstileError):
@@ -150,6 +150,15 @@ async def _apply(conn: Any, files: list[SchemaFile], *, recorded: list[SchemaFil
 async def pending(pool: Pool) -> list[str]:
     """Names of the files that `migrate` would apply: all of them if the database is empty."""
     return (await pool.run(_missing)).names
+
+
+async def check_schema(pool: Pool) -> None:
+    """Raise `MigrationError` unless the database has the schema of this version."""
+    if missing := await pending(pool):
+        first = missing[0]
+        raise MigrationError(
+            f"{pool.server} lacks {len(missing)} files of its schema, the first {first}: run `turnstile migrate`"
+        )
 
 
 async def _missing(conn: Connection) -> _Missing:

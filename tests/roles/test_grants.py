@@ -155,7 +155,7 @@ async def conn(databases: Databases, granted: str) -> AsyncIterator[Any]:
 
 
 def test_it_is_known_what_each_process_runs() -> None:
-    assert used_by_processes() == {*SHARED, "BoxCache", "MigrationError", "drop_prices", "grant", "migrate"}
+    assert used_by_processes() == {*SHARED, "BoxCache", "drop_prices", "grant", "migrate"}
     bridge, worker = queries_of("bridge"), queries_of("worker")
     assert {"enqueue_turn", "claim_inbox", "report_call", "list_stranded", "take_duty", "list_late_replies"} <= bridge
     assert {"begin_step", "commit_step", "apply_reports", "touch_worker", "begin_message", "own_box"} <= worker

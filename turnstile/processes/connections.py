@@ -14,7 +14,7 @@ from temporalio.plugin import SimplePlugin
 from turnstile.bridge.engine import await_client, declare_search_attributes, ensure_readable
 from turnstile.bridge.safety.rules import WatchdogTimes
 from turnstile.embedded import Endpoints
-from turnstile.ledger.migrate import MigrationError, pending
+from turnstile.ledger.migrate import check_schema
 from turnstile.ledger.pool import Pool
 from turnstile.processes.pump import served_targets
 from turnstile.runtime.telemetry import SILENT, Telemetry
@@ -48,8 +48,8 @@ async def open_pool(
 
     async def look() -> None:
         await pool.open(writable=True)
-        if migrated and (missing := await pending(pool)):
-            raise MigrationError(f"{pool.server} lacks {len(missing)} files of its schema: run `turnstile migrate`")
+        if migrated:
+            await check_schema(pool)
 
     try:
         await await_server("PostgreSQL", look)

@@ -24,7 +24,7 @@ from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Links
 from turnstile.gateway.server import Connections, HttpServer, bind, quiet
 from turnstile.ledger.access.tokens import add_token, authenticate
-from turnstile.ledger.migrate import MigrationError, pending
+from turnstile.ledger.migrate import check_schema
 from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.processes import addresses
@@ -160,8 +160,7 @@ def _raise_file_limit(connections: int) -> None:
 
 async def _look(pool: Pool) -> None:
     await pool.open()
-    if missing := await pending(pool):
-        raise MigrationError(f"{pool.server} lacks {len(missing)} files of its schema: run `turnstile migrate`")
+    await check_schema(pool)
 
 
 async def _keep_stream(conn: NatsConnection) -> None:

@@ -23,7 +23,7 @@ SHARED = {
     "declare_listeners": "worker",
     "touch_bridge": "bridge",
     "sign_off": "both",
-    "pending": "both",
+    "check_schema": "both",
     "Pool": "both",
     "Hold": "both",
     "Held": "both",
@@ -40,7 +40,7 @@ def queries_of(process: str) -> set[str]:
     """The queries that `worker`, `bridge` or `gateway` runs."""
     paths = {"worker": WORKER, "bridge": BRIDGE, "gateway": GATEWAY}[process]
     named = {name for path in _files(paths) for name in _imported(path)}
-    both = {"pending", "Pool"} if process == "gateway" else {name for name, of in SHARED.items() if of == "both"}
+    both = {"check_schema", "Pool"} if process == "gateway" else {name for name, of in SHARED.items() if of == "both"}
     named |= {name for name, of in SHARED.items() if of == process} | both
     calls = _ledger()
     reached: set[str] = set()
