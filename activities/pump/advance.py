@@ -9,7 +9,7 @@ return and raise only ids and codes.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
+from turnstile.activities.cancellation import is_given_up
 from turnstile.activities.heartbeat import beating
-from turnstile.activities.pump.handler_run import HandlerFailed, RunningMessages, run_handler
-from turnstile.activities.turn.turn_events import SENDER
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.hops import ServedElsewhere, await_turn, begin_message, find_request, own_box, settle_message
 from turnstile.ledger.pump.thread_views import ThreadTurn, list_ended_messages, list_replies, mark_replied
@@ -45,7 +44,9 @@ from turnstile.rules.thread_metrics import (
     record_message,
     record_replies,
 )
+from turnstile.rules.turn_events import SENDER
 from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.handler_run import HandlerFailed, ignore_error, run_handler
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
@@ -65,6 +66,35 @@ _LATE_TURN = "the message it worked for was ended"
 _PAUSE_SECONDS = 1.0
 _PASS_ON_SECONDS = 0.2
 _PASS_ON_LONGEST_SECONDS = 5.0
+
+
+class RunningMessages:
+    """The messages that this process handles, one task each; several attempts of the activity may wait for one task.
+
+    After missed heartbeats the engine takes the process for dead and retries the activity, perhaps in the same process:
+    that attempt waits for the handler that still runs, instead of treating it as dead.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[MessageId, asyncio.Task[None]] = {}
+
+    async def settle(self, message: MessageId, handling: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start the message's handling, unless it runs, and wait for it; raises what it raises.
+
+        Cancelling this call cancels the handling, unless the engine only missed heartbeats.
+        """
+        task = self._tasks.get(message)
+        if task is None:
+            task = self._tasks[message] = asyncio.create_task(handling(), name=f"message {message}")
+            task.add_done_callback(ignore_error)
+            task.add_done_callback(lambda _: self._tasks.pop(message, None))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not is_given_up():
+                task.cancel()
+                await asyncio.wait({task})
+            raise
 
 
 @dataclass(frozen=True, slots=True)

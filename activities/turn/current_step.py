@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
-from turnstile.activities.turn.turn_events import TurnEvents
+from turnstile.ledger.turns.turn_publisher import TurnPublisher
 from turnstile.rules.action_turn import action_ended
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.decide import StepRequest
@@ -44,7 +44,7 @@ class CurrentStep:
     turn: TurnRef
     number: int
     begun: BegunStep
-    turn_events: TurnEvents
+    turn_events: TurnPublisher
     clock: float
     attempts: Attempts
     gate: BudgetGate | None = None

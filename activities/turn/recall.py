@@ -2,9 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
-from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import recall_step
+from turnstile.ledger.turns.turn_publisher import TurnPublisher
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
 from turnstile.schema.errors import StaleTurn
@@ -30,9 +30,9 @@ async def recall(
         return await stop()
     number = found.step or step
     recorded = found.step_metadata
-    turn_events = TurnEvents(publisher, turn, found.context_headers, telemetry)
+    turn_events = TurnPublisher(turn, found.context_headers, publisher=publisher, telemetry=telemetry)
     if isinstance(recorded, EndMetadata) and (done := found.finished()) is not None:
-        await turn_events.finished(pool, done, turn_events.completed(number, recorded))
+        await turn_events.finished(pool, done, [turn_events.completed(number, recorded)])
         return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
     if not found.gate:
         return StepStale(step=number, head_status=found.head_status)

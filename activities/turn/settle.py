@@ -8,18 +8,15 @@ from dataclasses import dataclass
 
 from temporalio import activity
 
-from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.ends import end_by_fallback, recall_step
+from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
 from turnstile.ledger.turns.waiting import AppliedReports, apply_reports, inject_timeouts
-from turnstile.rules.call_spans import record_unanswered
-from turnstile.rules.turn_ends import STOP_REASON, STOPPED
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.states import HeadStatus
 from turnstile.schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
 from turnstile.schema.wire.events import InboxProgress
 
@@ -61,20 +58,6 @@ class SettleActivities:
             return await end_stopped(self.pool, self.publisher, turn, self.telemetry)
 
 
-async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
-    """End the turn as canceled, without a step; the outcome is None if it was over (protocol §6, stop)."""
-    found = await pool.run(lambda conn: recall_step(conn, turn, 0))
-    step = found.step or 0
-    try:
-        done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
-    except StaleTurn:
-        return TurnStopped(step=step, outcome=None)
-    if done.is_new and found.head_status is HeadStatus.SUSPENDED:
-        record_unanswered(telemetry, turn, found, done.ended_at)
-    await TurnEvents(publisher, turn, done.context_headers, telemetry).finished(pool, done)
-    return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
-
-
 async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
     """Publish the rows' new status and, if calls still wait, the head's state, best effort; log refused reports.
 
@@ -83,7 +66,7 @@ async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done:
     for row in done.rows:
         if row.flaw is not None:
             log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
-    turn_events = TurnEvents(publisher, turn, done.context_headers)
+    turn_events = TurnPublisher(turn, done.context_headers, publisher=publisher)
     messages = [
         turn_events.address.inbox_progress(
             InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})

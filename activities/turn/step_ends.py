@@ -13,7 +13,6 @@ from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.spending import exhausted
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.ends import finish_turn
 from turnstile.rules.call_spans import record_answers
 from turnstile.rules.resume import Termination
 from turnstile.rules.timing import record_step
@@ -56,10 +55,12 @@ class Endings:
         """End the turn with a tool's result, without a step."""
         head = step.begun.head
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
-        done = await self.keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
-        if done.is_new:
-            record_answers(self.telemetry, step.turn, step.begun)
-        await step.turn_events.finished(self.pool, done)
+        done = await step.turn_events.finish(
+            self.pool,
+            ending,
+            cards=[ended.deliverable],
+            committed=lambda: record_answers(self.telemetry, step.turn, step.begun),
+        )
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def finish(
@@ -74,14 +75,15 @@ class Endings:
     ) -> StepResult:
         record = step.record(cards, EndMetadata.of(figures), status)
         fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
-        done = await self.keep(
-            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences, yields=yields)
+        done = await step.turn_events.finish(
+            self.pool,
+            ending,
+            record=record,
+            before=step.applied(record),
+            raise_epoch=fences,
+            yields=yields,
+            committed=lambda: self.record(step, record),
         )
-        if done.result == "done":
-            self.record(step, record)
-        recorded = done.step_metadata or record.metadata
-        completed = step.turn_events.completed(step.number, recorded)
-        await step.turn_events.finished(self.pool, done, *step.applied(record), completed)
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:

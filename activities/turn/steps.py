@@ -25,13 +25,13 @@ from turnstile.activities.prompt.question import Question
 from turnstile.activities.turn.compaction import Compacted, CompactedStep
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.recall import recall
-from turnstile.activities.turn.settle import end_stopped, publish_applied
+from turnstile.activities.turn.settle import publish_applied
 from turnstile.activities.turn.spending import with_gate, within_budget
 from turnstile.activities.turn.step_ends import Endings
-from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import recall_step
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
+from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.rules.action_turn import action_call, wanted_call
 from turnstile.rules.answer import ModelAnswer
@@ -92,7 +92,7 @@ class StepActivities(Endings):
         name = agent_name(begun) if self.telemetry.tracer.enabled else ""
         context = begun.head.context_headers
         turn = given.turn.model_copy(update={"output_box_id": begun.head.output_box_id})
-        turn_events = TurnEvents(self.publisher, turn, context, self.telemetry, agent_name=name)
+        turn_events = TurnPublisher(turn, context, agent_name=name, publisher=self.publisher, telemetry=self.telemetry)
         number = begun.head.step_count + 1
         step = CurrentStep(turn, number, begun, turn_events, clock, attempts)
         step = with_gate(step, self.model, self.limits, lambda reserve: self.keep(step, reserve))

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim, claim_inbox, release_claims
+from turnstile.ledger.turns.turn_publisher import end_by_force
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about

@@ -12,9 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from turnstile.activities.pump.handler_run import run_as_task
-from turnstile.activities.turn.settle import end_stopped
-from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
@@ -22,14 +19,15 @@ from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.ends import finish_turn
 from turnstile.ledger.turns.lease import Claim, LiveTurn
 from turnstile.ledger.turns.steps import begin_step
+from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
 from turnstile.rules.text import storable, storable_object
 from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
 from turnstile.rules.turn_ends import STOPPED, Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, StepRecord
 from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.handler_run import run_as_task
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
@@ -173,7 +171,7 @@ class InboxService(Claims):
     async def _run(self, turn: TurnRef) -> None:
         begun = await self._pool.run(lambda conn: begin_step(conn, turn, 0, self._cache))
         hit(Fault.STEP_BEGUN)
-        turn_events = TurnEvents(self._publisher, turn, begun.head.context_headers)
+        turn_events = TurnPublisher(turn, begun.head.context_headers, publisher=self._publisher)
         number = begun.head.step_count + 1
         step = step_id(turn.agent_turn_id, number)
         consumed = [turn_events.consumed()] if begun.head.step_attempt == 1 else []
@@ -187,8 +185,7 @@ class InboxService(Claims):
         status = StepStatus.FAILED if ending.status is TurnStatus.FAILED else StepStatus.COMPLETED
         record = StepRecord(number, metadata, [card], [], begun.head.updated_at, status)
         # the handler's result cannot be computed a second time
-        done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
-        await turn_events.finished(self._pool, done, turn_events.completed(number, metadata))
+        await turn_events.finish(self._pool, ending, record=record)
 
     async def _work(self, turn: TurnRef, begun: BegunStep) -> tuple[Card, Ending]:
         """Run the handler; returns its deliverable, or a failure card, and the ending of the turn."""

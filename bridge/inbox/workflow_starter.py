@@ -22,10 +22,10 @@ from temporalio.service import RPCError, RPCStatusCode
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.recovery import name_ledger
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import Claim
+from turnstile.ledger.turns.turn_publisher import end_by_force
 from turnstile.rules.turn_ends import STOP_REASON, STOPPED
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about

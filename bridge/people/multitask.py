@@ -9,13 +9,14 @@ from typing import Final
 
 from turnstile.bridge.people.steering import tell_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.stop import announce_queued, ring_stop, stop_dispatched, stop_reason, unleased
+from turnstile.bridge.verbs.stop import ring_stop, stop_reason
 from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.intake import Enqueue, Enqueued
-from turnstile.rules.turn_ends import STOPPED, fallback_card
+from turnstile.ledger.turns.turn_publisher import announce_queued, end_dispatched, queued_deliverable
+from turnstile.rules.turn_ends import STOPPED
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
@@ -23,7 +24,7 @@ from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ConversationId, InboxId
-from turnstile.schema.states import InboxStatus, MultitaskStrategy, ReplyStatus, SteerStatus, TurnStatus
+from turnstile.schema.states import InboxStatus, MultitaskStrategy, ReplyStatus, SteerStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueReply
 
@@ -59,8 +60,7 @@ class MultitaskEnqueues:
         error = stop_reason(caller)
 
         def deliverable(found: FoundTurn) -> Card:
-            turn = unleased(command.project_id, found, found.agent_turn_id)
-            return fallback_card(turn, (), TurnStatus.CANCELED, error)
+            return queued_deliverable(command.project_id, found, found.agent_turn_id, error)
 
         reason = f"{command.request.multitask_strategy} by {caller.name}"
         how = Over(caller, reason, deliverable, (STOPPED, error))
@@ -84,9 +84,8 @@ class MultitaskEnqueues:
         for found, done in made.stopped:
             turn_id = found.agent_turn_id
             if done is not None:
-                turn = unleased(project, found, turn_id)
-                await announce_queued(self.pool, self.publisher, turn, done, error, self.telemetry)
-            elif found.verdict != "dispatched" or not await stop_dispatched(
+                await announce_queued(self.pool, self.publisher, project, found, turn_id, done, error, self.telemetry)
+            elif found.verdict != "dispatched" or not await end_dispatched(
                 self.pool, self.publisher, project, turn_id, error, self.telemetry
             ):
                 await ring_stop(self.publisher, project, found, turn_id)

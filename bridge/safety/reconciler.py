@@ -27,7 +27,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
-from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.bridge.safety.described_workflow import Workflow
 from turnstile.bridge.safety.visibility import RPC_TIMEOUT, Visibility, for_each
 from turnstile.ledger.operations.recovery import (
@@ -47,6 +46,7 @@ from turnstile.ledger.operations.recovery import (
 )
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import LiveTurn
+from turnstile.ledger.turns.turn_publisher import end_by_force
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import StaleTurn

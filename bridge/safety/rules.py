@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from turnstile.activities.turn.turn_events import announce_all
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
@@ -30,6 +29,7 @@ from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import expire_batch
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.lease import AgentKey, dispatch_next
+from turnstile.ledger.turns.turn_publisher import announce_all
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry

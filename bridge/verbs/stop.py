@@ -9,26 +9,22 @@ import logging
 from collections.abc import Sequence
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.publishing.endings import announce, end_by_force
 from turnstile.ledger.operations.sweep import MarkedTurn
 from turnstile.ledger.people.multitask import requester_of
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import mark_tree, rings_of
-from turnstile.ledger.turns.ends import end_by_fallback
-from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
-from turnstile.ledger.turns.views import describe_turn, locate_turn
+from turnstile.ledger.turns.turn_publisher import end_by_force, end_dispatched, end_queued
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import RequestedStop, request_stop
-from turnstile.rules.turn_ends import STOP_REASON, STOPPED, EndedTurn, Lease, fallback_card
+from turnstile.rules.turn_ends import STOP_REASON, STOPPED, Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.access import Caller
-from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, uuid7
-from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
+from turnstile.schema.errors import Refused, ServerUnavailable
+from turnstile.schema.ids import AgentTurnId, ChannelId, InboxId, ProjectId, uuid7
+from turnstile.schema.states import ReplyStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
-from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.inbox import StopReply, StopRequest
 
 log = logging.getLogger(__name__)
@@ -88,10 +84,10 @@ async def _stop_one(
             case "already_final":
                 return reply.model_copy(update={"already_final": True})
             case "queued":
-                if await _stop_queued(pool, publisher, project, found, turn_id, error, telemetry):
+                if await end_queued(pool, publisher, project, found, turn_id, error, telemetry):
                     return reply
             case "dispatched":
-                if await stop_dispatched(pool, publisher, project, turn_id, error, telemetry):
+                if await end_dispatched(pool, publisher, project, turn_id, error, telemetry):
                     return reply
             case "duplicate":
                 await ring_stop(publisher, project, found, turn_id)
@@ -128,58 +124,8 @@ async def end_marked(
     ended = 0
     for turn in marked:
         found = RequestedStop.model_validate(turn.model_dump() | {"verdict": "queued", "turn_epoch": 0})
-        ended += await _stop_queued(pool, publisher, turn.project_id, found, turn.agent_turn_id, STOP_REASON, telemetry)
+        ended += await end_queued(pool, publisher, turn.project_id, found, turn.agent_turn_id, STOP_REASON, telemetry)
     return ended
-
-
-async def _stop_queued(
-    pool: Pool,
-    publisher: Publisher,
-    project: ProjectId,
-    found: RequestedStop,
-    turn_id: AgentTurnId,
-    error: str,
-    telemetry: Telemetry,
-) -> bool:
-    turn, agent = unleased(project, found, turn_id), AgentId(found.agent_id or "")
-    card = fallback_card(turn, (), TurnStatus.CANCELED, error)
-    done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED, error))
-    if done is None:
-        return False
-    await announce_queued(pool, publisher, turn, done, error, telemetry)
-    return True
-
-
-async def announce_queued(
-    pool: Pool, publisher: Publisher, turn: TurnRef, done: QueuedStop, error: str, telemetry: Telemetry = SILENT
-) -> None:
-    """Publish the end of a turn that was queued."""
-    skipped = InboxProgress(inbox_id=done.inbox_id, status="skipped", reason=STOPPED)
-    address = Address.of(turn, done.context_headers, SENDER)
-    await publish_best_effort(publisher, address.inbox_progress(skipped))
-    how = {"error_code": STOPPED, "error": error}
-    await announce(pool, publisher, turn, EndedTurn.model_validate(done.model_dump(round_trip=True) | how), telemetry)
-
-
-async def stop_dispatched(
-    pool: Pool,
-    publisher: Publisher,
-    project: ProjectId,
-    turn_id: AgentTurnId,
-    error: str,
-    telemetry: Telemetry = SILENT,
-) -> bool:
-    """End a leased turn that was not begun, by one statement; False if a worker began it meanwhile."""
-    turn = await pool.run(lambda conn: locate_turn(conn, project, turn_id))
-    if turn is None:
-        return False
-    dispatched = (HeadStatus.DISPATCHED,)
-    try:
-        done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, error, dispatched)
-    except StaleTurn:
-        return False
-    await announce(pool, publisher, turn, done, telemetry)
-    return True
 
 
 async def ring_stop(publisher: Publisher, project: ProjectId, found: RequestedStop, turn_id: AgentTurnId) -> None:
@@ -190,22 +136,3 @@ async def ring_stop(publisher: Publisher, project: ProjectId, found: RequestedSt
     lease = Lease.model_validate(values)
     await publish_best_effort(publisher, lease.doorbell(SENDER, "stop"))
     hit(Fault.STOP_PUBLISHED)
-
-
-def unleased(project: ProjectId, found: RequestedStop, turn_id: AgentTurnId) -> TurnRef:
-    """A reference to a turn without a lease, for its card and event: epoch 0, no boxes."""
-    return TurnRef.model_validate(
-        {
-            "project_id": project,
-            "channel_id": found.channel_id,
-            "agent_id": found.agent_id,
-            "agent_turn_id": turn_id,
-            "turn_epoch": 0,
-            "inbox_id": found.inbox_id or "",
-            "worker_target": found.worker_target or "",
-            "profile_box_id": "",
-            "context_box_id": "",
-            "output_box_id": "",
-            "trace_id": found.context_headers.get(headers.TRACEPARENT, "--").split("-")[1],
-        }
-    )

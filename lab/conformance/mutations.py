@@ -274,7 +274,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Core flow",
         "The end: `task.deliverable`",
-        "activities/turn/turn_events.py",
+        "rules/turn_events.py",
         "messages += [*before, *done.announcement(self.address)]",
         "messages += [*before]",
         "tests/e2e/turns/test_turns.py::test_exactly_one_task_event_with_all_headers",
@@ -563,7 +563,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "State machine",
         "Signals to observe, which guard nothing",
-        "activities/turn/turn_events.py",
+        "rules/turn_events.py",
         "waiting_tool_count=len(tools),",
         "waiting_tool_count=0,",
         "tests/e2e/turns/test_head_events.py::test_every_change_of_the_head_is_told_in_order",
@@ -883,7 +883,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Order and payloads",
         "Write card, then state, then event",
-        "activities/turn/turn_events.py",
+        "rules/turn_events.py",
         "messages += [*before, *done.announcement(self.address)]",
         "messages += [*done.announcement(self.address), *before]",
         "tests/e2e/turns/test_turns.py::test_events_of_a_turn_come_in_order",
@@ -907,7 +907,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Order and payloads",
         "`task`: turn, status, output box, deliverable",
-        "activities/turn/turn_events.py",
+        "rules/turn_events.py",
         "            step_id=step,\n            phase=phase,",
         '            step_id=StepId("none"),\n            phase=phase,',
         "tests/e2e/turns/test_head_events.py::test_a_step_tells_each_of_its_phases_in_order",

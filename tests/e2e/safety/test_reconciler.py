@@ -43,13 +43,13 @@ from tests.support.processes.process import processes_of
 from tests.support.processes.stack import Stack, running_here
 from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
-from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety import reconciler
 from turnstile.bridge.safety.described_workflow import Workflow
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.ledger.turns.lease import LiveTurn
+from turnstile.ledger.turns.turn_publisher import end_by_force
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.processes.run import run_worker
 from turnstile.schema.base import JsonObject

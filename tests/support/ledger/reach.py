@@ -12,7 +12,7 @@ from turnstile.ledger.operations import audit
 from turnstile.ledger.queries import all_queries
 
 WORKER = ("activities", "turnstile/processes/models.py")
-BRIDGE = ("bridge", "activities/turn/turn_events.py", "turnstile/telemetry/setup.py")
+BRIDGE = ("bridge", "turnstile/telemetry/setup.py")
 GATEWAY = ("gateway",)
 PROCESSES = tuple(
     f"turnstile/processes/{name}.py"

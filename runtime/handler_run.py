@@ -4,19 +4,13 @@
 result of it is dropped. Any exception of a handler becomes `HandlerFailed`, which holds the type and lines, not the
 message. A handler that blocks the event loop cannot be bounded: the whole process then stands still and misses its
 heartbeats, and the log names the handler (`turnstile.telemetry.loop_watch`).
-
-After missed heartbeats the engine takes the process for dead and retries the activity, perhaps in the same process.
-`RunningMessages` lets that attempt wait for the handler that still runs, instead of treating it as dead.
 """
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from contextvars import Context
 from typing import Any
-
-from turnstile.activities.cancellation import is_given_up
-from turnstile.schema.pump.threads import MessageId
 
 _GRACE_SECONDS = 1.0
 _FRAMES = 5
@@ -24,31 +18,6 @@ _FRAMES = 5
 
 class HandlerFailed(Exception):
     """A handler raised; the message is the error's type and its innermost lines."""
-
-
-class RunningMessages:
-    """The messages that this process handles, one task each; several attempts of the activity may wait for one task."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[MessageId, asyncio.Task[None]] = {}
-
-    async def settle(self, message: MessageId, handling: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start the message's handling, unless it runs, and wait for it; raises what it raises.
-
-        Cancelling this call cancels the handling, unless the engine only missed heartbeats.
-        """
-        task = self._tasks.get(message)
-        if task is None:
-            task = self._tasks[message] = asyncio.create_task(handling(), name=f"message {message}")
-            task.add_done_callback(_ignore_error)
-            task.add_done_callback(lambda _: self._tasks.pop(message, None))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not is_given_up():
-                task.cancel()
-                await asyncio.wait({task})
-            raise
 
 
 async def run_handler(handling: Awaitable[object], seconds: float, name: str) -> object:
@@ -68,7 +37,7 @@ async def run_as_task(handling: Awaitable[object], seconds: float, name: str) ->
     """Run a handler as a task called `name`; returns the finished task, raises `TimeoutError` after `seconds`."""
     # In an empty context: the current one holds the ids of the thread, which a handler must not see (protocol §9.1).
     task = asyncio.create_task(_contained(handling), name=name, context=Context())
-    task.add_done_callback(_ignore_error)
+    task.add_done_callback(ignore_error)
     try:
         await asyncio.wait({task}, timeout=seconds)
     finally:
@@ -96,7 +65,7 @@ def _type_and_lines(error: BaseException) -> str:
     return f"{type(error).__name__} at " + ", ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
 
 
-def _ignore_error(task: asyncio.Task[Any]) -> None:
+def ignore_error(task: asyncio.Task[Any]) -> None:
     """Keep asyncio from logging the error of a task that nobody awaits any more."""
     if not task.cancelled():
         task.exception()

@@ -1,32 +1,22 @@
-"""Publishes the events of a turn: state, step and task events in this order, and the doorbell of the agent's next turn.
+"""The messages of a turn: state, step and task events, commands, and the doorbells that its end implies. Pure.
 
-Only the `task` event is required: if it is not acknowledged, the outcome stays unannounced, and the safety net
-publishes it again under the same message id (protocol §8). Worker, bridge and services announce an end by `announce`.
+A repeat of a transition has the same messages under the same ids (protocol §5). `turnstile.ledger.turns.turn_publisher`
+publishes them.
 """
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.queries import Connection
-from turnstile.ledger.trees.marks import rings_of
-from turnstile.ledger.turns.ends import mark_announced
-from turnstile.rules.turn_ends import EndedTurn, FinishedTurn
+from turnstile.rules.turn_ends import EndedTurn, Lease
 from turnstile.rules.turn_step import StepRecord
-from turnstile.runtime.faults import Fault, hit
-from turnstile.runtime.ports import Publisher
-from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, interrupt_id, step_id
+from turnstile.schema.ids import CardId, StepId, ToolCallId, interrupt_id, step_id
 from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
-from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent, steer_events
 
 log = logging.getLogger(__name__)
@@ -35,13 +25,11 @@ SENDER = "turnstile.worker"
 
 @dataclass(frozen=True, slots=True)
 class TurnEvents:
-    """The events of one turn; each activity creates its own."""
+    """The events of one turn."""
 
-    publisher: Publisher
     turn: TurnRef
     context: Mapping[str, str]
     """The turn's `context_headers`."""
-    telemetry: Telemetry = SILENT
     sender: str = SENDER
     agent_name: str = ""
     """The profile by whose name people know the agent, for spans; empty if it is unknown."""
@@ -146,79 +134,15 @@ class TurnEvents:
             if hold is not None
         ]
 
-    async def publish(self, *messages: Message) -> None:
-        """Publish best-effort messages; errors are logged."""
-        try:
-            await self.publisher.publish(messages)
-        except ServerUnavailable as error:
-            log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
+    def ended(self, done: EndedTurn, before: Sequence[Message] = (), rings: Sequence[Lease] = ()) -> list[Message]:
+        """The end of the turn, and whom to ring for it.
 
-    async def finished(self, pool: Pool, done: FinishedTurn, *before: Message) -> None:
-        """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
-        hit(Fault.TURN_FINISHED)
-        announced = await self.ended(pool, done, *before)
-        if done.is_new:
-            self._finish_span(done, None if announced else ServerUnavailable.code)
-
-    async def ended(self, pool: Pool, done: EndedTurn, *before: Message) -> bool:
-        """Publish the end of the turn and the doorbell of the agent's next turn; returns as `announce` does.
-
-        In order: the head's `state`, the status of inbox rows, these messages, the `task` event, the next lease.
+        In order: the head's `state`, the status of inbox rows, the messages `before`, the `task` event, the doorbells
+        of the agent's next turn and of `rings`, the turns that the end has answered or stopped.
         """
-        if done.is_new:
-            figures = (done.status, done.error_code, done.stats, done.ended_at)
-            self.telemetry.turn_ended(self.turn, self.context, *figures, self.agent_name)
         messages = [] if done.idle_since is None else [self.state(HeadStatus.IDLE, done.idle_since)]
         messages += [self.address.inbox_progress(row) for row in done.settled]
         messages += [*before, *done.announcement(self.address)]
         if (lease := done.next_lease(self.turn)) is not None:
             messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
-        if done.is_new and done.in_tree:  # the end may have answered a parent, or marked others
-            rings = await pool.run(lambda conn: rings_of(conn, [self.turn.agent_turn_id]))
-            messages += [ring.doorbell(self.sender, "tree") for ring in rings]
-        return await announce(pool, self.publisher, self.turn.agent_turn_id, messages)
-
-    def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
-        """Record the span from the end in the ledger to its announcement."""
-        if not self.telemetry.tracer.enabled:
-            return
-        under = self.context.get(headers.TRACEPARENT, "")
-        if (own := headers.derived_span(under, f"{self.turn.agent_turn_id}-finish")) is None:
-            return
-        attributes = turn_attributes(self.turn, self.context, self.agent_name) | {
-            "turnstile.turn.status": done.status.value
-        }
-        ended = nanoseconds(done.ended_at)
-        times = (ended, max(ended, time.time_ns()))
-        self.telemetry.tracer.record(
-            Span("finish", own, headers.span_id(under), *times, attributes, error_code, "producer")
-        )
-
-
-async def announce(pool: Pool, publisher: Publisher, turn: AgentTurnId, messages: Sequence[Message]) -> bool:
-    """Publish the end of a turn, and have it marked as announced soon; False if that is left to the safety net.
-
-    A mark that is lost is mended: the safety net publishes the end again, under the same message id.
-    """
-    try:
-        await publisher.publish(messages)
-    except ServerUnavailable as error:
-        log.warning("turn %s: its task event is left to the safety net: %s", turn, error)
-        return False
-    hit(Fault.TURN_PUBLISHED)
-    pool.soon.add(_mark, turn)
-    return True
-
-
-async def _mark(conn: Connection, turns: Sequence[str]) -> None:
-    await mark_announced(conn, [AgentTurnId(turn) for turn in turns])
-    hit(Fault.TURN_ANNOUNCED)
-
-
-async def announce_all(
-    pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]
-) -> None:
-    """Publish the ends of these turns, and mark them as announced; raises `ServerUnavailable`, and marks none then."""
-    await publisher.publish(messages)
-    hit(Fault.TURN_PUBLISHED)
-    await pool.run(lambda conn: mark_announced(conn, turns))
+        return [*messages, *(ring.doorbell(self.sender, "tree") for ring in rings)]
