@@ -251,6 +251,21 @@ MUTATIONS: Sequence[Mutation] = (
         function=True,
     ),
     Mutation(
+        "find_targets names the box of an agent's turn in another channel",
+        "find_targets",
+        "CASE WHEN h.active_channel_id = :channel_id THEN h.output_box_id END",
+        "h.output_box_id",
+        "walls",
+    ),
+    Mutation(
+        "channel_boxes gives what another channel wrote last",
+        "channel_boxes",
+        "CASE WHEN NOT state.is_abroad(project, channel, p.last_output_box_id) THEN p.last_output_box_id END",
+        "p.last_output_box_id",
+        "walls-clone",
+        function=True,
+    ),
+    Mutation(
         "make_way asks nobody to stop",
         "make_way",
         "IF a.agent_turn_id IS NOT NULL THEN",

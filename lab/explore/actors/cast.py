@@ -30,7 +30,7 @@ from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import SteerPriority, TurnStatus
 from turnstile.schema.turns import TurnRef
 
-PROJECT, CHANNEL = ProjectId("p1"), ChannelId("public")
+PROJECT, CHANNEL, RED = ProjectId("p1"), ChannelId("public"), ChannelId("u_red")
 ALICE, BOB, CAROL = AgentId("alice"), AgentId("bob"), AgentId("carol")
 MOMENT = datetime(2020, 1, 1, tzinfo=UTC)
 WAIT_SECONDS = 24 * 3600.0
@@ -92,6 +92,10 @@ class Script:
     """Whether its enqueue claims it, by a bridge that dies before it starts a workflow."""
     spends: bool = False
     """Whether its attempts reserve, of its own budget or its project's."""
+    channel: ChannelId = CHANNEL
+    """The channel that it is asked for in."""
+    strategy: Literal["", "reuse", "clone"] = ""
+    """Of a child: whether it writes where `BOB` does, or reads what he wrote there, as the call's channel sees it."""
 
     @property
     def turn(self) -> AgentTurnId:
@@ -312,7 +316,7 @@ def turn_ref(script: Script, row: Mapping[str, Any]) -> TurnRef:
     """What everybody who works on the turn holds of it: it stays the same, however late they come."""
     return TurnRef(
         project_id=PROJECT,
-        channel_id=CHANNEL,
+        channel_id=script.channel,
         agent_id=script.agent,
         agent_turn_id=script.turn,
         turn_epoch=row["turn_epoch"],

@@ -44,7 +44,7 @@ def enqueue_command(script: Script) -> Enqueue:
         request = EnqueueRequest(agent_id=script.agent, correlation_id=action.correlation_id)
     return Enqueue(
         project_id=PROJECT,
-        channel_id=CHANNEL,
+        channel_id=script.channel,
         request=request,
         context_headers=headers.context_headers(told),
         depth_limit=20,

@@ -5,11 +5,12 @@ A child has the ids of its script, so that a fork that is made again, or goes on
 
 from collections.abc import Sequence
 
-from lab.explore.actors.cast import PROJECT, Cast, Fork, Script, gated
+from lab.explore.actors.cast import BOB, PROJECT, Cast, Fork, Script, gated
 from lab.explore.actors.workers import begin, call
 from lab.explore.net import claim
 from lab.explore.statements import statement
 from lab.explore.world import Move, View
+from turnstile.ledger.delegation.targets import Kind, find_targets
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import (
@@ -25,7 +26,7 @@ from turnstile.ledger.trees.batches import (
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, make_card
-from turnstile.schema.ids import turn_card_id
+from turnstile.schema.ids import BoxId, turn_card_id
 from turnstile.schema.turns import TurnRef
 
 
@@ -105,12 +106,20 @@ async def _open(pool: Pool, fork: Fork, parent: Script, children: Sequence[tuple
 def _enqueue(name: str, parent: Script, children: Sequence[tuple[int, Script]]) -> Move:
     async def do(pool: Pool) -> str:
         asks = await pool.run(lambda conn: _call(conn, parent))
-        tasks = [_child(asks, place, each) for place, each in children]
+        box = await _box_of_bob(pool, parent) if any(each.strategy for _, each in children) else None
+        tasks = [_child(asks, place, each, box) for place, each in children]
         batch = batch_of(asks)
         made = await pool.run(lambda conn: enqueue_children(conn, asks, tasks, batch, UNLIMITED_FORK))
         return " ".join(each.verdict for each in made) or "nothing"
 
-    return Move(name, gated(do))
+    return Move(name, gated(do), single=not any(each.strategy for _, each in children))
+
+
+async def _box_of_bob(pool: Pool, parent: Script) -> BoxId | None:
+    """Where `BOB` writes or wrote last, as the channel of the call sees it."""
+    named: tuple[Kind, str] = ("agent", BOB)
+    found = await pool.run(lambda conn: find_targets(conn, PROJECT, parent.channel, parent.turn, [named]))
+    return found[named].output_box_id
 
 
 async def _pass(pool: Pool, batch_id: str) -> str:
@@ -122,7 +131,7 @@ async def _decide(pool: Pool, batch_id: str) -> str:
     return "decided" if await expire_batch(pool, batch_id) else "not due"
 
 
-def _child(asks: ParentCall, place: int, script: Script) -> Child:
+def _child(asks: ParentCall, place: int, script: Script, box: BoxId | None = None) -> Child:
     return Child(
         task_index=place,
         agent_id=script.agent,
@@ -132,6 +141,8 @@ def _child(asks: ParentCall, place: int, script: Script) -> Child:
         new_context_box_id=script.box_id("c"),
         new_output_box_id=script.box_id("d"),
         cards=_cards(asks, script),
+        inherits=(box,) if box is not None and script.strategy == "clone" else (),
+        output_box_id=box if script.strategy == "reuse" else None,
         traceparent=script.traceparent,
     )
 

@@ -6,7 +6,7 @@ The parent sleeps already; `small` has how it gets there. A fenced child fails. 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from lab.explore.actors.cast import ALICE, BOB, CAROL, WAIT_SECONDS, Calls, Cast, Ends, Fork, Script
+from lab.explore.actors.cast import ALICE, BOB, CAROL, RED, WAIT_SECONDS, Calls, Cast, Ends, Fork, Script
 from lab.explore.world import World
 from lab.explore.worlds.turns import world_of
 from turnstile.ledger.trees.batches import Batch
@@ -63,6 +63,23 @@ def worlds() -> Iterator[World]:
             claims=(),
         ),
     )
+
+    yield _walls("walls", "a call of one channel goes on where an agent writes that another channel asks, too", "reuse")
+    yield _walls("walls-clone", "a call of one channel reads where an agent wrote that another channel asks", "clone")
+
+
+def _walls(name: str, says: str, strategy: Literal["reuse", "clone"]) -> World:
+    """Two channels that share an agent, which the call of one names and whose turn the other asks for."""
+    child = Script("b", (_ENDS,), agent=BOB if strategy == "reuse" else CAROL, strategy=strategy)
+    cast = Cast(
+        (_PARENT, child, Script("d", (_ENDS,), agent=BOB, channel=RED)),
+        loses=False,
+        sweeps=False,
+        forks=(Fork("a", ("b",), Batch(WAIT_SECONDS), "asked"),),
+        announces=False,
+        times_out=False,
+    )
+    return world_of(name, says, cast)
 
 
 def _fork(

@@ -59,7 +59,7 @@ def world_of(
         at_end=not_over,
         names=_fresh_boxes if any(script.box or script.talk for script in cast.scripts) else lambda _: {},
         part=_part_of(cast),
-        checks=lambda view: [*_broken(view), *_passed_by(cast, view)],
+        checks=lambda view: [*_broken(view), *_passed_by(cast, view), *_mixed(view)],
         swaps=swaps,
         bounds=bounds,
     )
@@ -89,7 +89,7 @@ def _fresh_boxes(rows: Rows) -> Mapping[str, str]:
 
 
 def _part_of(cast: Cast) -> Callable[[View, str], Sequence[str]]:
-    if any(script.box or script.talk for script in cast.scripts):
+    if any(script.box or script.talk or script.strategy for script in cast.scripts):
         return _whole
     return _part_of_tree if cast.forks else part_of
 
@@ -127,6 +127,24 @@ def _passed_by(cast: Cast, view: View) -> list[str]:
     ]
     skipped = view.all("steers", status="skipped")
     return [f"{row['agent_turn_id']} ended past {row['steer_id']}" for row in skipped if row["agent_turn_id"] in early]
+
+
+def _mixed(view: View) -> list[str]:
+    """A turn that reads, or writes beside, what a turn of another channel made (§6, walls between channels)."""
+    channels = {row["agent_turn_id"]: row["channel_id"] for row in view.all("agent_inbox", message_type="turn")}
+    if len({*channels.values()}) < 2:
+        return []
+    makers = {row["card_id"]: row["metadata"].get("agent_turn_id") for row in view.table("cards")}
+    within: dict[str, set[str]] = {}
+    for row in view.table("box_cards"):
+        within.setdefault(row["box_id"], set()).add(channels.get(makers.get(row["card_id"]), ""))
+    mixed = [
+        (row["agent_turn_id"], box, channel)
+        for row in view.all("agent_inbox", message_type="turn")
+        for box in (row["payload"].get("context_box_id"), row["payload"].get("output_box_id"))
+        for channel in within.get(box, set()) - {row["channel_id"], ""}
+    ]
+    return [f"{turn} is of another channel than a card in its box {box}, of {channel}" for turn, box, channel in mixed]
 
 
 def _is_decided(batch: Mapping[str, Any]) -> bool:

@@ -12,7 +12,10 @@ from lab.explore.search import Options, explore
 from tests.lab.explore.conftest import OpenExplorer
 from turnstile.ledger.queries import all_queries
 
-FOUND_HERE = ("begin_step wakes a turn that sleeps", "finish_turn leaves its stop live")
+FOUND_HERE = (
+    "begin_step wakes a turn that sleeps",
+    "finish_turn leaves its stop live",
+)
 """One that the audit sees, and one that only the net's way to the end shows; `make explore` has them all."""
 
 
@@ -84,6 +87,17 @@ async def test_every_wrong_function_replaces_one_that_is_there(open_explorer: Op
     assert len(wrong) >= 5
     for name in wrong:
         assert await mutate(url, name) == url
+
+
+WALLED = ("enqueue d", "open a1x", "claim bob", "begin d 1", "finish d 1", "fork a1x")
+
+
+async def test_a_call_does_not_reach_what_another_channel_asked_its_agent(open_explorer: OpenExplorer) -> None:
+    for world in ("walls", "walls-clone"):
+        assert await (await open_explorer(world)).replay(WALLED) == []
+    wrong = await open_explorer("walls-clone")
+    await mutate(wrong.place.url, "channel_boxes gives what another channel wrote last")
+    assert any("of another channel" in each for each in await wrong.replay(WALLED))
 
 
 LATE_CHILD = ("finish b 1", "finish c 1", "apply a join-batch-call_a1x", "begin a 2", "finish a 2")

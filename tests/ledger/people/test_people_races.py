@@ -1,12 +1,14 @@
 """Decisions at one moment with other decisions, stops, marks, expiries, ends, timeouts and results (protocol §13.2)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, box, head, rows
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, begin, box, head, lease, rows
 from tests.support.ledger.calls import ask_to_stop, end, ending, expire, settle, stop_on, told, waits
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.people import (
@@ -16,17 +18,23 @@ from tests.support.ledger.people import (
     decide,
     decide_on,
     edit,
+    held_record,
+    hold,
     pass_expiry,
     question,
 )
+from tests.support.ledger.steers import say
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.people.decisions import expire_interrupt
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts
+from turnstile.schema.access import Caller
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InboxId, ToolCallId, interrupt_id
 from turnstile.schema.people.approvals import Decision
+from turnstile.schema.turns import TurnRef
 
 ASKED = interrupt_id(ToolCallId("a"))
 
@@ -81,6 +89,46 @@ async def test_of_people_who_decide_at_once_one_does_and_the_others_are_told(cou
 @pytest.mark.timeout(1800)
 async def test_a_thousand_times_one_decides_and_the_others_are_told(counting: Counting) -> None:
     await duels(counting, 1000)
+
+
+async def steered_and_asking(pool: Counting, call: str) -> TurnRef:
+    """A turn that asks about its call; Dora and Erin steer while its step begins, Frank while that is committed."""
+    turn = await lease(pool)
+    dora, erin, frank = (Caller(name, operates=True) for name in ("dora", "erin", "frank"))
+    begun, *_ = await asyncio.gather(begin(pool, turn), say(pool, turn, caller=dora), say(pool, turn, caller=erin))
+    said = [each.card_id for each in begun.steers]
+    record = held_record(turn, 1, {call: hold(requester_may_decide=False)})
+    metadata = record.metadata.model_copy(update={"new_card_ids": tuple(said)})
+    cards = [*begun.steers, *record.cards]
+    record = replace(record, metadata=metadata, cards=cards, kept=[*said, *record.kept], steers=said)
+    await asyncio.gather(pool.run(lambda conn: commit_step(conn, turn, record)), say(pool, turn, caller=frank))
+    return turn
+
+
+async def test_nobody_approves_what_a_model_asked_for_that_had_heard_them(counting: Counting) -> None:
+    """Whoever is first: a steer that the step took counts, one that came later does not."""
+    met = Counter[str]()
+    people = ("dora", "erin", "frank", "gina")
+    for number in range(12):
+        call = f"call-{number}"
+        turn = await steered_and_asking(counting, call)
+        heard = {
+            row["steered_by"]
+            for row in await rows(
+                counting,
+                "SELECT steered_by FROM state.steers WHERE agent_turn_id = $1 AND step_id IS NOT NULL",
+                turn.agent_turn_id,
+            )
+        }
+        refused = await asyncio.gather(*(code_of(counting, call, who=who) for who in heard))
+        assert [*refused] == ["own_words"] * len(heard)
+        codes = await asyncio.gather(*(code_of(counting, call, who=who) for who in people))
+        assert sorted(codes).count("accepted") == 1
+        assert (await question(counting, call))["decided_by"] not in heard
+        met.update([*refused, *codes])
+        await end(counting, turn)
+    assert met["own_words"], "no step took a steer"
+    assert met["already_decided"]
 
 
 async def test_a_stop_that_waited_for_a_decision_finds_the_call_let_go(counting: Counting) -> None:

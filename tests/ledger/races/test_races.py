@@ -5,6 +5,7 @@ The numbers are those of the hazards in docs/hazards.md. Each was seen to fail w
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -34,6 +35,7 @@ from tests.support.ledger.agents import (
 from tests.support.waiting import overtaken, until_waiting
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection
+from turnstile.ledger.turns.cards import make_box
 from turnstile.ledger.turns.ends import finish_turn
 from turnstile.ledger.turns.intake import Enqueued, QueuedStop
 from turnstile.ledger.turns.lease import dispatch_next
@@ -41,7 +43,7 @@ from turnstile.ledger.turns.roster import add_agent, list_agents, list_profiles,
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.rules.turn_ends import LIVE, Ending, fallback_card
 from turnstile.schema.errors import Refused, StaleTurn
-from turnstile.schema.ids import AgentId, CardId
+from turnstile.schema.ids import AgentId, CardId, ChannelId, new_box_id
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 
@@ -265,3 +267,14 @@ class Here(Pool):
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         return await transition(self._conn)
+
+
+async def test_of_two_channels_that_write_in_a_box_of_nobody_at_once_one_has_it(agents: Pool) -> None:
+    shared = new_box_id()
+    await agents.run(lambda conn: make_box(conn, PROJECT, shared, []))
+    first = command(output_box_id=shared)
+    second = replace(command(BOB, output_box_id=shared), channel_id=ChannelId("u_blue"))
+    with pytest.raises(Refused) as refused:
+        await overtaken(agents, lambda conn: send(conn, first), agents.run(lambda conn: send(conn, second)))
+    assert refused.value.code == "unknown_output_box"
+    await play(agents)
