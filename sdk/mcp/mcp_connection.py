@@ -8,9 +8,8 @@ read. Whatever happens is an error of its own calls.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
@@ -30,6 +29,7 @@ from turnstile.sdk.mcp.bounded_http import bounded_http
 from turnstile.sdk.mcp.client_credentials import ClientCredentials
 from turnstile.sdk.mcp.mcp_server import STATELESS, McpServer
 from turnstile.sdk.mcp.pacing import Pace, Streams, paced
+from turnstile.sdk.mcp.question_owners import QuestionOwners, RunningCall, Waiting
 from turnstile.sdk.mcp.stdio_pipes import LastWords, stdio_pipes
 from turnstile.sdk.mcp.tool_pins import RemoteTool, Unacceptable, read_tool
 from turnstile.sdk.tools.answer import ToolFailed
@@ -71,16 +71,6 @@ class Listing:
     """The reasons, by names that are safe to print."""
 
 
-@dataclass(eq=False, slots=True)
-class _Running:
-    ask: Ask
-    questions: int = field(default=0)
-
-
-_CALL: ContextVar[_Running | None] = ContextVar("turnstile_mcp_call", default=None)
-"""The call whose request is sent; over HTTP a question of the server comes back in the same context."""
-
-
 class McpConnection:
     """An open connection; `closed` is set when the server is gone."""
 
@@ -91,7 +81,7 @@ class McpConnection:
         self._name = name
         self._entry = entry
         self._client: Client | None = None
-        self._running: set[_Running] = set()
+        self._owners = QuestionOwners[Ask]()
         self._listing: Listing | None = None
         self._listed_at = 0.0
         self._changed = False
@@ -107,6 +97,8 @@ class McpConnection:
         if self._entry.protocol not in {None, self.protocol}:
             spoken = f"speaks the protocol {self.protocol}, and its entry names {self._entry.protocol}"
             raise McpUnavailable(f"the MCP server {self._name} {spoken}")
+        streamed = self._entry.url is not None and self._entry.transport != "sse"
+        self._owners.names_calls = streamed or self.protocol == STATELESS
 
     async def listing(self, max_age_seconds: float = 0.0) -> Listing:
         """Its tools, asked for unless they were lately; raises `McpUnavailable`."""
@@ -151,24 +143,34 @@ class McpConnection:
             tools[read.name] = read
 
     async def call(
-        self, tool: str, arguments: JsonObject, *, meta: Mapping[str, str], ask: Ask, progress: ProgressFnT
+        self,
+        tool: str,
+        arguments: JsonObject,
+        *,
+        meta: Mapping[str, str],
+        ask: Ask,
+        progress: ProgressFnT,
+        waiting: Waiting = nullcontext,
     ) -> types.CallToolResult:
-        """What the tool answers; raises `ToolFailed` if it does not, or asks for what it does not get."""
-        running = _Running(ask)
-        self._running.add(running)
-        entered = _CALL.set(running)
+        """What the tool answers; raises `ToolFailed` if it does not, or asks for what it does not get.
+
+        It is `waiting` while a question could not be told from those of other calls.
+        """
         try:
-            return await self._rounds(tool, arguments, meta, running, progress)
+            async with self._owners.running(tool, ask, waiting) as running:
+                return await self._rounds(tool, arguments, meta, running, progress)
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
             raise ToolFailed("invalid_result", f"the MCP server's answer cannot be read: {worded(error)}") from None
-        finally:
-            _CALL.reset(entered)
-            self._running.discard(running)
 
     async def _rounds(
-        self, tool: str, arguments: JsonObject, meta: Mapping[str, str], running: _Running, progress: ProgressFnT
+        self,
+        tool: str,
+        arguments: JsonObject,
+        meta: Mapping[str, str],
+        running: RunningCall[Ask],
+        progress: ProgressFnT,
     ) -> types.CallToolResult:
         answers: types.InputResponses | None = None
         state: str | None = None
@@ -196,7 +198,7 @@ class McpConnection:
                 await asyncio.sleep(_ROUND_SECONDS * 2**number)
         raise ToolFailed("tool_error", f"the MCP server asked for input more than {_MOST_ROUNDS} times")
 
-    async def _answers(self, result: types.InputRequiredResult, running: _Running) -> types.InputResponses:
+    async def _answers(self, result: types.InputRequiredResult, running: RunningCall[Ask]) -> types.InputResponses:
         """What people answer to what the server asks before it goes on."""
         answers: types.InputResponses = {}
         for key, request in (result.input_requests or {}).items():
@@ -205,7 +207,7 @@ class McpConnection:
             answers[key] = await self._ask(running, request.params)
         return answers
 
-    async def _open_urls(self, error: MCPError, running: _Running) -> None:
+    async def _open_urls(self, error: MCPError, running: RunningCall[Ask]) -> None:
         """Ask people to open the addresses without which the server does not go on (2025-11-25)."""
         try:
             needed = types.ElicitationRequiredErrorData.model_validate(error.data)
@@ -215,21 +217,19 @@ class McpConnection:
             if (await self._ask(running, each)).action != "accept":
                 raise error
 
-    async def _ask(self, running: _Running, params: types.ElicitRequestParams) -> types.ElicitResult:
-        running.questions += 1
-        if running.questions > _MOST_QUESTIONS:
+    async def _ask(self, running: RunningCall[Ask], params: types.ElicitRequestParams) -> types.ElicitResult:
+        if running.questions >= _MOST_QUESTIONS:
             raise ToolFailed("tool_error", f"the MCP server asks more than {_MOST_QUESTIONS} questions in one call")
-        return await running.ask(params)
+        async with self._owners.asking(running):
+            return await running.asker(params)
 
     async def on_elicitation(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
         """Answer a question that the server sends in a session: under the call that it belongs to."""
-        running = _CALL.get()
-        if running not in self._running:
-            running = next(iter(self._running)) if len(self._running) == 1 else None
+        running = await self._owners.owner()
         if running is None:
-            refused = "it cannot be told which of the calls that run asks: serve it with concurrency 1"
+            refused = "it cannot be known which of the calls that run asks; from now on they run one after the other"
             return types.ErrorData(code=types.INVALID_REQUEST, message=refused)
         try:
             return await self._ask(running, params)

@@ -55,7 +55,9 @@ class McpTools:
         asking, over = partial(ask_person, self._link.name, call), asyncio.Event()
         watching = asyncio.create_task(_watch(call, over))
         try:
-            calling = connection.call(tool, arguments, meta=meta, ask=asking, progress=_progress(call))
+            calling = connection.call(
+                tool, arguments, meta=meta, ask=asking, progress=_progress(call), waiting=call.standing_still
+            )
             answer = await unless_stopped(over, calling)
         finally:
             watching.cancel()

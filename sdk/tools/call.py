@@ -10,6 +10,7 @@ own.
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias
@@ -35,6 +36,10 @@ class Asks(Protocol):
 
     async def waits(self) -> bool:
         """Whether the call still waits for its result."""
+        ...
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Around what is not the call's own time."""
         ...
 
 
@@ -210,6 +215,10 @@ class ToolCall:
         Costs a request. Without a bridge that answers it is True.
         """
         return self.asks is None or await self.asks.waits()
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Around what is not the call's own time: the service's timeout does not count it, the turn's deadline does."""
+        return nullcontext() if self.asks is None else self.asks.standing_still()
 
     async def progress(self, progress: float, *, total: float | None = None, message: str = "") -> None:
         """Tell whoever watches the turn how far the call is, best effort: at most twice a second, the rest is dropped.

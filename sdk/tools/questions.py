@@ -8,7 +8,7 @@ stands still while a person is asked.
 
 import asyncio
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateRequest
@@ -36,6 +36,10 @@ class Questions:
         """What it came to; raises `Refused` if nobody is asked, `BridgeFailed` if a bridge keeps failing."""
         with self._time.standing_still() if request.tool == "ask_human" else nullcontext():
             return await self._answer(request)
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Around what is not the call's own time."""
+        return self._time.standing_still()
 
     async def waits(self) -> bool:
         """Whether the call still waits for its result; True if no bridge can say."""

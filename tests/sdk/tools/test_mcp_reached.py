@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import mcp_types as types
@@ -19,6 +19,7 @@ from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.mcp_connection import McpConnection, connected
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer
+from turnstile.sdk.mcp.question_owners import QuestionOwners
 
 KIND = TESTS / "support" / "mcp" / "kind_server.py"
 REVISIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
@@ -80,6 +81,99 @@ async def test_questions_are_asked_over_http_in_every_revision_and_each_by_its_c
                 assert connection.protocol == protocol
                 both = await asyncio.gather(booked(connection), booked(connection))
                 assert both == ['{"seats": 2, "window": false}'] * 2
+
+
+class _Seats:
+    """A person who is asked for each call, and answers when told to."""
+
+    def __init__(self, seats: int) -> None:
+        self.seats = seats
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, params: types.ElicitRequestParams) -> types.ElicitResult:
+        assert params.message == "How many seats?"
+        self.asked.set()
+        await self.may_answer.wait()
+        return types.ElicitResult(action="accept", content={"seats": self.seats})
+
+
+async def booking(connection: McpConnection, person: _Seats) -> object:
+    """What a call comes to whose person answers in their own time."""
+    book = (await connection.listing()).tools["book"]
+    answer = await connection.call("book", {}, meta={}, ask=person, progress=unheard)
+    value = result_of(connection.entry, book, answer)["value"]
+    assert isinstance(value, str)
+    return json.loads(value)["seats"]
+
+
+@pytest.mark.parametrize("transport", ["stdio", "sse"])
+async def test_each_question_of_calls_at_once_comes_to_its_own_call(transport: str) -> None:
+    """Where a session does not say whose it is: first calls at once, calls beside a long question, and one given up."""
+    async with AsyncExitStack() as stack:
+        entry = McpServer.model_validate({"command": [sys.executable, str(KIND)], "protocol": "2025-06-18"})
+        if transport == "sse":
+            url = await stack.enter_async_context(listening(KIND, "--sse"))
+            entry = McpServer.model_validate({"url": f"{url}/sse", "transport": "sse"})
+        connection = await stack.enter_async_context(connected("kind", entry, os.environ))
+        people = [_Seats(number) for number in range(1, 5)]
+        for person in people:
+            person.may_answer.set()
+        async with asyncio.timeout(20):
+            assert await asyncio.gather(*(booking(connection, each) for each in people)) == [1, 2, 3, 4]
+            slow, next_one = _Seats(7), _Seats(8)
+            first = asyncio.create_task(booking(connection, slow))
+            await slow.asked.wait()
+            second = asyncio.create_task(booking(connection, next_one))
+            for _ in range(2):  # of a tool that is not known yet, and then of one that never asks
+                added = await connection.call("add", {"a": 1, "b": 2}, meta={}, ask=next_one, progress=unheard)
+                assert result_of(connection.entry, (await connection.listing()).tools["add"], added)["value"] == {
+                    "result": 3
+                }
+            assert not next_one.asked.is_set()
+            slow.may_answer.set()
+            next_one.may_answer.set()
+            assert (await first, await second) == (7, 8)
+            # a call that runs long beside: its question is not taken for the other's, and waits for its end
+            waited = asyncio.create_task(
+                connection.call("wait", {"seconds": 0.5}, meta={}, ask=_Seats(0), progress=unheard)
+            )
+            await connection.call("add", {"a": 1, "b": 2}, meta={}, ask=_Seats(0), progress=unheard)
+            assert await booking(connection, people[2]) == 3
+            await waited
+
+
+def gates(count: int) -> tuple[QuestionOwners[int], list[asyncio.Event]]:
+    return QuestionOwners[int](), [asyncio.Event() for _ in range(count)]
+
+
+async def test_a_question_that_may_be_of_several_calls_waits_and_comes_to_none_that_is_another() -> None:
+    owners, (one, two) = gates(2)
+    began: list[int] = []
+
+    async def call(tool: str, number: int, over: asyncio.Event) -> None:
+        async with owners.running(tool, number):
+            began.append(number)
+            await over.wait()
+
+    async def both_run() -> bool:
+        return began == [1, 2]
+
+    async def unnamed() -> bool:
+        return not owners.names_calls
+
+    async with asyncio.timeout(10):
+        a, b = asyncio.create_task(call("quiet", 1, one)), asyncio.create_task(call("other", 2, two))
+        await until(both_run, 5, "both run: nothing says yet that a question would not name its call")
+        asks = asyncio.create_task(owners.owner())
+        await until(unnamed, 5, "a question came without its call")
+        a.cancel()
+        await asyncio.gather(a, return_exceptions=True)
+        assert await asks is None  # it may have been the one that was given up
+        owner = await owners.owner()
+        assert owner is not None
+        assert owner.asker == 2  # the only one that is left
+        two.set()
+        await b
 
 
 @pytest.mark.parametrize("named", [None, "sse"])
