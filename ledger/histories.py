@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import asyncpg
 
 from turnstile.ledger.address import read_address
+from turnstile.ledger.pooler import open_session
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ServerBehind, kind_of
 from turnstile.ledger.queries import query
 
@@ -42,16 +43,11 @@ async def connect(url: str, **options: Any) -> Any:
     *others, last = read_address(url).each()
     for each in others:
         try:
-            return await _open(each, options)
+            return await open_session(each, options)
         except DRIVER_ERRORS as error:
             if kind_of(error) not in TRANSIENT:
                 raise
-    return await _open(last, options)
-
-
-async def _open(url: str, options: dict[str, Any]) -> Any:
-    make = cast("Callable[..., Awaitable[Any]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
-    return await make(url, **options)
+    return await open_session(last, options)
 
 
 @dataclass(slots=True)
@@ -71,6 +67,8 @@ class Histories:
         """`on_newer` is called when a newer history is seen than before: older connections are to be given up."""
         self._on_newer = on_newer
         self._read_only = read_only
+        self.pooled = False
+        """Whether a pooler is known to be between, which takes no settings as a session begins."""
         self._newest: History | None = None
         self._last = ""
 
@@ -134,7 +132,7 @@ class Histories:
         return sorted(hosts, key=lambda each: ranks[each], reverse=True)
 
     async def _ask(self, host: str, options: dict[str, Any]) -> History | None:
-        conn = await _open(host, options)
+        conn = await open_session(host, options, pooled=self.pooled)
         try:
             history, is_standby = await self._look(conn)
             return None if is_standby else history
@@ -147,7 +145,7 @@ class Histories:
         Nothing is written on a server whose history is the one that its era names, such as an old primary. A server
         that was promoted since begins an era, which is the newest.
         """
-        conn = await _open(host, options)
+        conn = await open_session(host, options, pooled=self.pooled)
         try:
             history, is_standby = await (self._look(conn) if self._read_only else self._begin(conn))
             self._check(history, is_standby, host)

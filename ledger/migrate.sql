@@ -26,9 +26,9 @@ INSERT INTO state.schema_files (name, checksum) VALUES (:name, :checksum)
 ON CONFLICT (name) DO UPDATE SET checksum = EXCLUDED.checksum, applied_at = now();
 
 -- name: server_version :one
--- The server's version as a number and as text, and whether the server is read-only.
+-- The server's version as a number and as text, whether the server is read-only, and a setting with which the session began.
 SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS text,
-  current_setting('transaction_read_only')::bool AS read_only;
+  current_setting('transaction_read_only')::bool AS read_only, current_setting('plan_cache_mode') AS plan_cache_mode;
 
 -- name: store_probe :exec
 -- Stores a megabyte in a table that only this transaction sees, which must be rolled back: a full disk refuses it.

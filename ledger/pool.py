@@ -132,10 +132,16 @@ class Pool:
     async def open(self, *, writable: bool = False) -> None:
         """Connect now and check the server's version; raises `ServerUnavailable` or `ServerTooOld`.
 
-        With `writable` it raises `ServerUnavailable` also for a read-only server, such as a standby.
+        With `writable` it raises `ServerUnavailable` also for a read-only server, such as a standby. Raises
+        `ConfigError` as `connection` does, and for a pooler in transaction mode.
         """
         async with self.connection() as conn:
             found = await query("server_version").one(conn)
+        if found["plan_cache_mode"] != _SETTINGS["plan_cache_mode"] and not self._histories.pooled:
+            self._histories.pooled = True  # a pooler between them has let the settings fall
+            await self.close()
+            await self.open(writable=writable)
+            return
         if found["number"] < MINIMUM_SERVER:
             raise ServerTooOld(
                 f"PostgreSQL 16 or newer is needed, and {self.server} runs {found['text']}: "

@@ -21,6 +21,16 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientEr
 """The exceptions that connecting or a statement may raise."""
 
 
+TRANSACTION_MODE = (
+    "is a connection pooler in transaction mode (or in statement mode), in which prepared statements, settings and "
+    "locks of a session do not last: connect to PostgreSQL itself, or let the pooler have pool_mode = session for this "
+    "database"
+)
+"""What is said of such a pooler, after its address."""
+_UNPREPARED = frozenset({"26000", "42P05"})
+"""A prepared statement is not there, or another's is: a session is not one's own."""
+
+
 class ServerBehind(asyncpg.InterfaceError):
     """The server has an older history of the ledger than this process has seen."""
 
@@ -94,6 +104,8 @@ def kind_of(error: BaseException, *, connected: bool = False) -> ErrorKind:
     match error:
         case ClientConfigurationError():
             return ErrorKind.REFUSED
+        case _ if is_shared(error):
+            return ErrorKind.REFUSED
         case asyncpg.InvalidCachedStatementError():  # a concurrent migration; asyncpg has dropped the plan by now
             return ErrorKind.CONFLICT
         case asyncpg.PostgresError():
@@ -110,6 +122,8 @@ def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError
     """The `TurnstileError` for an error; None for a permanent one that is no refusal, which is raised unchanged."""
     state = _state(error)
     match kind:
+        case _ if is_shared(error):
+            return ConfigError(f"{server} {TRANSACTION_MODE}")
         case ErrorKind.AWAY if isinstance(error, ServerBehind):
             return ServerUnavailable(str(error))
         case ErrorKind.AWAY | ErrorKind.UNABLE:
@@ -125,6 +139,11 @@ def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError
             return BadRequest("text must not hold NUL characters or broken Unicode")
         case _:
             return refusal_of(error)
+
+
+def is_shared(error: BaseException) -> bool:
+    """Whether an error shows that the session is shared with others, by a pooler."""
+    return _state(error) in _UNPREPARED or "statement pooling mode" in str(error)
 
 
 def _state(error: BaseException) -> str:
