@@ -1,6 +1,8 @@
 """A tool with nothing but a NATS client: any language that has one can do the same (docs/tools.md, the wire).
 
-python examples/tools/plain_nats.py nats://127.0.0.1:4222
+python examples/tools/plain_nats.py nats://TOKEN@127.0.0.1:4222
+
+The address, with its token, is `nats_url` in `.turnstile/endpoints.json` where `turnstile up` runs.
 
 It hears commands on core NATS, reads the call's arguments with `describe`, answers with `report`. What it misses while
 it is away the kernel sends again, 30 seconds later by default; what it hears twice, `describe` says is answered.

@@ -15,6 +15,7 @@ from turnstile.embedded.supervisor import Supervisor
 
 _CONFIG = """\
 max_payload: 4MB
+authorization {{ token: "{token}" }}
 http: "{loopback}:{monitoring}"
 http_base_path: "/{path}"
 jetstream {{
@@ -42,15 +43,16 @@ class NatsServer(EmbeddedServer):
         return self.data / "nats.conf"
 
     def url(self) -> str:
-        return f"nats://{LOOPBACK}:{self.port}"
+        """The address, including the token without which it answers nobody."""
+        return f"nats://{self._kept('nats.token')}@{LOOPBACK}:{self.port}"
 
     def monitoring_url(self) -> str:
         """Where it tells its settings and figures over HTTP."""
-        return f"http://{LOOPBACK}:{self.monitoring_port}/{self._monitoring_path()}"
+        return f"http://{LOOPBACK}:{self.monitoring_port}/{self._kept('nats.path')}"
 
-    def _monitoring_path(self) -> str:
-        """Below which it tells them, the same at each start: a page that a user visits cannot know it."""
-        kept = self.data / "nats.path"
+    def _kept(self, name: str) -> str:
+        """A word in a private file, the same at each start: no other user and no page of a browser can know it."""
+        kept = self.data / name
         if not kept.exists():
             write_private(kept, secrets.token_hex(16))
         return kept.read_text()
@@ -58,7 +60,7 @@ class NatsServer(EmbeddedServer):
     async def prepare(self, supervisor: Supervisor) -> None:
         private_directory(self.home)
         home = json.dumps(str(self.home))
-        where = {"monitoring": self.monitoring_port, "path": self._monitoring_path()}
+        where = {"monitoring": self.monitoring_port, "path": self._kept("nats.path"), "token": self._kept("nats.token")}
         write_private(self._config, _CONFIG.format(loopback=LOOPBACK, home=home, **where))
 
     def command(self) -> StartProcess:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from turnstile.embedded.files import private_directory
+from turnstile.embedded.files import private_directory, write_private
 from turnstile.embedded.ports import LOOPBACK, Ports
 from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import (
@@ -61,7 +61,18 @@ class TemporalServer(EmbeddedServer):
         return f"{LOOPBACK}:{self.ports.temporal}"
 
     def web_ui_url(self) -> str:
-        return f"http://{LOOPBACK}:{self.ports.temporal_ui}"
+        return f"http://{self._ui_host()}:{self.ports.temporal_ui}"
+
+    def _ui_host(self) -> str:
+        """An address of this machine alone, the same at each start, that a page which a user visits cannot know.
+
+        The Web UI answers to any name and may end workflows: on an address that can be guessed, a page that gives its
+        own name that address could do so, too.
+        """
+        kept = self.data / "temporal.host"
+        if not kept.exists():
+            write_private(kept, f"127.{','.join(str(secrets.randbelow(254) + 1) for _ in range(3))}".replace(",", "."))
+        return kept.read_text()
 
     async def prepare(self, supervisor: Supervisor) -> None:
         private_directory(self.home)
@@ -72,7 +83,7 @@ class TemporalServer(EmbeddedServer):
         options = {
             "--ip": LOOPBACK,
             "--port": self.ports.temporal,
-            "--ui-ip": LOOPBACK,
+            "--ui-ip": self._ui_host(),
             "--ui-port": self.ports.temporal_ui,
             "--http-port": self.ports.temporal_http,
             "--metrics-port": self.ports.temporal_metrics,
@@ -103,8 +114,8 @@ class TemporalServer(EmbeddedServer):
 
         Uses plain HTTP: a Temporal client would set the runtime of the whole process before its settings are known.
         """
-        for port in (self.ports.temporal, self.ports.temporal_ui):
-            if not await is_listening(LOOPBACK, port):
+        for host, port in ((LOOPBACK, self.ports.temporal), (self._ui_host(), self.ports.temporal_ui)):
+            if not await is_listening(host, port):
                 return False
         path = f"/api/v1/namespaces/{quote(self.namespace, safe='')}/workflows?pageSize=1"
         try:

@@ -10,6 +10,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -26,6 +27,8 @@ from turnstile.embedded.server_errors import (
     ServerNotRunning,
     ServerStartFailed,
 )
+from turnstile.schema.errors import ConfigError
+from turnstile.transport.connection import connect
 
 ALL: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
 
@@ -93,7 +96,7 @@ async def test_all_three_answer(servers: EmbeddedServers) -> None:
     assert servers.embedded == ALL
     assert endpoints.web_ui_url is not None
     for url in (endpoints.nats_url, endpoints.temporal_address, endpoints.web_ui_url):
-        assert await is_listening("127.0.0.1", port_of(url))
+        assert await is_listening(urlsplit(url if "//" in url else f"//{url}").hostname or "", port_of(url))
 
 
 async def test_a_wrong_password_is_refused(servers: EmbeddedServers) -> None:
@@ -107,7 +110,7 @@ async def test_files_are_private_and_endpoints_are_found(
     servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = data_of(servers)
-    for name in ("endpoints.json", "postgres.password", "lock", "logs/postgres.log"):
+    for name in ("endpoints.json", "postgres.password", "nats.token", "nats.conf", "lock", "logs/postgres.log"):
         assert (data / name).stat().st_mode & 0o077 == 0
     assert read_endpoints(data) == servers.endpoints
     below = data.parent / "some" / "where"
@@ -128,6 +131,35 @@ async def test_no_page_reaches_temporal_s_http_api(servers: EmbeddedServers, hos
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
         assert (await web.post(path, content="{}", headers=headers)).status_code == 403
         assert (await web.get(path.removesuffix("/x/terminate"), headers=headers)).status_code == 403
+
+
+async def test_nats_answers_nobody_without_its_token(servers: EmbeddedServers) -> None:
+    """Its address, which has it, is shown and logged without."""
+    data = data_of(servers)
+    token = (data / "nats.token").read_text()
+    url, port = servers.endpoints.nats_url, port_of(servers.endpoints.nats_url)
+    assert url == f"nats://{token}@127.0.0.1:{port}"
+    for guess in (f"nats://127.0.0.1:{port}", f"nats://{'0' * 32}@127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=r"127\.0\.0\.1") as refused:
+            await connect(guess, name="stranger", on_wait=lambda _: None)
+        assert "0000" not in str(refused.value)
+    conn = await connect(url, name="own")
+    await conn.js.account_info()
+    assert token not in conn.shown
+    await conn.close()
+    logs = [path.read_text() for path in (data / "logs").iterdir()]
+    assert not any(token in log for log in logs)
+
+
+async def test_no_page_reaches_temporal_s_web_ui(servers: EmbeddedServers) -> None:
+    """It answers to any name, so its address is one that cannot be known: nothing is where pages would look."""
+    found = servers.endpoints.web_ui_url
+    assert found is not None
+    host, port = urlsplit(found).hostname or "", port_of(found)
+    assert host.startswith("127.")
+    assert not await is_listening("127.0.0.1", port)
+    async with httpx.AsyncClient() as web:
+        assert (await web.get(f"{found}/api/v1/namespaces")).status_code == 200
 
 
 async def test_no_page_reaches_nats_s_figures(servers: EmbeddedServers) -> None:
