@@ -21,7 +21,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('resource.project_agents',
      'SELECT, INSERT, UPDATE (profile_box_id, worker_target, tags, display_name, status, metadata)', 'SELECT, INSERT, UPDATE (status)'),
     ('state.identity_edges', 'SELECT, INSERT', 'INSERT'),
-    ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
+    ('state.conversations', 'SELECT, INSERT, UPDATE (agent_id, output_box_id, notes, turn_count, last_turn_id, updated_at)',
      'SELECT, INSERT, UPDATE (output_box_id, turn_count, last_turn_id, updated_at)'),  -- a worker's compaction moves the pointer
     ('resource.tools',
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),

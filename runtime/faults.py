@@ -64,6 +64,7 @@ class Fault(StrEnum):
     BOX_FORKED = "box.forked"
     BOX_MADE = "box.made"
     BOX_REPLACED = "box.replaced"
+    CONVERSATION_PUT = "conversation.put"
     PROFILE_STORED = "profile.stored"
     TOOL_STORED = "tool.stored"
     TOOL_REMOVED = "tool.removed"

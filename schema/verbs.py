@@ -36,6 +36,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
+from turnstile.schema.wire.conversation_requests import ConversationPutReply, ConversationPutRequest
 from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
@@ -141,6 +142,14 @@ BOX_REPLACE = Verb(
     reply=BoxReplaceReply,
     callers=_CLIENT,
     durable=True,
+)
+CONVERSATION_PUT = Verb(
+    name="conversation.put",
+    summary="Make a conversation, or change it between turns.",
+    section="6",
+    request=ConversationPutRequest,
+    reply=ConversationPutReply,
+    callers=_CLIENT,
 )
 DELEGATE = Verb(
     name="delegate",
@@ -271,6 +280,7 @@ VERBS: tuple[Verb[Any, Any], ...] = (
     BOX_FORK,
     BOX_MAKE,
     BOX_REPLACE,
+    CONVERSATION_PUT,
     DELEGATE,
     PROGRESS,
     DECIDE,

@@ -20,7 +20,7 @@ from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.people.unknown_calls import begin_call
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
+from turnstile.ledger.turns.boxes import compose_box, fork_box, put_conversation, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue_turn, planned
 from turnstile.ledger.turns.views import describe_turn
@@ -42,6 +42,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
+from turnstile.schema.wire.conversation_requests import ConversationPutReply, ConversationPutRequest
 from turnstile.schema.wire.descriptions import DescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
@@ -83,6 +84,7 @@ class Verbs:
             "box_fork": self.box_fork,
             "box_make": self.box_make,
             "box_replace": self.box_replace,
+            "conversation.put": self.conversation_put,
             "rerun": self.rerun,
         }
 
@@ -236,6 +238,15 @@ class Verbs:
         boxes = await self.pool.run(lambda conn: replace_boxes(conn, request.project_id, request.channel_id, wanted))
         hit(Fault.BOX_REPLACED)
         return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
+
+    async def conversation_put(self, request: VerbRequest) -> ConversationPutReply:
+        """Make a conversation, or change it between turns."""
+        wanted, box = request.parse(ConversationPutRequest), new_box_id()
+        put = await self.pool.run(
+            lambda conn: put_conversation(conn, request.project_id, request.channel_id, wanted, box)
+        )
+        hit(Fault.CONVERSATION_PUT)
+        return put
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"

@@ -19,6 +19,7 @@ from turnstile.gateway.agui.run_input import (
     instruction_in,
     instructions_in,
     notes_of,
+    parent_key,
     run_key,
     thread_of,
 )
@@ -26,6 +27,7 @@ from turnstile.gateway.asking import key_of
 from turnstile.gateway.events.ends import look
 from turnstile.gateway.events.positions import Part, Position
 from turnstile.gateway.http.endpoints import Call
+from turnstile.gateway.http.problems import Unsupported
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
 from turnstile.ledger.access.past import find_requested_turn, get_turn_request
@@ -69,8 +71,10 @@ class Thread:
         if (before := await self._before(key)) is not None:
             return before
         line = await self._line()
-        if line is not None and line.last_turn_id is not None:
-            await self._nothing_pends(line.last_turn_id)
+        last = None if line is None else line.last_turn_id
+        await self._follows(last)
+        if last is not None:
+            await self._nothing_pends(last)
         told = composed(instructions_in(given))
         fields: JsonObject = {
             "conversation_id": thread,
@@ -87,7 +91,7 @@ class Thread:
     async def answered(self, entries: list[ResumeEntry]) -> tuple[TurnView, Position]:
         """The turn whose questions these answers decide, and the place after the step that asked them.
 
-        Raises `Refused`: unknown_interrupt, invalid_response, and as the verb `decide` does.
+        Raises `Refused`: unknown_interrupt, invalid_response, and as the verb `decide` does; and as `_follows` does.
         """
         views = [await self._question(entry) for entry in entries]
         turns = {view.agent_turn_id for view in views}
@@ -96,6 +100,7 @@ class Thread:
         turn = await self.kernel.turns.described(self._principal, turns.pop())
         if turn.conversation_id != thread_of(self.call.body) or turn.agent_id != self.agent_in(turn.channel_id):
             raise _unknown()
+        await self._follows(turn.agent_turn_id)
         decisions = [decision_in(entry, view) for entry, view in zip(entries, views, strict=True)]
         for entry, view, decision in zip(entries, views, decisions, strict=True):
             await self._decide(entry, view, decision)
@@ -119,6 +124,20 @@ class Thread:
         if not same or view.agent_id != self.agent_in(view.channel_id):
             raise Refused("correlation_conflict", "this runId was another run's: name each run anew")
         return view
+
+    async def _follows(self, last: AgentTurnId | None) -> None:
+        """Raises `Unsupported` where `parentRunId` names another run than the one that began this turn.
+
+        A run that goes on from an earlier one is a branch, which a conversation does not have.
+        """
+        if (key := parent_key(self.call.body)) is None:
+            return
+        project, own = self._principal.project_id, key_of(self._principal, key)
+        turn = await self.kernel.pool.run(lambda conn: find_requested_turn(conn, project, own))
+        if turn is None or turn != last:
+            what = "names no run that began a turn of this thread" if turn is None else "is not the run before"
+            hint = "a thread has no branches, so leave it out, or begin a new thread with the messages up to there"
+            raise Unsupported(f"parentRunId: {what}; {hint}", "parentRunId")
 
     async def _line(self) -> ConversationLine | None:
         project, thread, channel = self._principal.project_id, thread_of(self.call.body), self.channel

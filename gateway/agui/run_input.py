@@ -44,9 +44,17 @@ def thread_of(given: RunAgentInput) -> ConversationId:
 
 def run_key(given: RunAgentInput) -> str:
     """The correlation of a run's turn; raises `BadField` for an id that cannot be in one."""
-    run = given.run_id
+    return _key_of(given.run_id, "runId")
+
+
+def parent_key(given: RunAgentInput) -> str | None:
+    """The correlation of the turn of the run before, if one is named; raises as `run_key` does."""
+    return None if given.parent_run_id is None else _key_of(given.parent_run_id, "parentRunId")
+
+
+def _key_of(run: str, param: str) -> str:
     if not 0 < len(run) <= _RUN_LENGTH or not run.isascii() or not run.isprintable():
-        raise BadField(f"runId: 1 to {_RUN_LENGTH} printable ASCII characters are needed", "runId")
+        raise BadField(f"{param}: 1 to {_RUN_LENGTH} printable ASCII characters are needed", param)
     return f"{NOTES}/{run}"
 
 
@@ -56,8 +64,7 @@ def check_supported(given: RunAgentInput) -> None:
     run_key(given)
     if not is_empty(given.state):
         raise Unsupported("state: it has content, and no state is shared with agents here; leave it out", "state")
-    if given.parent_run_id is not None:
-        raise Unsupported("parentRunId: a thread has no branches; leave it out", "parentRunId")
+    parent_key(given)
 
 
 def cancels(given: RunAgentInput, query: RunQuery) -> bool:

@@ -5,6 +5,16 @@ from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat import Chat
 from turnstile.gateway.openai.chat_answer import ChatCompletion
 from turnstile.gateway.openai.chat_request import ChatCreate
+from turnstile.gateway.openai.conversations import (
+    AnyItem,
+    ConversationCreate,
+    ConversationDeleted,
+    ConversationObject,
+    Conversations,
+    ConversationUpdate,
+    ItemsCreate,
+    ItemsInclude,
+)
 from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
 from turnstile.gateway.openai.responses.objects import ItemList, Response
 from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreate, ResponseRetrieve
@@ -16,7 +26,12 @@ __all__ = ["Kernel", "openai_endpoints"]
 
 def openai_endpoints(kernel: Kernel) -> list[Endpoint]:
     """All of them."""
-    return [*_models(Models(kernel.pool)), *_chat(Chat(kernel)), *_responses(Responses(kernel))]
+    return [
+        *_models(Models(kernel.pool)),
+        *_chat(Chat(kernel)),
+        *_responses(Responses(kernel)),
+        *_conversations(Conversations(kernel)),
+    ]
 
 
 def _models(models: Models) -> list[Endpoint]:
@@ -99,5 +114,92 @@ def _responses(responses: Responses) -> list[Endpoint]:
             summary="Stop a response.",
             handler=responses.cancel,
             answer=Response,
+        ),
+    ]
+
+
+def _conversations(conversations: Conversations) -> list[Endpoint]:
+    one, items = "/openai/v1/conversations/{conversation_id}", "/openai/v1/conversations/{conversation_id}/items"
+    key = {"Idempotency-Key": "The caller's own name for the request."}
+    return [
+        Endpoint(
+            name="openai_create_conversation",
+            method="POST",
+            path="/openai/v1/conversations",
+            right=Right.ASK,
+            summary="Make a conversation. The same Idempotency-Key is the same conversation.",
+            handler=conversations.create,
+            body=ConversationCreate,
+            answer=ConversationObject,
+            request_headers=key,
+        ),
+        Endpoint(
+            name="openai_get_conversation",
+            method="GET",
+            path=one,
+            right=Right.READ,
+            summary="A conversation.",
+            handler=conversations.get,
+            answer=ConversationObject,
+        ),
+        Endpoint(
+            name="openai_update_conversation",
+            method="POST",
+            path=one,
+            right=Right.ASK,
+            summary="Give a conversation other metadata.",
+            handler=conversations.update,
+            body=ConversationUpdate,
+            answer=ConversationObject,
+        ),
+        Endpoint(
+            name="openai_delete_conversation",
+            method="DELETE",
+            path=one,
+            right=Right.ASK,
+            summary="Hide a conversation; its items stay.",
+            handler=conversations.delete,
+            answer=ConversationDeleted,
+        ),
+        Endpoint(
+            name="openai_list_conversation_items",
+            method="GET",
+            path=items,
+            right=Right.READ,
+            summary="What an agent reads of a conversation.",
+            handler=conversations.items,
+            query=ItemsQuery,
+            answer=ItemList,
+        ),
+        Endpoint(
+            name="openai_create_conversation_items",
+            method="POST",
+            path=items,
+            right=Right.ASK,
+            summary="Add items to a conversation. Those of the same Idempotency-Key are added once.",
+            handler=conversations.add_items,
+            query=ItemsInclude,
+            body=ItemsCreate,
+            answer=ItemList,
+            request_headers=key,
+        ),
+        Endpoint(
+            name="openai_get_conversation_item",
+            method="GET",
+            path=f"{items}/{{item_id}}",
+            right=Right.READ,
+            summary="An item of a conversation.",
+            handler=conversations.item,
+            query=ItemsInclude,
+            answer=AnyItem,
+        ),
+        Endpoint(
+            name="openai_delete_conversation_item",
+            method="DELETE",
+            path=f"{items}/{{item_id}}",
+            right=Right.ASK,
+            summary="Let a conversation go on without an item.",
+            handler=conversations.delete_item,
+            answer=ConversationObject,
         ),
     ]

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from pydantic import Json
+
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.views import ConversationLine, ConversationName
 from turnstile.schema.base import Tolerant, stored_json
 from turnstile.schema.cards import Card, CardMetadata, ThoughtCall
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, ProjectId, StepId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ProjectId, StepId
 from turnstile.schema.states import SteerStatus
+from turnstile.schema.wire.conversation_requests import ConversationNotes
 
 LOOKED_THROUGH: Final = 2_000
 """The newest turns of a project among which conversations that were used lately are looked for."""
@@ -34,6 +37,18 @@ class ChatLine(ConversationLine):
     """The beginning of what was asked last."""
     status: str | None
     """Where the last turn stands; null if it is gone."""
+
+
+class KeptConversation(Tolerant):
+    """A conversation with what clients keep with it."""
+
+    agent_id: AgentId | None
+    """None: a client made it, and no agent has had a turn in it."""
+    channel_id: ChannelId
+    conversation_id: ConversationId
+    output_box_id: BoxId
+    created_at: datetime
+    notes: Json[ConversationNotes]
 
 
 class ChatTurn(Tolerant):
@@ -107,6 +122,20 @@ async def list_chats(conn: Connection, project: ProjectId, names: Sequence[Conve
     )
     by_name = {line.name: line for line in found}
     return [by_name[name] for name in names if name in by_name]
+
+
+async def find_kept_conversations(
+    conn: Connection, project: ProjectId, channel: ChannelId, conversation: ConversationId, *, row_limit: int
+) -> list[KeptConversation]:
+    """The conversations of a name in a channel: one, or those of several agents."""
+    return await query("find_kept_conversations").all_as(
+        conn,
+        KeptConversation,
+        project_id=project,
+        channel_id=channel,
+        conversation_id=conversation,
+        row_limit=row_limit,
+    )
 
 
 async def list_chat_turns(

@@ -28,6 +28,14 @@ LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.proje
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
     AND h.active_agent_turn_id = i.agent_turn_id;
 
+-- name: find_kept_conversations :many
+-- The conversations of a name in a channel, those of no agent too, with what clients keep with them.
+SELECT nullif(c.agent_id, '') AS agent_id, c.channel_id, c.conversation_id, c.output_box_id::text AS output_box_id, c.created_at,
+       coalesce(c.notes, '{}') AS notes
+FROM state.conversations c
+WHERE c.project_id COLLATE "C" = :project_id AND c.conversation_id COLLATE "C" = :conversation_id AND c.channel_id = :channel_id
+ORDER BY c.agent_id LIMIT :row_limit::int;
+
 -- name: list_chat_turns :many
 -- The last turns of a conversation, those before another one if that is given, in its order, each with what was asked and where it stands: all
 -- that was asked, also before a compaction, and what was rolled back.

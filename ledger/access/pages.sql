@@ -40,7 +40,7 @@ ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int;
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
        c.updated_at
 FROM state.conversations c
-WHERE c.project_id COLLATE "C" = :project_id
+WHERE c.project_id COLLATE "C" = :project_id AND c.agent_id <> ''
 -- only for any_channel
   AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
 -- else

@@ -1,6 +1,6 @@
 -- The box in which a conversation with an agent of a channel is kept: every turn of the conversation writes there. The
 -- conversation '' is the one that a profile's memory keeps where an enqueue names none. Made by the conversation's
--- first enqueue.
+-- first enqueue, or by a client (put_conversation): then it is no agent's until a turn names it.
 CREATE TABLE state.conversations (
     project_id      text NOT NULL,
     channel_id      text NOT NULL,
@@ -9,6 +9,7 @@ CREATE TABLE state.conversations (
     output_box_id   uuid NOT NULL,
     turn_count      bigint NOT NULL DEFAULT 0,
     last_turn_id    text,
+    notes           jsonb,
     created_at      timestamptz NOT NULL DEFAULT now(),
     updated_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (agent_id, conversation_id, channel_id, project_id)
@@ -32,3 +33,5 @@ CREATE INDEX conversations_channel ON state.conversations (project_id COLLATE "C
     WHERE conversation_id >= '';
 
 COMMENT ON COLUMN state.conversations.turn_count IS 'turns enqueued so far, queued ones included';
+COMMENT ON COLUMN state.conversations.agent_id IS 'empty: a client made it, and no agent has had a turn in it';
+COMMENT ON COLUMN state.conversations.notes IS 'what a client keeps with it: {metadata, removed}; null: nothing';

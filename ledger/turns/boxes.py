@@ -1,4 +1,4 @@
-"""The verbs on boxes: `box_fork`, `box_make` and `box_replace` (protocol §6).
+"""The verbs on boxes: `box_fork`, `box_make`, `box_replace`, and `conversation.put`, which makes one (protocol §6).
 
 Guarantees: a fork copies its source's list at one moment, a box of parts is made whole or not at all, and each has an
 id by which a repeat finds it. Pointers are set only to boxes of the agent's project that no other agent's turn writes
@@ -14,6 +14,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId
+from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.box_requests import (
     CARD_LIMIT,
     AgentBoxes,
@@ -24,6 +25,11 @@ from turnstile.schema.wire.box_requests import (
     FieldsPart,
     TextPart,
 )
+from turnstile.schema.wire.conversation_requests import (
+    ConversationNotes,
+    ConversationPutReply,
+    ConversationPutRequest,
+)
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 _REFUSALS = {
@@ -33,6 +39,12 @@ _REFUSALS = {
     "unknown_agent": "the project has no such agent: add it first",
     "unknown_context_box": "memory_context_box_id names no box of this project and channel",
     "unknown_output_box": "last_output_box_id names no box of this project and channel",
+    "ambiguous": "several agents of the channel have a conversation of this id: say agent_id",
+    "conversation_changed": "the conversation is in another box by now: read it again",
+    "conversation_locked": "a turn of this conversation is not over: wait for its end, or stop it",
+    "conversation_of_another": "the conversation is another agent's: make one for each agent",
+    "unknown_card": "drop_card_ids: the conversation has no such card",
+    "unknown_conversation": "the channel has no such conversation",
     "output_box_busy": "a turn of another agent is writing the box: fork it, or wait for its end",
 }
 
@@ -140,6 +152,44 @@ async def replace_boxes(
     if (verdict := row["verdict"]) != "accepted":
         raise Refused(verdict, _REFUSALS[verdict])
     return AgentBoxes.model_validate(dict(row))
+
+
+async def put_conversation(
+    conn: Connection, project: ProjectId, channel: ChannelId, wanted: ConversationPutRequest, new_box: BoxId
+) -> ConversationPutReply:
+    """Make or change a conversation of the channel; a box that it needs has the id `new_box`. Returns it as it is now.
+
+    Raises `Refused` (unknown_conversation, ambiguous, unknown_box, unknown_card, too_many_cards,
+    conversation_changed, conversation_locked, conversation_of_another), or `Again`.
+    """
+    given = {"metadata": wanted.metadata, "removed": wanted.removed}
+    notes = {name: value for name, value in given.items() if value is not None}
+    row = await query("put_conversation").one(
+        conn,
+        project_id=project,
+        channel_id=channel,
+        conversation_id=wanted.conversation_id,
+        agent_id=wanted.agent_id,
+        notes=json.dumps(notes) if notes else None,
+        box_id=wanted.box_id,
+        add_box_id=wanted.add_box_id,
+        drop_card_ids=list(wanted.drop_card_ids),
+        new_box_id=new_box,
+        card_limit=CARD_LIMIT,
+    )
+    match row["verdict"]:
+        case "accepted" | "duplicate":
+            return ConversationPutReply(
+                status=ReplyStatus.ACCEPTED,
+                conversation_id=wanted.conversation_id,
+                agent_id=row["agent_id"],
+                box_id=row["box_id"],
+                notes=ConversationNotes.model_validate_json(row["notes"]),
+            )
+        case "again":
+            raise Again
+        case refusal:
+            raise Refused(refusal, _REFUSALS[refusal])
 
 
 async def agent_boxes(conn: Connection, project: ProjectId, channel: ChannelId, agent: AgentId) -> AgentBoxes:

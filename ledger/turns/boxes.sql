@@ -167,3 +167,10 @@ FROM plan LEFT JOIN pointed_by_channel pointed ON true;
 SELECT p.memory_context_box_id::text AS memory_context_box_id, p.last_output_box_id::text AS last_output_box_id
 FROM resource.project_agents a CROSS JOIN LATERAL state.channel_boxes(a.project_id, :channel_id, a.agent_id) p
 WHERE a.agent_id = :agent_id AND a.project_id = :project_id;
+
+-- name: put_conversation :one
+-- Makes a conversation, gives it to an agent, or moves its pointer to a box with more or fewer cards.
+-- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
+SELECT w.verdict, nullif(w.of_agent, '') AS agent_id, w.box::text AS box_id, w.noted AS notes
+FROM state.put_conversation(:project_id, :channel_id, :conversation_id, :agent_id::text, :notes::jsonb, :box_id::text::uuid, :add_box_id::text::uuid,
+                            :drop_card_ids::text[], :new_box_id::text::uuid, :card_limit::int) w;

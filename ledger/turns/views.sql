@@ -53,7 +53,7 @@ FROM page g ORDER BY g.created_at DESC;
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
        c.updated_at
 FROM state.conversations c
-WHERE c.project_id COLLATE "C" = :project_id AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
+WHERE c.project_id COLLATE "C" = :project_id AND c.agent_id <> '' AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
   AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
 ORDER BY c.updated_at DESC LIMIT :row_limit::int;
 
@@ -62,7 +62,7 @@ ORDER BY c.updated_at DESC LIMIT :row_limit::int;
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
        c.updated_at
 FROM state.conversations c
-WHERE c.project_id COLLATE "C" = :project_id AND c.conversation_id COLLATE "C" = :conversation_id AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
+WHERE c.project_id COLLATE "C" = :project_id AND c.conversation_id COLLATE "C" = :conversation_id AND c.agent_id <> '' AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
   AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
 ORDER BY c.updated_at DESC LIMIT :row_limit::int;
 

@@ -60,6 +60,11 @@ async def agent(tenant: Tenant) -> JsonObject:
     return {"agent_id": await tenant.agent("echo")}
 
 
+async def talk(tenant: Tenant) -> JsonObject:
+    await tenant.client.request("conversation.put", {"conversation_id": "talk"})
+    return {}
+
+
 async def box(tenant: Tenant) -> JsonObject:
     made = await tenant.client.request("box_make", {"parts": [{"text": "a part"}]})
     return {"box_id": made["box_id"]}
@@ -97,6 +102,18 @@ HTTP_TABLE: dict[str, tuple[Subject, str, JsonObject, JsonObject]] = {
         "/openai/v1/responses",
         {"model": "alice", "input": "one"},
         {"model": "alice", "input": "two"},
+    ),
+    "openai_create_conversation": (
+        nothing,
+        "/openai/v1/conversations",
+        {"items": [{"role": "user", "content": "one"}]},
+        {"items": [{"role": "user", "content": "two"}]},
+    ),
+    "openai_create_conversation_items": (
+        talk,
+        "/openai/v1/conversations/talk/items",
+        {"items": [{"role": "user", "content": "one"}]},
+        {"items": [{"role": "user", "content": "two"}]},
     ),
     "openai_create_chat_completion": (
         agent,

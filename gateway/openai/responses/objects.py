@@ -72,8 +72,9 @@ class ItemList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[UserMessage | Item]
-    first_id: str | None
-    last_id: str | None
+    first_id: str
+    """Empty if there are none, as `last_id`: OpenAI's clients have no null there."""
+    last_id: str
     has_more: bool
 
 

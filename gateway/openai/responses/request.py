@@ -157,7 +157,7 @@ class ItemsQuery(Strict):
                 raise BadField("after: no item has this id", "after")
             ordered = ordered[names.index(self.after) + 1 :]
         data = ordered[: self.limit]
-        ends = (data[0].id, data[-1].id) if data else (None, None)
+        ends = (data[0].id, data[-1].id) if data else ("", "")
         return ItemList(data=data, first_id=ends[0], last_id=ends[1], has_more=len(ordered) > len(data))
 
 

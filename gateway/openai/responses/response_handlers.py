@@ -7,7 +7,7 @@ again. A stream that is cut by the gateway stops nothing; `starting_after` goes 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,19 +21,18 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
+from turnstile.gateway.openai.conversations import Conversations
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.messages import Said, composed
+from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
-from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, ResponseCreate, ResponseRetrieve
+from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreate, ResponseRetrieve
 from turnstile.gateway.openai.responses.response_reading import (
-    ItemCards,
     asked_with,
     begun,
-    cards_of_items,
     items_of,
     read_response,
     turn_in,
-    turn_of_item,
     unknown_response,
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
@@ -51,8 +50,6 @@ from turnstile.schema.wire.descriptions import TurnView
 
 _STOP_SECONDS: Final = 10.0
 """How long a cancel waits for the end of its turn."""
-_MOST_TURNS: Final = 100
-"""Earlier responses whose items one request may name."""
 _FAREWELL: Final = b": the gateway stops; go on with starting_after\n\n"
 
 
@@ -62,12 +59,6 @@ class PreviousResponse(BadField):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message, "previous_response_id")
         self.code = code
-
-
-class ItemNotFound(BadField):
-    """An item that a request names is not there."""
-
-    code: str = "item_not_found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +130,9 @@ class Responses:
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
         fields: JsonObject = {"runtime_config": wanted.runtime_config(instructions), "metadata": notes}
         parts: list[Part] = [] if previous is None else await self._past(previous)
-        parts += await self._parts(principal, said)
+        parts += await parts_of(kernel, principal, said, "input")
         if conversation is not None:
+            await Conversations(kernel).joined(call, channel, conversation, target)
             fields["conversation_id"] = conversation
         last = parts[-1]
         # A turn of an agent that names no box goes on in the conversation that its profile may keep: it gets one.
@@ -153,36 +145,6 @@ class Responses:
         with known_model(wanted.model):
             turn = await kernel.enqueue(call, channel, target, fields, key)
         return await kernel.turns.described(principal, turn)
-
-    async def _parts(self, principal: Principal, said: Sequence[Said | ItemRef]) -> list[Part]:
-        """What is in a request as parts of a box; raises `ItemNotFound` for an item that it names and is not there."""
-        known = await self._items(principal, {each.item for each in said if isinstance(each, ItemRef)})
-        parts: list[Part] = []
-        for each in said:
-            item = known.get(each.item) if isinstance(each, ItemRef) else None
-            if isinstance(each, Said):
-                parts += composed([each]).parts
-            elif item is not None and (each.text is None or (item.text or "").strip() == each.text.strip()):
-                parts += [CardPart(card_id=card) for card in item.cards]
-            elif each.text is not None:
-                parts += composed([Said("assistant", each.text)]).parts
-            elif each.is_needed:
-                raise ItemNotFound(f"{each.param}: the project has no such item; send the message itself", each.param)
-        if not parts:
-            raise BadField("input: it says nothing", "input")
-        return parts
-
-    async def _items(self, principal: Principal, items: Collection[str]) -> dict[str, ItemCards]:
-        """Those of these items that are there for the token."""
-        turns = {turn for item in items if (turn := turn_of_item(item)) is not None}
-        if len(turns) > _MOST_TURNS:
-            raise BadField(f"input: items of at most {_MOST_TURNS} responses; use previous_response_id", "input")
-        found: dict[str, ItemCards] = {}
-        for turn in turns:
-            with contextlib.suppress(Refused):
-                view = await self.kernel.turns.described(principal, turn)
-                found |= await cards_of_items(self.kernel.pool, view)
-        return found
 
     async def _previous(self, principal: Principal, response: str | None) -> TurnView | None:
         """The turn to go on from; raises `PreviousResponse` if it is not there or not over."""

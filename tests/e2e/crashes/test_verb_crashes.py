@@ -157,5 +157,5 @@ def test_every_point_has_a_test_that_fails_there() -> None:
     killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_unknown_call_crashes.POINTS}
     killed |= {*test_spending_crashes.POINTS, *test_era.POINTS}
     killed |= {*_POINTS_OF_PLAYS & {*PASSED["tool_asks"], *PASSED["pushed"]}}
-    thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}
+    thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.CONVERSATION_PUT, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}
     assert set(Fault) - killed == thrown

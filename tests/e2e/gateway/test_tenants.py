@@ -237,6 +237,30 @@ MATRIX: dict[str, list[Make]] = {
         lambda own, its: rpc(own.agent, "DeleteTaskPushNotificationConfig", taskId=its.turn, id="x"),
     ],
     "openai_list_input_items": [lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}/input_items")],
+    "openai_create_conversation": [
+        lambda _, its: Asked(
+            "/openai/v1/conversations", body={"items": [{"type": "item_reference", "id": f"msg_{its.turn}-s1-thought"}]}
+        ),
+    ],
+    "openai_get_conversation": [lambda _, its: Asked(f"/openai/v1/conversations/{its.conversation}")],
+    "openai_update_conversation": [
+        lambda _, its: Asked(f"/openai/v1/conversations/{its.conversation}", body={"metadata": {"a": "b"}}),
+    ],
+    "openai_delete_conversation": [
+        lambda _, its: Asked(f"/openai/v1/conversations/{its.conversation}", body={}),
+    ],
+    "openai_list_conversation_items": [lambda _, its: Asked(f"/openai/v1/conversations/{its.conversation}/items")],
+    "openai_create_conversation_items": [
+        lambda _, its: Asked(
+            f"/openai/v1/conversations/{its.conversation}/items", body={"items": [{"role": "user", "content": "x"}]}
+        ),
+    ],
+    "openai_get_conversation_item": [
+        lambda _, its: Asked(f"/openai/v1/conversations/{its.conversation}/items/msg_{its.turn}-s1-thought"),
+    ],
+    "openai_delete_conversation_item": [
+        lambda _, its: Asked(f"/openai/v1/conversations/{its.conversation}/items/msg_{its.turn}-s1-thought", body={}),
+    ],
     "openai_cancel_response": [lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}/cancel", body={})],
     "list_agents": [lambda _, __: Asked("/v1/agents")],
     "list_profiles": [lambda _, __: Asked("/v1/profiles")],

@@ -176,6 +176,7 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     await client.request("describe", {"agent_turn_id": turn})
     await client.request("box_fork", {"box_id": box})
     await client.request("box_make", {"parts": [{"box_id": box}]})
+    await client.request("conversation.put", {"conversation_id": "c1", "add_box_id": box})
     await client.request("rerun", {"agent_turn_id": turn, "from_step": 2, "model": "scripted/echo"})
     for verb in ("agent.pause", "agent.retire", "agent.resume"):
         await client.request(verb, {"agent_id": hand.agent})

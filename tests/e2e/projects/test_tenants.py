@@ -39,6 +39,7 @@ from turnstile.schema.people.steers import SteerRequest
 from turnstile.schema.verbs import verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
+from turnstile.schema.wire.conversation_requests import ConversationPutRequest
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueRequest,
@@ -194,6 +195,10 @@ def decide(its: "Ids", told: Mapping[str, str] | None = None, **fields: Any) -> 
 STATUS_VERBS = ("agent.pause", "agent.resume", "agent.retire")
 
 
+def put(conversation: str, **fields: Any) -> Case:
+    return Case("conversation.put", {"conversation_id": conversation, **fields})
+
+
 def status_of(verb: str, _: "Ids", its: "Ids") -> Case:
     """A change of an agent's status."""
     return Case(verb, {"agent_id": its.agent})
@@ -326,6 +331,18 @@ MATRIX: dict[str, Make] = {
     ),
     "box_replace, agent in the header": lambda own, its: replaced(own.context_box, {headers.AGENT_ID: its.agent}),
     "box_replace, project in the header": lambda _, its: replaced(its.context_box, {headers.PROJECT_ID: its.project}),
+    "conversation.put conversation_id": lambda _, its: put(f"c1-{its.correlation}", removed=True),
+    "conversation.put agent_id": lambda _, its: put(f"c2-{its.correlation}", agent_id=its.agent),
+    "conversation.put box_id": lambda _, its: put(
+        f"c3-{its.correlation}", box_id=its.output_box, drop_card_ids=[its.card]
+    ),
+    "conversation.put add_box_id": lambda _, its: put("fresh", add_box_id=its.context_box),
+    "conversation.put add_box_id, an output box": lambda _, its: put("fresh", add_box_id=its.output_box),
+    "conversation.put, project in the header": lambda _, its: Case(
+        "conversation.put",
+        {"conversation_id": f"c4-{its.correlation}", "removed": True},
+        {headers.PROJECT_ID: its.project},
+    ),
     **{f"{verb} agent_id": partial(status_of, verb) for verb in STATUS_VERBS},
     "agent.put profile_name": lambda own, its: Case("agent.put", {"agent_id": own.agent, "profile_name": its.profile}),
     "tool.remove tool_name": lambda _, its: Case("tool.remove", {"tool_name": f"button-{its.project}"}),
@@ -364,6 +381,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "box_fork": BoxForkRequest,
     "box_make": BoxMakeRequest,
     "box_replace": BoxReplaceRequest,
+    "conversation.put": ConversationPutRequest,
     "delegate": DelegateRequest,
     "progress": ProgressRequest,
     "push.set": PushSetRequest,
@@ -391,6 +409,7 @@ NAMES_NOTHING = {
     *("decision", "response", "message", "limit"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns"),
     *("progress", "total", "url", "token", "receiver_id"),
+    "removed",
     "begins",  # a name of its own, beside the call
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
@@ -448,6 +467,8 @@ async def live(tenant: Tenant) -> Ids:
         await hand.called(call_of(asleep))
         queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
     await tenant.enqueue(ALICE, words, conversation_id=mine)
+    for number in range(1, 5):
+        await tenant.client.request("conversation.put", {"conversation_id": f"c{number}-{mine}"})
     await put_tool(tenant.pool, tenant.project, definition(f"vault-{tenant.project}"[:60]))
     await tenant.agent("player", AgentId(mine))
     for agent in (MALLORY, BOB):

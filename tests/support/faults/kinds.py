@@ -382,6 +382,7 @@ async def boxes(scene: Scene) -> None:
     made = await scene.insist("box_make", {"parts": [{"text": "before"}], "correlation_id": uuid7()})
     await scene.insist("box_fork", {"box_id": made["box_id"]})
     await scene.insist("box_replace", {"agent_id": ALICE, "memory_context_box_id": made["box_id"]})
+    await scene.insist("conversation.put", {"conversation_id": "c1", "add_box_id": made["box_id"]})
 
 
 async def spending(scene: Scene) -> None:

@@ -219,6 +219,7 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         Fault.BOX_FORKED,
         Fault.BOX_MADE,
         Fault.BOX_REPLACED,
+        Fault.CONVERSATION_PUT,
     ),
     "spending": (
         *STEPS,

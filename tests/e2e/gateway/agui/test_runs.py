@@ -184,12 +184,26 @@ async def test_profiles_run_by_instances_of_their_own_for_each_thread(web: httpx
     assert agents[0] == agents[2] != agents[1]
 
 
+async def test_a_run_may_name_the_run_before_and_no_other(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    front = FrontEnd(web)
+    first = await front.run("one", runId="r1")
+    assert isinstance(first.events[0], RunStartedEvent)
+    assert (await front.run("two", runId="r2", parentRunId="r1")).outcome == "success"
+    assert (await front.run(runId="r2", parentRunId="r1")).outcome == "success"  # the same run again
+    front.says("three")
+    for earlier in ("r1", "r3", "nobody-ran-it"):
+        assert await front.refusal(parentRunId=earlier) == (400, "unsupported_parameter", "parentRunId")
+    assert (await front.run(runId="r3", parentRunId="r2")).outcome == "success"
+    assert await turns(tenant) == 3
+
+
 async def test_what_is_not_supported_is_refused_by_name(web: httpx.AsyncClient, tenant: Tenant) -> None:
     await tenant.agent("player")
     image = {"type": "image", "source": {"type": "url", "value": "https://example.com/a.png"}}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"state": {"open": True}}, "state"),
-        ({"parentRunId": "r1"}, "parentRunId"),
+        ({"parentRunId": "nobody-ran-it"}, "parentRunId"),
         ({"messages": [{"id": "1", "role": "user", "content": [image]}]}, "messages.0.content"),
     ]
     front = FrontEnd(web)
