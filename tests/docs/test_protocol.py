@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -203,7 +203,7 @@ ROSTER_REPLIES = roster_replies()
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-def test_the_reply_of_a_verb_is_as_the_page_says(verb: Verb) -> None:
+def test_the_reply_of_a_verb_is_as_the_page_says(verb: Verb[Any, Any]) -> None:
     """Every reply may have `error`, words for people, too."""
     fields = verb.reply.model_fields.keys() - {"error"}
     if (row := ROSTER_REPLIES.get(verb.name)) is not None:
