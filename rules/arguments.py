@@ -13,7 +13,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.parameters import Fault, SchemaTooCostly, checks
 from turnstile.schema.profiles import render
-from turnstile.schema.tools import ToolOptions, ToolRow, options_of
+from turnstile.schema.tools import PMO_TOOLS, ToolOptions, ToolRow, options_of
 
 ENV_KEY = "$env"
 """`{"$env": NAME}` on a card stands for the value of an env variable of the tool service."""
@@ -21,6 +21,20 @@ ENV_KEY = "$env"
 
 _QUOTES_NAMES = frozenset({"required", "additionalProperties"})
 """Keywords whose faults quote the names of a caller's arguments, and no values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a turn waits for a call, at least."""
+
+    tool_seconds: float = 120.0
+    accept_seconds: float = 120.0
+    """For a call that asks other agents: until a bridge has accepted it; then the deadline of the agents counts."""
+
+    def for_tool(self, tool: str, options: ToolOptions) -> float:
+        """What a call of the tool has: by its kind, or longer if the tool's options say so."""
+        kind = self.accept_seconds if tool in PMO_TOOLS else self.tool_seconds
+        return max(kind, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,7 @@ def ready(
     row: ToolRow,
     arguments_text: str,
     values: dict[str, str],
-    suspend_seconds: float,
+    patience: Patience,
     *,
     quotes: bool = True,
 ) -> ReadyCall | str:
@@ -53,9 +67,8 @@ def ready(
     checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
     if (problem := violation(row.tool_name, schema, checked, quotes=quotes, added=options.hidden)) is not None:
         return problem
-    waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
-    return ReadyCall(filled | from_env, max(waits))
+    return ReadyCall(filled | from_env, patience.for_tool(row.tool_name, options))
 
 
 def _fill(given: JsonObject, options: ToolOptions, values: dict[str, str]) -> JsonObject:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
+from turnstile.rules.arguments import Patience
 from turnstile.rules.choices import Accepted, Refusal, ending
 from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
 from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING
@@ -48,7 +49,7 @@ class StepRequest:
     config: TurnConfig
     wanted: Sequence[ResultField]
     parent_step_id: str
-    suspend_seconds: float
+    patience: Patience
     compactions: int = 0
     """How many of the steps before it cut the memory: these count for no limit, and the model knows nothing of them."""
 
@@ -160,7 +161,7 @@ def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
     row = None if asked.is_last else asked.config.tools.get(call.answered.name)
     if row is None:
         return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
-    place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.suspend_seconds)
+    place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.patience)
     found = outgoing(place, call.id, row, call.answered.arguments_text, asked.config.interrupt_on.get(row.tool_name))
     return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from turnstile.rules.arguments import ready
+from turnstile.rules.arguments import Patience, ready
 from turnstile.rules.holds import call_card, hold_of, is_question, question_of
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import BadRequest
@@ -15,12 +15,12 @@ from turnstile.schema.turns import TurnRef
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The origin of a call: the turn and its step, the parent step, and how long the turn waits at least."""
+    """The origin of a call: the turn and its step, the parent step, and how long the turn waits."""
 
     turn: TurnRef
     step_id: StepId
     parent_step_id: str
-    suspend_seconds: float
+    patience: Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def outgoing(
     if is_question(row):
         return _question(place, call, row, arguments_text, rule)
     values = turn.placeholders(place.step_id, place.parent_step_id) | {"tool_call_id": call}
-    found = ready(row, arguments_text, values, place.suspend_seconds, quotes=quotes)
+    found = ready(row, arguments_text, values, place.patience, quotes=quotes)
     if isinstance(found, str):
         return Unsendable("invalid_arguments", found)
     try:
@@ -83,7 +83,7 @@ def _question(
         return Unsendable("invalid_arguments", found)
     arguments, hold = found
     card, _ = call_card(place.turn, place.step_id, call, row, arguments, None, frozenset())
-    return Outgoing(card, _command(call, row, card, ""), place.suspend_seconds, hold)
+    return Outgoing(card, _command(call, row, card, ""), place.patience.tool_seconds, hold)
 
 
 def _command(call: ToolCallId, row: ToolRow, card: Card, subject: str) -> ToolCommand:

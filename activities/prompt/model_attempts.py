@@ -19,6 +19,7 @@ from turnstile.activities.prompt.chat_spans import record_chat
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
 from turnstile.activities.prompt.question import Question
 from turnstile.rules.answer import AnswerDraft, ModelAnswer, collect
+from turnstile.rules.arguments import Patience
 from turnstile.runtime.ports import Model, ModelRequest, Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
@@ -44,7 +45,7 @@ class StepLimits:
     model_attempts: int = 4
     retry_initial_seconds: float = 1.0
     retry_max_seconds: float = 30.0
-    suspend_timeout_seconds: float = 120.0
+    patience: Patience = field(default_factory=Patience)
     max_step_attempts: int = 25
     """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
     gather_seconds: float = GATHER_SECONDS

@@ -10,6 +10,7 @@ from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.ledger.turns.turn_publisher import TurnPublisher
 from turnstile.rules.action_turn import action_ended
 from turnstile.rules.answer import ModelAnswer
+from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest
 from turnstile.rules.memory import Memory
 from turnstile.rules.messages import build_messages
@@ -71,14 +72,14 @@ class CurrentStep:
         if attempt > limits.max_step_attempts:
             raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
 
-    def prepare(self, pinned: PinnedConfig, suspend_seconds: float) -> tuple[StepRequest, tuple[ModelMessage, ...]]:
+    def prepare(self, pinned: PinnedConfig, patience: Patience) -> tuple[StepRequest, tuple[ModelMessage, ...]]:
         """The step's request and the messages for the model (protocol §7.3); raises `CardUnreadable`."""
         turn, begun = self.turn, self.begun
         wanted = wanted_fields(begun.context)
         for card in wanted.unreadable:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
         parent, cuts = begun.head.parent_step_id or "", len(self.memory.compactions)
-        request = StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds, cuts)
+        request = StepRequest(turn, self.number, pinned.config, wanted.fields, parent, patience, cuts)
         return request, self.messages(pinned)
 
     @property

@@ -146,7 +146,7 @@ class StepActivities(Endings):
         try:
             step.check_attempts(self.limits)
             pinned = pin(step.turn, step.begun, self.limits.max_steps)
-            asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
+            asked, messages = step.prepare(pinned, self.limits.patience)
             answer = await self._ask_or_compact(step, pinned, asked, messages)
         except BudgetExhausted as error:
             return await self.run_out(step, pinned, error)
@@ -189,7 +189,7 @@ class StepActivities(Endings):
     async def _call_tool(self, step: CurrentStep) -> StepResult:
         """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
         head = step.begun.head
-        place = Place(step.turn, step.key, head.parent_step_id or "", self.limits.suspend_timeout_seconds)
+        place = Place(step.turn, step.key, head.parent_step_id or "", self.limits.patience)
         try:
             step.check_attempts(self.limits)
             if step.gate is not None:

@@ -243,8 +243,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Core flow",
         "Each wait is a row of `turn_waiting_tools`",
         "rules/arguments.py",
-        "return ReadyCall(filled | from_env, max(waits))",
-        "return ReadyCall(filled | from_env, suspend_seconds)",
+        "return ReadyCall(filled | from_env, patience.for_tool(row.tool_name, options))",
+        "return ReadyCall(filled | from_env, patience.tool_seconds)",
         "tests/e2e/tools/test_tool_deadlines.py::test_each_call_has_the_patience_of_its_tool_and_the_turn_the_earliest_deadline",
     ),
     Mutation(

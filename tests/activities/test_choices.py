@@ -9,6 +9,7 @@ import pytest
 from pydantic import JsonValue, ValidationError
 
 from turnstile.rules.answer import AnsweredCall, ModelAnswer
+from turnstile.rules.arguments import Patience
 from turnstile.rules.choices import Accepted, Refusal, chosen, ending
 from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide
 from turnstile.rules.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, has_fields, last_specs
@@ -85,7 +86,7 @@ def step(
     )
     calls = tuple(made(*named))
     answer = ModelAnswer(text, "", calls, "stop", {}, None, "unknown", None)
-    return decide(StepRequest(TURN, number, config, wanted, "", 60.0), answer)
+    return decide(StepRequest(TURN, number, config, wanted, "", Patience()), answer)
 
 
 def delivered(decision: Decision) -> JsonValue:

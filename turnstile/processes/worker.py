@@ -27,6 +27,7 @@ from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.models import LocalAddress, Models, bring_prices
 from turnstile.processes.presence import sign_on
 from turnstile.processes.pump import pump_activities, served_targets
+from turnstile.rules.arguments import Patience
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
@@ -64,7 +65,7 @@ async def open_activities(
         retry_initial_seconds=settings.model.retry_initial_seconds,
         retry_max_seconds=settings.model.retry_max_seconds,
         max_step_attempts=settings.worker.max_step_attempts,
-        suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
+        patience=Patience(settings.tools.suspend_timeout_seconds, settings.pmo.accept_timeout_seconds),
         gather_seconds=settings.worker.stream_gather_ms / 1000,
         budget_max_tokens=settings.budget.max_tokens,
     )

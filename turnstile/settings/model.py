@@ -263,6 +263,7 @@ class PmoSettings(Strict):
 
     fork_join_max_tasks: int = Field(default=1000, ge=1, le=10_000)
     fork_join_default_deadline_seconds: Seconds = 900.0
+    accept_timeout_seconds: Seconds = 120.0
 
 
 class LimitsSettings(Strict):

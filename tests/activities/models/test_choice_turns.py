@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from tests.activities.models.asking import question
 from tests.activities.models.provider_stub import Call, ProviderStub, Said
 from turnstile.activities.models import LitellmModel
+from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import Continue, Deliver, StepRequest, decide
 from turnstile.rules.messages import OPENING, build_messages
 from turnstile.rules.tool_specs import build_tool_specs
@@ -88,7 +89,7 @@ class Agent:
         for step in range(1, 6):
             messages = build_messages("You order.", self.memory, context, own)
             asked = await question(self._model, self._id, messages=messages, tools=SPECS, config=self._config)
-            decision = decide(StepRequest(_turn(number), step, CONFIG, (), "", 1.0), asked.said())
+            decision = decide(StepRequest(_turn(number), step, CONFIG, (), "", Patience()), asked.said())
             own += decision.cards
             if isinstance(decision, Deliver):
                 self.memory += own

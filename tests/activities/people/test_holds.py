@@ -8,6 +8,7 @@ import pytest
 from tests.activities.test_choices import TURN
 from turnstile.rules.action_turn import ActionCall, action_call
 from turnstile.rules.answer import AnsweredCall, ModelAnswer
+from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import Continue, Decision, StepRequest, Suspend, decide
 from turnstile.rules.holds import ASK_HUMAN_ROW
 from turnstile.rules.outgoing import Place
@@ -46,7 +47,7 @@ def step(*said: tuple[str, Any], row: ToolRow | None = None, last: bool = False,
     texts = [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in said]
     calls = tuple(AnsweredCall(f"call_{place}", name, text) for place, (name, text) in enumerate(texts))
     return decide(
-        StepRequest(TURN, 1, config, (), "", 60.0), ModelAnswer("", "", calls, "stop", {}, None, "unknown", None)
+        StepRequest(TURN, 1, config, (), "", Patience()), ModelAnswer("", "", calls, "stop", {}, None, "unknown", None)
     )
 
 
@@ -117,7 +118,7 @@ def test_arguments_without_an_exact_digest_are_refused_only_where_a_person_is_as
 
 
 def test_an_action_of_a_person_waits_where_the_tools_row_says_so() -> None:
-    place = Place(TURN, step_id(TURN.agent_turn_id, 1), "", 60.0)
+    place = Place(TURN, step_id(TURN.agent_turn_id, 1), "", Patience())
     rows: list[JsonObject] = [pay(ui_allowed=True, interrupt_on=True).model_dump(mode="json")]
     found = action_call(place, ActionCall(tool_name="pay", arguments={}), rows)
     assert found.hold is not None

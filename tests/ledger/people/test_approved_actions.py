@@ -22,6 +22,7 @@ from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import describe_call
 from turnstile.rules.answer import AnsweredCall, ModelAnswer
+from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest, Suspend
 from turnstile.rules.decide import decide as decide_step
 from turnstile.rules.turn_config import TurnConfig
@@ -83,7 +84,7 @@ async def held_call(pool: Pool, arguments: JsonObject) -> Held:
         interrupt_on={"pay": ApprovalRule()},
     )
     said = ModelAnswer("", "", (AnsweredCall("c", "pay", json.dumps(arguments)),), "stop", {}, None, "unknown", None)
-    decision = decide_step(StepRequest(turn, 1, config, (), "", 60.0), said)
+    decision = decide_step(StepRequest(turn, 1, config, (), "", Patience()), said)
     assert isinstance(decision, Suspend)
     [command], [hold] = decision.commands, decision.holds
     assert hold is not None
