@@ -25,6 +25,7 @@ from turnstile.ledger.histories import Histories
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of, translated
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.runtime.shares import Shares
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
@@ -264,7 +265,7 @@ class Pool:
         """Raise the error as `translated`; a statement that took too long is refused, and not tried again."""
         if self._statement_seconds and isinstance(error, asyncpg.QueryCanceledError):
             raise Refused(
-                "read_too_costly", f"reading this takes longer than {self._statement_seconds:g} s: ask for less"
+                "read_too_costly", f"reading this takes longer than {amount(self._statement_seconds)} s: ask for less"
             )
         instead = translated(error, kind, self.server)
         if instead is None:

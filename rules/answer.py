@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from turnstile.rules.text import storable
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 
@@ -202,4 +203,4 @@ def _size(text: str) -> int:
 def _too_slow(elapsed: float, timeout_seconds: float, silence: float) -> ModelError:
     what = "did not finish" if elapsed >= timeout_seconds else "sent nothing"
     limit = timeout_seconds if elapsed >= timeout_seconds else silence
-    return ModelError("model_timeout", f"the model {what} within {limit:g} s", retryable=True)
+    return ModelError("model_timeout", f"the model {what} within {amount(limit)} s", retryable=True)

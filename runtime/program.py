@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn, TypeVar
 
+from turnstile.schema.amounts import amount
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 INTERRUPTED: Final = 130
@@ -269,9 +271,9 @@ class _Watch(threading.Thread):
     def _check(self, deadline: float) -> None:
         now = time.monotonic()
         if now - self._answered > BLOCKED_SECONDS:
-            self._end(f"the event loop has been held up for {BLOCKED_SECONDS:g} s, by")
+            self._end(f"the event loop has been held up for {amount(BLOCKED_SECONDS)} s, by")
         elif now > deadline:
-            self._end(f"this process has not ended in {self._end_seconds:g} s; it is")
+            self._end(f"this process has not ended in {amount(self._end_seconds)} s; it is")
         self._ask(self._answer)
 
     def _ask(self, what: Callable[[], object]) -> None:

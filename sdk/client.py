@@ -23,6 +23,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from turnstile.schema import verbs
 from turnstile.schema.access import Caller
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
@@ -184,7 +185,7 @@ class BridgeClient:
         except nats.errors.NoRespondersError:
             raise ServerUnavailable("no bridge is running; start one with `turnstile bridge`") from None
         except NATS_TROUBLE as error:
-            raise ServerUnavailable(f"the bridge did not answer {verb} in {timeout:g} s: {error}") from error
+            raise ServerUnavailable(f"the bridge did not answer {verb} in {amount(timeout)} s: {error}") from error
         try:
             return decode_object(answer.data)
         except BadRequest as error:

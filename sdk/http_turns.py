@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -41,6 +41,7 @@ from turnstile.schema.states import ReplyStatus, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
+from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.http_text import StreamedText
 from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
 from turnstile.transport.json_messages import encode
@@ -298,6 +299,9 @@ class HttpTurn(Turn):
         text = StreamedText(turn)
         async with aclosing(self._events(turn)) as events:
             async for event in events:
+                if event.event == "progress" and self.on_progress is not None:
+                    with suppress(ValidationError):  # a newer gateway's
+                        self.on_progress(CallProgress.model_validate_json(event.data))
                 for chunk in text.take(event):
                     yield chunk
 

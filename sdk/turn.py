@@ -1,7 +1,7 @@
 """A turn as a program sees it, whichever way it asks: over NATS (`sdk.nats_turns`) or HTTP (`sdk.http_turns`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal
 
@@ -26,6 +26,7 @@ from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
+from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.requests import Budget, budget_of, parse_request
 
 Cascade = Literal["waited", "all"]
@@ -78,6 +79,9 @@ class Turn(ABC):
 
     reply: EnqueueReply | None = None
     """The answer to the request, once the turn is started: agent, boxes, `duplicate`; None for one that was found."""
+
+    on_progress: Callable[[CallProgress], object] | None = None
+    """Called with how far tools are, as they say, while `chunks` are read; by a turn of a gateway only."""
 
     @abstractmethod
     async def start(self) -> AgentTurnId:

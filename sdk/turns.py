@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import JsonValue
 
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import BudgetListRequest
 from turnstile.schema.budgets.plans import BudgetId
@@ -122,7 +123,7 @@ class Client:
                 async with asyncio.timeout(self._connect_timeout):
                     self._backend = await open_nats(self._address, *names)
             except TimeoutError:
-                raise ServerUnavailable(f"NATS did not answer within {self._connect_timeout:g} s") from None
+                raise ServerUnavailable(f"NATS did not answer within {amount(self._connect_timeout)} s") from None
         return self
 
     @classmethod

@@ -14,6 +14,7 @@ import nats.errors
 from nats.js.errors import NoStreamResponseError
 from pydantic import Field, ValidationError
 
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
@@ -207,5 +208,5 @@ async def answers(conn: NatsConnection, subject: str, *, timeout: float = 2.0) -
     except NATS_TROUBLE as error:
         if any(subject.lower() in each.lower() for each in conn.violations):
             return None
-        raise ServerUnavailable(f"no answer in {timeout:g} s: {words_of(error)}") from None
+        raise ServerUnavailable(f"no answer in {amount(timeout)} s: {words_of(error)}") from None
     return True

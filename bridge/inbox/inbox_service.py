@@ -30,6 +30,7 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.handler_run import run_as_task
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
@@ -197,7 +198,7 @@ class InboxService(Claims):
         try:
             answered = await run_as_task(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
         except TimeoutError:
-            return _failure(turn, begun, LATE, f"no answer in {self._deadline:g} s")
+            return _failure(turn, begun, LATE, f"no answer in {amount(self._deadline)} s")
         if answered.cancelled():
             return _failure(turn, begun, FAILED, "CancelledError")
         wanted = wanted_fields(begun.context).fields

@@ -17,6 +17,7 @@ from enum import Enum, auto
 from nats.errors import BadHeaderError, BadSubjectError
 from nats.js.errors import NoStreamResponseError
 
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
 from turnstile.schema.wire.events import Message
 from turnstile.schema.wire.headers import MSG_ID
@@ -103,7 +104,7 @@ class NatsPublisher:
         if missing:
             self.counts.lost += len(missing)
             message, why = missing[0]
-            tried = f" in {self._give_up:g} s" if self._give_up else ""
+            tried = f" in {amount(self._give_up)} s" if self._give_up else ""
             failure = f"acknowledged no message on {message.subject}{tried}: {why}"
             raise ServerUnavailable(f"NATS at {self._conn.shown} {failure}")
         for message in too_large:

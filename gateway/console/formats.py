@@ -6,20 +6,18 @@ their code point.
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
 
 from markupsafe import Markup
 from pydantic_core import to_jsonable_python
 
+from turnstile.schema.amounts import about
 from turnstile.schema.visible import visible
 
 _SENDER: Final = "token."
 _SHOWN_ID: Final = 6
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-_THOUSAND, _MILLION = 1000, 1_000_000
 
 
 class Kept(str):
@@ -74,69 +72,10 @@ def ago(value: datetime | None) -> Markup | str:
         return "never"
     at = value.astimezone(UTC)
     passed = (datetime.now(UTC) - at).total_seconds()
-    words = "now" if abs(passed) < 1 else f"{_about(passed)} ago" if passed > 0 else f"in {_about(-passed)}"
+    words = "now" if abs(passed) < 1 else f"{about(passed)} ago" if passed > 0 else f"in {about(-passed)}"
     return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(
         at.isoformat(timespec="milliseconds"), at.strftime("%Y-%m-%d %H:%M:%S"), words
     )
-
-
-def _about(seconds: float) -> str:
-    """As `duration`, in its largest unit: `3 min`, `2 h`, `5 d`."""
-    whole = round(seconds)
-    for size, unit in ((2 * _DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
-        if whole >= size:
-            return f"{whole // (_DAY if unit == 'd' else size)} {unit}"
-    return f"{whole} s"
-
-
-def duration(value: float | timedelta | None) -> str:
-    """Seconds in words: `0.3 s`, `12 s`, `3 min 5 s`, `2 h 4 min`, `3 d 1 h`."""
-    if value is None:
-        return "–"
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if seconds < 0.9995:
-        return f"{max(0, round(seconds * 1000))} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return _two(whole // _MINUTE, "min", whole % _MINUTE, "s")
-    if whole < _DAY:
-        return _two(whole // _HOUR, "h", whole % _HOUR // _MINUTE, "min")
-    return _two(whole // _DAY, "d", whole % _DAY // _HOUR, "h")
-
-
-def _two(large: int, name: str, small: int, smaller: str) -> str:
-    return f"{large} {name} {small} {smaller}" if small else f"{large} {name}"
-
-
-def money(value: Decimal | float | None) -> str:
-    """US dollars: `$0.0042`, `$1.20`; a dash if it is not known."""
-    if value is None:
-        return "–"
-    amount = Decimal(value)
-    if amount == 0:
-        return "$0"
-    sign, size = ("-" if amount < 0 else ""), abs(amount)
-    if size >= 1:
-        return f"{sign}${size:,.2f}"
-    if size < Decimal("0.000001"):
-        return f"{sign}<$0.000001"
-    shown = f"{size:.2f}" if size >= Decimal("0.1") else f"{size:.2g}" if size >= Decimal("0.0001") else f"{size:.6f}"
-    return f"{sign}${shown}"
-
-
-def tokens(value: float | None) -> str:
-    """A count of tokens: `950`, `12.4k`, `1.2M`; a dash if it is not known."""
-    if value is None:
-        return "–"
-    if value < _THOUSAND:
-        return f"{value:.0f}"
-    if value < _MILLION:
-        return f"{value / _THOUSAND:.1f}k"
-    return f"{value / _MILLION:.1f}M"
 
 
 def part(value: object) -> str:

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from turnstile.gateway.console import formats
 from turnstile.gateway.console.markdown import markdown
+from turnstile.schema import amounts
 from turnstile.schema.cards import readable_content
 
 HERE: Final = Path(__file__).parent
@@ -50,14 +51,15 @@ class Templates:
             "ago": formats.ago,
             "coded": formats.coded,
             "content": readable_content,
+            "amount": amounts.amount,
             "as_json": formats.as_json,
-            "duration": formats.duration,
+            "duration": amounts.duration,
             "kept": formats.kept,
             "markdown": markdown,
             "moment": formats.moment,
-            "money": formats.money,
+            "money": amounts.money,
             "part": formats.part,
-            "tokens": formats.tokens,
+            "tokens": amounts.tokens,
             "visible": formats.visible,
         }
         shared |= {"asset": self._address_of, "now": lambda: datetime.now(UTC)}

@@ -24,12 +24,15 @@ from turnstile.gateway.v1.outputs import output_of
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
 from turnstile.ledger.pool import Pool
 from turnstile.schema.api import CardAnswer, Turn
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, CardUnreadable, TextContent, content_of
 from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId, step_id
+from turnstile.schema.states import StepPhase
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.schema.wire.events import Chunk
+from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.chunk_order import step_number
 from turnstile.transport.chunk_replay import replay
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -44,6 +47,8 @@ _SPOKEN: Final = frozenset({CardType.THOUGHT, CardType.DELIVERABLE})
 _LOOK_SECONDS = 5.0
 """How often the ledger is read without a hint, while NATS is there."""
 _LOOK_ALONE_SECONDS = 1.0
+_MOST_PROGRESS = 100
+"""Calls of a turn whose progress is kept: the last that was heard of each."""
 _SETTLE_SECONDS = 0.3
 """How long the end of a committed step's text is waited for."""
 
@@ -74,9 +79,13 @@ class TurnFeed:
         self._sources = sources
         self._log = TurnLog(view.agent_turn_id, sources.stream_bytes)
         self._known: set[CardId] = set()
+        self._answered: set[ToolCallId] = set()
         self._changed = asyncio.Event()
         self._listeners: set[Callable[[], None]] = set()
         self._hint = asyncio.Event()
+        self._progress: dict[ToolCallId, tuple[int, bytes]] = {}
+        """The last progress of each call that waits, numbered as it came."""
+        self._progress_count = 0
         self._gap = False
         self._reconnects = -1
 
@@ -99,6 +108,11 @@ class TurnFeed:
     def state(self) -> bytes:
         """The event that tells where the turn stands."""
         return frame("state", StateChange(agent_turn_id=self.turn, status=self.view.status))
+
+    def progress_after(self, number: int) -> tuple[int, list[bytes]]:
+        """The number of the last progress, and the events of calls that came after this number."""
+        found = [event for count, event in self._progress.values() if count > number]
+        return self._progress_count, found
 
     def after(self, cursor: Position) -> list[Event]:
         """The events that a client at this place has not had, in order."""
@@ -173,6 +187,24 @@ class TurnFeed:
             return
         if subject.endswith((".state", ".task", ".interrupt")) or given.get("phase") in ("completed", "failed"):
             self._hint.set()
+        elif given.get("phase") == StepPhase.TOOL_PROGRESS and isinstance(given.get("metadata"), dict):
+            self._take_progress(given)
+
+    def _take_progress(self, given: JsonObject) -> None:
+        """Keep what a tool says, in place of what it said before; a call that is answered has none."""
+        metadata = given["metadata"]
+        try:
+            told = CallProgress.model_validate({**given, **(metadata if isinstance(metadata, dict) else {})})
+        except ValidationError:  # a stranger's; nothing depends on it
+            return
+        if self.over or told.tool_call_id in self._answered:
+            return
+        self._progress_count += 1
+        self._progress.pop(told.tool_call_id, None)
+        if len(self._progress) >= _MOST_PROGRESS:
+            del self._progress[next(iter(self._progress))]
+        self._progress[told.tool_call_id] = self._progress_count, frame("progress", told)
+        self._notify()
 
     async def _look(self) -> None:
         """Read what the stream of text and the ledger have that is not known here."""
@@ -194,6 +226,7 @@ class TurnFeed:
         self.seen, self.looked = seen, number
         if outcome is not None:
             self._log.end(outcome)
+            self._progress.clear()
             self.over = True
         if changed or self.over or number <= self._awaited:
             self._notify()
@@ -255,6 +288,9 @@ class TurnFeed:
 
     def _card(self, number: int, row: TurnCard, card: Card) -> Event:
         self._known.add(card.card_id)
+        if card.type == CardType.TOOL_RESULT and card.tool_call_id is not None:
+            self._answered.add(card.tool_call_id)
+            self._progress.pop(card.tool_call_id, None)
         position = Position(number, row.part, row.place, row.sub)
         answer = CardAnswer.of(card)
         return Event(position, frame("card", answer, position.id(self.turn)), answer)

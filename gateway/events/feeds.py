@@ -42,6 +42,11 @@ class Feeds:
         """Open feeds."""
         return len(self._open)
 
+    @property
+    def readers(self) -> int:
+        """Who follows a turn."""
+        return sum(held.readers for held in self._open.values())
+
     @asynccontextmanager
     async def following(self, view: TurnView) -> AsyncGenerator[TurnFeed]:
         """The feed of this turn, while inside."""

@@ -48,7 +48,7 @@ class Reader:
 
     async def turn(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[bytes]:
         """The events of a turn after a place, until its outcome, as `/v1` tells them."""
-        told = ""
+        told, progress = "", 0
         async with contextlib.aclosing(self.changes(feed, cursor)) as changes:
             async for change in changes:
                 if change is None:
@@ -59,6 +59,10 @@ class Reader:
                     yield feed.state()
                 for piece in pieces(change.events):
                     yield piece
+                if change.outcome is None:
+                    progress, events = feed.progress_after(progress)
+                    for event in events:
+                        yield event
         if feed.failed:
             yield COME_BACK
 

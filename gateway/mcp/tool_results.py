@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from mcp_types import CallToolResult, TextContent
 
 from turnstile.gateway.http.problems import problem_of
+from turnstile.schema.amounts import amount
 from turnstile.schema.api import Output
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
@@ -52,7 +53,7 @@ def refused(error: TurnstileError, view: TurnView | None = None) -> CallToolResu
     problem = problem_of(error)
     told: JsonObject = {"status": "refused", "error_code": problem.code, "error": problem.detail}
     if problem.retry_after_seconds is not None:
-        told["error"] = f"{problem.detail} (again in {problem.retry_after_seconds:g} s)"
+        told["error"] = f"{problem.detail} (again in {amount(problem.retry_after_seconds)} s)"
     if view is not None:
         told["turn_id"] = view.agent_turn_id
     return _result(told, is_error=True)

@@ -9,10 +9,11 @@ from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import LONGEST_WAIT, Turns
 from turnstile.schema import api as r
 from turnstile.schema.access import Right
+from turnstile.schema.amounts import amount
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.people.interrupt_requests import InterruptView
 
-_WAIT = f"`wait=SECONDS`: answer when the turn is over, or after so long (at most {LONGEST_WAIT:g})."
+_WAIT = f"`wait=SECONDS`: answer when the turn is over, or after so long (at most {amount(LONGEST_WAIT)})."
 _RESUME = "The id of the last event that came: go on after it. EventSource sends it by itself."
 _RESUMED = {200: "The stream.", 204: "The stream was read to its end."}
 

@@ -26,6 +26,7 @@ from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema import verbs
 from turnstile.schema.access import Principal
+from turnstile.schema.amounts import amount
 from turnstile.schema.api import (
     Output,
     SteerAnswer,
@@ -113,7 +114,7 @@ class Turns:
         )
         headers = {"location": f"/v1/turns/{turn.agent_turn_id}"}
         if waited:
-            headers["preference-applied"] = f"wait={wait:g}"
+            headers["preference-applied"] = f"wait={amount(wait)}"
         return Answer(answer, 201 if turn.ended_at is not None else 202, headers)
 
     async def get(self, call: Call[object, object]) -> Answer:

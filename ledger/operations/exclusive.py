@@ -21,6 +21,7 @@ from turnstile.ledger.histories import connect
 from turnstile.ledger.pool import Session
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of
 from turnstile.ledger.queries import query
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTime
             async with asyncio.timeout_at(proven + pace.give_up):
                 held = (await query("still_holds").one(conn, name=name, backend=backend))["held"]
         except DRIVER_ERRORS as error:
-            hold.lose(f"its session did not answer in {pace.give_up:g} s ({_kind(error)})")
+            hold.lose(f"its session did not answer in {amount(pace.give_up)} s ({_kind(error)})")
             return
         if not held:
             hold.lose("its session is another one")

@@ -4,8 +4,8 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.schema.base import JsonObject, Strict
-from turnstile.schema.ids import ToolCallId
+from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.ids import AgentTurnId, StepId, ToolCallId
 from turnstile.schema.wire.inbox import Reply
 
 PROGRESS_RATE: Final = 2.0
@@ -36,6 +36,18 @@ class ProgressRequest(Strict):
             "total": self.total,
             "message": " ".join(line.split()),
         }
+
+
+class CallProgress(Tolerant):
+    """How far a tool is with a call, as a `step` event of phase `tool_progress` has it in its metadata."""
+
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    tool_call_id: ToolCallId
+    tool_name: str
+    progress: float
+    total: float | None = None
+    message: str = ""
 
 
 class ProgressReply(Reply):

@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 
 from turnstile.runtime.log_context import about
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable
 from turnstile.schema.ids import ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
@@ -298,7 +299,7 @@ class ToolWorker:
             case FunctionReturned(value):
                 return answer(value, prepared.secrets)
             case TimedOut():
-                message = f"the tool did not end within its {self.spec.terms.timeout_seconds:g} s"
+                message = f"the tool did not end within its {amount(self.spec.terms.timeout_seconds)} s"
                 return failed("tool_timeout", message)
             case FunctionRaised((ToolFailed() | Refused()) as error):
                 return failed(error.code, str(error), prepared.secrets)

@@ -7,26 +7,30 @@ characters are removed from the text of models and users, so that it cannot cont
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from decimal import Decimal
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, JsonValue
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.logging import RichHandler
-from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from turnstile.cli.errors import Failure
+from turnstile.schema.amounts import amount
 from turnstile.schema.visible import escape, visible
 from turnstile.telemetry.logs import TextFormatter, json_lines
 
 _WIDE = 200
 _INDENT = 4
+_WORDS = re.compile(r"\s*\S+\s*")
 _MIN_CELL = 12
 """A shortened cell keeps at least this many columns."""
 _QUIET = ("nats", "temporalio", "asyncio", "urllib3", "requests", "opentelemetry")
@@ -114,36 +118,77 @@ class Output:
         return self._out.width
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str = "") -> None:
-        """Print a table for people. Cells of the column `cut` are shortened to the width that the others leave."""
-        table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
-        for column in columns:
-            table.add_column(column, overflow="fold")
+        """Print a table for people.
+
+        Where the terminal is too narrow, cells are wrapped at words, those of the column `cut` are shortened, and if
+        that is not enough each row is printed as lines of names and values. No word is broken.
+        """
         cells = [[_cell(value) for value in row] for row in rows]
-        if cut:
-            self._shorten(columns, cells, columns.index(cut))
+        widths = self._fitted(columns, cells, columns.index(cut) if cut else -1)
+        if widths is None:
+            self._blocks(title, columns, cells)
+            return
+        table = Table(title_justify="left", header_style="dim")
+        for column, width in zip(columns, widths, strict=True):
+            table.add_column(column, width=width, overflow="ellipsis")
         for row in cells:
             table.add_row(*row)
+        self._print(self._out, Text(title, style="bold"))
         self._out.print(table)
 
-    def _shorten(self, columns: Sequence[str], rows: Sequence[Sequence[Text]], cut: int) -> None:
-        """Shorten the cells of one column to the width that the others leave; rich would fold the others first."""
-        widths = [max((row[column].cell_len for row in rows), default=0) for column in range(len(columns))]
-        others = [max(width, len(name)) for name, width in zip(columns, widths, strict=True)]
-        room = self.width - sum(others) + others[cut] - 3 * len(columns) - 1
-        for row in rows:
-            row[cut].truncate(max(room, _MIN_CELL), overflow="ellipsis")
+    def _fitted(self, columns: Sequence[str], rows: Sequence[Sequence[Text]], cut: int) -> list[int] | None:
+        """The width of each column, so that no word is broken; None if the terminal is too narrow for that.
+
+        Shortens the cells of the column `cut` to the width that the others leave.
+        """
+        cells = [[Text(name), *(row[place] for row in rows)] for place, name in enumerate(columns)]
+        widths = [max(1, *map(_longest_line, column)) for column in cells]
+        words = [max(1, *map(_longest_word, column)) for column in cells]
+        room = self.width - 3 * len(columns) - 1
+        if cut >= 0 and sum(widths) > room:
+            least = min(widths[cut], max(_MIN_CELL, cell_len(columns[cut])))
+            widths[cut] = words[cut] = max(least, widths[cut] + room - sum(widths))
+            for row in rows:
+                row[cut].truncate(widths[cut], overflow="ellipsis")
+        while (over := sum(widths) - room) > 0:
+            spares = [width - word for width, word in zip(widths, words, strict=True)]
+            place = spares.index(max(spares))
+            if spares[place] == 0:
+                return None
+            widths[place] -= min(over, max(1, spares[place] // 2))
+        return widths
+
+    def _blocks(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+        self._print(self._out, Text(title, style="bold"))
+        for place, row in enumerate(rows):
+            if place:
+                self._out.print()
+            self._pairs([(name, cell) for name, cell in zip(columns, row, strict=True) if cell.plain])
 
     def facts(self, title: str, facts: Mapping[str, object]) -> None:
         """Print names and values below each other, without values that are None or empty."""
-        table = Table(
-            title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
-        )
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in facts.items():
-            if value is not None and value != "":
-                table.add_row(name, _cell(value))
-        self._out.print(table)
+        self._print(self._out, Text(title, style="bold"))
+        self._pairs([(name, _cell(value)) for name, value in facts.items() if value is not None and value != ""])
+
+    def _pairs(self, pairs: Sequence[tuple[str, Text]]) -> None:
+        """Print names and values, wrapped at words beside their names."""
+        left = max((cell_len(name) for name, _ in pairs), default=0) + 2
+        for name, value in pairs:
+            for place, line in enumerate(self._wrapped(value, self.width - left)):
+                head = Text("" if place else name, style="dim")
+                head.pad_right(left - head.cell_len)
+                self._out.print(Text.assemble(head, line), soft_wrap=True)
+
+    def _wrapped(self, text: Text, width: int) -> list[Text]:
+        """The lines of a text, wrapped at words if the terminal's width is known."""
+        return _wrap(text, width if self.wraps else 0)
+
+    @staticmethod
+    def _print(console: Console, text: Text) -> None:
+        """Print a text, wrapped at words where the width is known."""
+        known = console.is_terminal or "COLUMNS" in os.environ
+        for line in _wrap(text, console.width if known else 0):
+            console.print(line, soft_wrap=True)
 
     @property
     def console(self) -> Console:
@@ -157,12 +202,13 @@ class Output:
     def line(self, text: str = "", *, style: str = "", note: str = "") -> None:
         """Print a line of the result, followed by a dim note."""
         line = Text.assemble((clean(text), style), (f"  {clean(note)}" if note else "", "dim"))
-        self._out.print(line, soft_wrap=True)
+        self._print(self._out, line)
 
     def indented(self, text: str, *, style: str = "") -> None:
         """Print indented text below the line it belongs to; it is wrapped on a terminal only."""
         if self.wraps:
-            self._out.print(Padding(Text(clean(text), style=style), (0, 0, 0, _INDENT)))
+            for line in self._wrapped(Text(clean(text), style=style), self.width - _INDENT):
+                self._out.print(Text.assemble(" " * _INDENT, line), soft_wrap=True)
             return
         for each in clean(text).split("\n"):
             self._out.print(Text(" " * _INDENT + each, style=style), soft_wrap=True)
@@ -177,7 +223,7 @@ class Output:
         if self._log is not None:
             self._log.info("%s", clean(text))
             return
-        self._err.print(Text(clean(text), style="dim"), soft_wrap=True)
+        self._print(self._err, Text(clean(text), style="dim"))
 
     def confirm(self, question: str) -> bool:
         """Ask a question at the terminal; True if the answer is yes, False without a terminal."""
@@ -212,11 +258,11 @@ class Output:
             return
         first, *rest = clean(failure.message).split("\n")
         text = Text.assemble(("error: ", "bold red"), first, (f" ({failure.code})", "dim"))
-        self._err.print(text, soft_wrap=True)
+        self._print(self._err, text)
         for line in rest:
-            self._err.print(Text(f"       {line}"), soft_wrap=True)
+            self._print(self._err, Text(f"       {line}"))
         if failure.hint:
-            self._err.print(Text(f"hint:  {failure.hint}", style="dim"), soft_wrap=True)
+            self._print(self._err, Text(f"hint:  {failure.hint}", style="dim"))
 
     def trace(self) -> None:
         """With `--verbose` print the traceback of the error that is being handled."""
@@ -241,12 +287,43 @@ def _plain(value: JsonValue | BaseModel | Sequence[BaseModel]) -> object:
     return value
 
 
+def _wrap(text: Text, width: int) -> list[Text]:
+    """The lines of a text, wrapped at words if the width is over 0; a longer word is whole, on a line of its own."""
+    lines = list(text.split("\n", allow_blank=True)) or [Text()]
+    if width <= 0:
+        return lines
+    wrapped: list[Text] = []
+    for line in lines:
+        breaks, used = list[int](), 0
+        for word in _WORDS.finditer(line.plain):
+            if used and used + cell_len(word[0].rstrip()) > width:
+                breaks.append(word.start())
+                used = 0
+            used += cell_len(word[0])
+        wrapped += line.divide(breaks)
+    for line in wrapped:
+        line.rstrip()
+    return wrapped
+
+
+def _longest_line(text: Text) -> int:
+    return max(map(cell_len, text.plain.split("\n")), default=0)
+
+
+def _longest_word(text: Text) -> int:
+    return max(map(cell_len, text.plain.split()), default=0)
+
+
 def _cell(value: object) -> Text:
     match value:
         case None:
             return Text("")
         case datetime():
             return Text(clock(value))
+        case bool():
+            return Text("yes" if value else "no")
+        case int() | float() | Decimal():
+            return Text(amount(value))
         case list() | tuple():
             return Text(clean(", ".join(str(each) for each in value)))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- any values
         case _:

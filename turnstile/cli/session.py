@@ -17,6 +17,7 @@ from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.embedded import Endpoints
 from turnstile.processes import addresses
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
 from turnstile.settings import Settings
@@ -136,7 +137,7 @@ class Session:
                 conn = await connect(url, name="turnstile cli", on_wait=self.out.remark)
         except TimeoutError:
             shown = ", ".join(addresses.without_password(each) for each in url.split(","))
-            raise ServerUnavailable(f"no answer from NATS at {shown} in {patience:g} s") from None
+            raise ServerUnavailable(f"no answer from NATS at {shown} in {amount(patience)} s") from None
         try:
             yield conn
         finally:
@@ -233,6 +234,6 @@ async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, on_wai
             if loop.time() >= deadline:
                 raise
             if not printed:
-                on_wait(f"waiting up to {patience:g} s: {error}")
+                on_wait(f"waiting up to {amount(patience)} s: {error}")
                 printed = True
         await asyncio.sleep(0.5)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import TurnstileError
 
@@ -35,7 +36,7 @@ async def looked(
         async with asyncio.timeout(SECONDS):
             return await look()
     except TimeoutError:
-        says = f"no answer{at and f' from {at}'} in {SECONDS:g} s"
+        says = f"no answer{at and f' from {at}'} in {amount(SECONDS)} s"
     except Exception as error:  # noqa: BLE001 -- any exception of a client becomes a failed line
         says = str(error) if isinstance(error, TurnstileError) else type(error).__name__
     return [Check(name=name, status="fail", says=says, hint=hint)]

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from turnstile.doctor.checks import SECONDS, Check
 from turnstile.embedded import Endpoints
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.schema.wire import subjects
@@ -80,7 +81,7 @@ async def _written(url: str, name: str) -> Check:
             says="what it acknowledges for a stream in files is on its disk: a power failure loses none of it",
         )
     seconds = found.config.sync_interval / 1e9
-    says = f"it writes to its disk every {seconds:g} s: a power failure may lose {_LOST}"
+    says = f"it writes to its disk every {amount(seconds)} s: a power failure may lose {_LOST}"
     hint = "set `jetstream { sync_interval: always }` in its configuration (`turnstile docs operations`)"
     return Check(name=name, status="warn", says=says, hint=hint)
 

@@ -19,6 +19,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.processes.pump import served_targets
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings import BridgeSettings, NatsSettings, Settings
 from turnstile.temporal.connect import connect_engine
@@ -137,7 +138,7 @@ async def open_servers(
                 check = partial(check_engine, settings)
                 client = await open_client(settings, endpoints, turnstile_plugin(), check=check)
         except TimeoutError:
-            raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
+            raise ServerUnavailable(f"not all servers answered within {amount(patience)} s") from None
         yield pool, conn, client
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from turnstile.embedded.files import disk_of, last_error
 from turnstile.embedded.server_errors import EmbeddedError
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import TurnstileError
 from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.stream_probe import NoStream, probe_streams
@@ -86,7 +87,9 @@ class StreamWatch:
             return
         refuses, now = f"NATS refuses messages: {why}", asyncio.get_running_loop().time()
         if now < self._not_before:
-            self._print("later", f"{refuses}. It was started again {self._pause / 2:g} s ago or less; soon once more.")
+            self._print(
+                "later", f"{refuses}. It was started less than {amount(self._pause / 2)} s ago; soon it is again."
+            )
         else:
             self._print("restart", f"{refuses}. Starting it again on the same data; no turn is lost.")
             self._not_before, self._pause = now + self._pause, min(2 * self._pause, self.times.longest_pause)

@@ -15,11 +15,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from turnstile.gateway.console.figures.charts import Bar, Frame, columns, rows
-from turnstile.gateway.console.formats import money, tokens
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import HEADERS, render
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.ledger.access.costs import GROUPINGS, TURN_LIMIT, CostGrouping, CostLine, Costs, sum_costs
+from turnstile.schema.amounts import money, tokens
 from turnstile.schema.base import Strict
 
 COSTS = f"{CONSOLE}/costs"

@@ -20,6 +20,7 @@ from turnstile.ledger.operations.audit import Scope, audit
 from turnstile.ledger.operations.recovery import Repairs, list_repairs
 from turnstile.runtime.release import release
 from turnstile.schema.access import Right
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Limited, Refused
 
@@ -100,7 +101,7 @@ async def _audited(visit: Visit[AuditQuery, NoForm], running: asyncio.Lock) -> R
         except TimeoutError:
             raise Refused(
                 "audit_too_long",
-                f"it did not end in {_AUDIT_SECONDS:g} s: choose a shorter time, or run `turnstile audit`",
+                f"it did not end in {amount(_AUDIT_SECONDS)} s: choose a shorter time, or run `turnstile audit`",
             ) from None
         seconds = asyncio.get_running_loop().time() - began
     return render(

@@ -84,6 +84,7 @@
         const next = made.getElementById(each.id);
         if (next && each.isConnected && !selecting(each) && !composing) swap(each, next);
       }
+      showProgress();
       for (const step of settled) forget(step);
       settled.clear();
       wait = Math.max(WAIT, 4 * (Date.now() - began));  // a page that costs much is asked for less often
@@ -180,6 +181,27 @@
     };
   }
 
+  /* How far tools are with calls that run, as they say: at the call, where the page shows it. */
+  const progress = new Map(), amount = new Intl.NumberFormat(undefined, { maximumFractionDigits: 2 });
+  function showProgress() {
+    for (const [call, said] of progress) {
+      const head = (page.getElementById(call) ?? page.getElementById(`call-${call}`))?.querySelector(".call-head, summary");
+      if (!head) continue;
+      let line = head.querySelector(".progress");
+      if (!line) {
+        line = page.createElement("span");
+        line.className = "progress quiet";
+        head.append(" ", line);
+      }
+      const whole = said.total === undefined ? "" : ` of ${amount.format(said.total)}`;
+      line.textContent = seen(`${amount.format(said.progress)}${whole}${said.message ? `: ${said.message}` : ""}`);
+    }
+  }
+  function endProgress(call) {
+    if (!progress.delete(call)) return;
+    for (const id of [call, `call-${call}`]) page.getElementById(id)?.querySelector(".progress")?.remove();
+  }
+
   /* Streamed text. What is not seen, or turns text round, is shown by its code point, as the server's pages show it. */
   const unseen = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
   const seen = (text) => text.replace(unseen, (each) => `[U+${each.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}]`);
@@ -212,6 +234,16 @@
     });
     events.addEventListener("reset", (event) => forget(data(event).step_id));
     events.addEventListener("step", (event) => { settled.add(data(event).step_id); changed(); });
+    events.addEventListener("progress", (event) => {
+      const said = data(event);
+      if (!progress.has(said.tool_call_id)) changed();  // the page may not show the call yet
+      progress.set(said.tool_call_id, said);
+      showProgress();
+    });
+    events.addEventListener("card", (event) => {
+      const card = data(event);
+      if (card.type === "tool.result") endProgress(card.tool_call_id);
+    });
     for (const kind of ["state", "card", "outcome"]) events.addEventListener(kind, changed);
     events.addEventListener("outcome", () => { if (at.includes("/turns/")) events.close(); });
   }

@@ -12,9 +12,9 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from turnstile.gateway.console.formats import duration
 from turnstile.ledger.access.now import TurnCall
 from turnstile.rules.transcript import StepView
+from turnstile.schema.amounts import duration
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED

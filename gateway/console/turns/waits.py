@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, assert_never
 
-from turnstile.gateway.console.formats import duration, part
+from turnstile.gateway.console.formats import part
 from turnstile.ledger.access.now import OpenCall, TurnNow
+from turnstile.schema.amounts import counted, duration
 from turnstile.schema.states import DeferReason, HeadStatus, WaitStatus
 
 _QUEUED = {
@@ -102,8 +103,3 @@ def stall_of(turn: TurnNow, now: datetime, usual_seconds: float | None) -> str |
             return f"its deadline passed {duration(max((now - turn.resume_deadline).total_seconds(), 0.0))} ago"
         case _:
             assert_never(turn.stalled)
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 turn`, `2 turns`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,13 +1,16 @@
 """A tool tells how far it is with a call (protocol §6, progress): an event of its turn, and not too often."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from nats.aio.msg import Msg
 
+from tests.support.conditions import until
 from tests.support.delegation import CHIEF, answer, result, serving, steps
+from tests.support.gateway import asking, composed, token_of
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
 from turnstile import ToolCall, ToolService
@@ -87,3 +90,41 @@ async def test_only_a_calls_own_tool_tells_and_only_while_it_waits(tenant: Tenan
         late = await tenant.client.request("progress", given)
         assert late["status"] == "rejected" or late["published"] is False
     assert heard.empty()
+
+
+async def test_streams_of_v1_tell_it_to_who_follows_and_to_who_comes_later(tenant: Tenant) -> None:
+    async with hand_of(tenant) as hand, composed(tenant.stack) as gateway:
+        turn = await hand.suspended(calling("search"))
+        call, token = call_of(turn), await token_of(tenant.stack, tenant.project)
+        told = {"tool_call_id": call, "progress": 1250.0, "total": 4000.0, "message": "rows read"}
+
+        async def events() -> list[tuple[str, JsonObject]]:
+            async with asking(gateway, token) as web:
+                text = (await web.get(f"/v1/turns/{turn}/events", timeout=30)).text
+            lines = [block.split("\n") for block in text.split("\n\n") if "event: " in block]
+            return [(_field(block, "event"), json.loads(_field(block, "data"))) for block in lines]
+
+        async def followed(readers: int) -> bool:
+            return gateway.feeds.readers == readers
+
+        first = asyncio.create_task(events())
+        await until(lambda: followed(1), 10, "the stream is open")
+        await tenant.client.request("progress", {**told, "progress": 250.0})
+        await tenant.client.request("progress", told)
+        second = asyncio.create_task(events())
+        await until(lambda: followed(2), 10, "another stream is open")
+        await hand.report(call)
+        await hand.ended(turn)
+        for stream, amounts in ((await first, [250.0, 1250.0]), (await second, [1250.0])):
+            progress = [data for kind, data in stream if kind == "progress"]
+            assert [data["progress"] for data in progress] == amounts
+            assert progress[-1] == {**told, "agent_turn_id": turn, "step_id": f"{turn}-s1", "tool_name": "search"}
+            kinds = [kind for kind, _ in stream]
+            cards = [
+                place for place, (kind, data) in enumerate(stream) if kind == "card" and data["type"] == "tool.result"
+            ]
+            assert max(place for place, kind in enumerate(kinds) if kind == "progress") < cards[0]
+
+
+def _field(block: list[str], name: str) -> str:
+    return next(line.removeprefix(f"{name}: ") for line in block if line.startswith(f"{name}: "))

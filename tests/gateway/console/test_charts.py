@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from turnstile.gateway.console.figures.charts import Bar, Frame, columns, rows, ticks
-from turnstile.gateway.console.formats import money
+from turnstile.schema.amounts import money
 
 FRAME = Frame("days", "Cost by day", "Dollars by day", money)
 HOSTILE = '"><script>alert(1)</script>{0}'

@@ -9,14 +9,12 @@ from markupsafe import Markup, escape
 from turnstile.gateway.console.formats import (
     ago,
     coded,
-    duration,
     finalized,
     kept,
     moment,
-    money,
     part,
-    tokens,
 )
+from turnstile.schema.amounts import duration, money, tokens
 from turnstile.schema.visible import visible
 
 

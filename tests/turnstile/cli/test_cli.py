@@ -362,3 +362,44 @@ async def test_a_database_without_migrations_is_named(home: Path, database_url: 
     assert (ran.code, ran.json()["error"]["code"]) == (1, "not_migrated")
     ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=database_url)
     assert (ran.code, ran.json()) == (0, [])
+
+
+def words_of_output(text: str) -> set[str]:
+    """Words that name something: ids, names, and what is written out. Times and counts change from run to run."""
+    found = re.sub(r"[│┃┏┓┗┛━┳┻╇┡┩└┘─┴┬╋├╭╮╰╯]", " ", text).split()
+    return {word.strip("(),:;`'\"") for word in found if len(word) > 5 and re.search(r"[a-z]{3}", word)}
+
+
+SHORT = frozenset({"turn", "conversation", "usage"})
+
+
+@pytest.mark.parametrize("widths", [("60",), pytest.param(("60", "80"), marks=pytest.mark.long)])
+async def test_no_command_breaks_a_word(home: Path, widths: tuple[str, ...]) -> None:
+    """What a command prints at this width has no word that it does not print at a width of 200."""
+    name = "an-agent-with-a-name-as-long-as-people-give-them-0001"
+    (home / "long.yaml").write_text(json.dumps({"name": name, "llm_config": {"model": "scripted/echo"}}))
+    assert (await turnstile("profile", "put", "long.yaml", cwd=home)).code == 0
+    await turnstile("agent", "add", name, "--profile", name, cwd=home)
+    said = "a sentence that is long enough to need a second line, and a third one, at sixty columns"
+    named = ("--conversation", "a-conversation-of-some-length")
+    asked = (await turnstile("enqueue", name, said, *named, "--wait", "--json", cwd=home)).json()
+    commands = [
+        *(("turn", "list"), ("turn", "show", asked["agent_turn_id"]), ("turn", "tree", asked["agent_turn_id"])),
+        *(("usage",), ("conversation", "list"), ("conversation", "show", named[1])),
+        *(("agent", "list"), ("profile", "list"), ("profile", "show", name), ("tool", "list"), ("listeners",)),
+        *(("usage", "--by", "agent"), ("budget", "list"), ("approvals", "list"), ("token", "list"), ("model", "list")),
+        *(("thread", "list"), ("inbox", "list"), ("mcp", "list"), ("box", "show", asked["output_box_id"])),
+        *(("audit",), ("worker-version", "list")),
+    ]
+    if len(widths) == 1:
+        commands = [command for command in commands if command[0] in SHORT]
+
+    async def shown(command: tuple[str, ...], **variables: str) -> tuple[int, set[str]]:
+        ran = await turnstile(*command, cwd=home, **variables)
+        return ran.code, words_of_output(ran.out + ran.err)
+
+    for command in commands:
+        whole, *narrow = await asyncio.gather(shown(command), *(shown(command, COLUMNS=width) for width in widths))
+        for code, words in narrow:
+            assert code == whole[0], command
+            assert {word for word in words - whole[1] if not word.endswith("…")} == set(), command

@@ -23,7 +23,7 @@ from turnstile.cli.people.turn_steers import TurnSteers
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_into_ledger
-from turnstile.cli.turns.live import LiveView, tool_progress
+from turnstile.cli.turns.live import LiveView, progress_line, tool_progress
 from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
 from turnstile.schema import verbs
@@ -223,18 +223,23 @@ class Chat:
                 local = " (a local model is loaded first)" if (self._partner.model or "").startswith("local/") else ""
                 self._session.out.remark(f"no word yet: the turn waits, or its model has not answered{local}")
 
+        last = ""
+
+        def say(line: str) -> None:
+            nonlocal last
+            if line and line != last:
+                view.close()
+                self._session.out.remark(line)
+                last = line
+
         async def say_how_far_tools_are() -> None:
             if self._session.gateway is not None or turn.reply is None:
-                return
+                return  # the turn itself says it
             async with client.bridge.watching(turn.reply.agent_id) as events:
-                last = ""
                 async for event in events:
-                    told = tool_progress(event, turn.reply.agent_turn_id)
-                    if told and told != last:
-                        view.close()
-                        self._session.out.remark(told)
-                        last = told
+                    say(tool_progress(event, turn.reply.agent_turn_id))
 
+        turn.on_progress = lambda progress: say(progress_line(progress))
         await asyncio.gather(say_that_it_is_quiet(), say_how_far_tools_are())
 
     async def _stop_when_asked(self, turn: Turn) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.moments import moment
+from turnstile.schema.amounts import amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
         async with asyncio.timeout(patience):
             client = await await_client(address, lambda: connect_engine(session.settings.temporal, endpoints))
     except TimeoutError:
-        raise ServerUnavailable(f"no answer from Temporal at {address} in {patience:g} s") from None
+        raise ServerUnavailable(f"no answer from Temporal at {address} in {amount(patience)} s") from None
     async with session.ledger() as pool:
         return await audit_engine(pool, client, scope, EngineBounds(), row_limit=limit)
 

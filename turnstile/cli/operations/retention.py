@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnstile.cli.moments import moment
+from turnstile.schema.amounts import amount
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -81,7 +82,7 @@ def _print_result(session: "Session", limits: "Limits", done: "Pruned", seconds:
     longest = sums.pop("longest_ms")
     facts = {name.replace("_", " "): str(count) for name, count in sums.items()}
     title = "would be removed" if dry_run else "removed"
-    session.out.facts(title, facts | {"took": f"{seconds:.1f} s, the longest transaction {longest:g} ms"})
+    session.out.facts(title, facts | {"took": f"{seconds:.1f} s, the longest transaction {amount(longest)} ms"})
 
 
 async def export(

@@ -43,6 +43,7 @@ async def usage(
     from datetime import UTC, datetime, timedelta
 
     from turnstile.ledger.turns.usage import sum_usage
+    from turnstile.schema.amounts import money
     from turnstile.schema.errors import BadRequest
 
     if tree is not None and budget is not None:
@@ -52,7 +53,7 @@ async def usage(
         of, turns = await _turns(session, pool, tree, budget)
         lines = await pool.run(lambda conn: sum_usage(conn, session.project, by.value, since=since, turns=turns))
     session.out.records(
-        f"usage of {of} by {by.value}, in US dollars",
+        f"usage of {of} by {by.value}",
         lines,
         {
             by.value: lambda line: "all" if line.name is None else line.name,
@@ -63,7 +64,7 @@ async def usage(
             "prompt": lambda line: line.prompt_tokens,
             "completion": lambda line: line.completion_tokens,
             "total": lambda line: line.total_tokens,
-            "cost": lambda line: "" if line.response_cost is None else f"{line.response_cost:.6f}",
+            "cost": lambda line: "" if line.response_cost is None else money(line.response_cost),
             "estimated": lambda line: line.estimated_attempts,
             "unknown": lambda line: line.unknown_attempts,
         },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnstile.cli.command import command
+from turnstile.schema.amounts import amount
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -74,5 +75,5 @@ async def _temporal(session: "Session") -> "AsyncGenerator[Client]":
         async with asyncio.timeout(patience):
             client = await open_client(session.settings, endpoints, turnstile_plugin())
     except TimeoutError:
-        raise ServerUnavailable(f"no answer from Temporal in {patience:g} s") from None
+        raise ServerUnavailable(f"no answer from Temporal in {amount(patience)} s") from None
     yield client

@@ -4,10 +4,9 @@ from datetime import UTC, datetime
 
 from turnstile.cli.output import Output
 from turnstile.cli.people.quoting import BAR, escaped, quoted_text, quoted_value
+from turnstile.schema.amounts import about
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import Interrupt, InterruptReason, InterruptStatus
-
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def print_interrupt(out: Output, view: InterruptView) -> None:
@@ -58,9 +57,7 @@ def state_of(view: Interrupt, now: datetime) -> str:
 
 def span(start: datetime, end: datetime) -> str:
     """A time in its largest unit: `3 min`, `6 d`."""
-    seconds = max(int((end - start).total_seconds()), 0)
-    size, unit = next((each for each in _UNITS if seconds >= each[0]), (1, "s"))
-    return f"{seconds // size} {unit}"
+    return about(max((end - start).total_seconds(), 0))
 
 
 def _facts(view: InterruptView, now: datetime) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from turnstile.cli.turns.follow import explaining_interrupt
 from turnstile.cli.turns.texts import given_text, read_text
 from turnstile.ledger.pump.thread_views import list_thread_replies
 from turnstile.schema import verbs
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
@@ -111,7 +112,7 @@ async def _wait_for_reply(session: Session, inbox: ReplyInbox, sent: SendReply, 
         if (known := await _kept(session, thread, message)) is not None:
             return known
     why = "" if await _true_or_unknown(session, _served) else f": {_no_worker(session)}"
-    raise NoAnswer(f"no answer in {timeout:g} s{why}. The message goes on: `turnstile thread show {thread}`")
+    raise NoAnswer(f"no answer in {amount(timeout)} s{why}. The message goes on: `turnstile thread show {thread}`")
 
 
 async def _kept(session: Session, thread: ThreadId, message: MessageId) -> ReplyEvent | None:

@@ -24,6 +24,7 @@ from turnstile.cli.turns.turn_report import (
     read_report,
 )
 from turnstile.schema.access import Caller
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
@@ -222,7 +223,7 @@ def told_of_wait(view: TurnView) -> str:
         case _:
             what = f"it is {view.status}"
     return (
-        f"turn {view.agent_turn_id} is not over after {OVER_SECONDS:g} s: {what}. "
+        f"turn {view.agent_turn_id} is not over after {amount(OVER_SECONDS)} s: {what}. "
         "A bridge of its target ends it by force: `turnstile doctor` shows whether one runs"
     )
 

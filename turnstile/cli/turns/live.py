@@ -11,10 +11,12 @@ from pydantic import ValidationError
 
 from turnstile.cli.output import Output
 from turnstile.cli.people.quoting import escaped
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.states import ChunkType, StepPhase
 from turnstile.schema.wire.events import Chunk
+from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.chunk_order import ChunkOrder, step_number
 from turnstile.sdk.client import WatchEvent
 
@@ -129,19 +131,21 @@ class LiveView:
 
 def tool_progress(event: WatchEvent, turn: AgentTurnId | None) -> str:
     """How far a tool of this turn is, as the tool says; empty for any other event."""
-    told = event.payload.get("metadata")
+    metadata = event.payload.get("metadata")
     if event.payload.get("agent_turn_id") != turn or event.payload.get("phase") != StepPhase.TOOL_PROGRESS:
         return ""
-    if not isinstance(told, dict):
+    try:
+        told = CallProgress.model_validate(event.payload | (metadata if isinstance(metadata, dict) else {}))
+    except ValidationError:  # a stranger's event
         return ""
-    total = "" if told.get("total") is None else f" of {_amount(told['total'])}"
-    message = f": {told['message']}" if told.get("message") else ""
-    return escaped(f"{told.get('tool_name')} {_amount(told.get('progress'))}{total}{message}")
+    return progress_line(told)
 
 
-def _amount(value: object) -> str:
-    """A number as people write it: without a fraction of nothing."""
-    return f"{value:,.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+def progress_line(progress: CallProgress) -> str:
+    """How far a tool is with a call, in one line."""
+    total = "" if progress.total is None else f" of {amount(progress.total)}"
+    message = f": {progress.message}" if progress.message else ""
+    return escaped(f"{progress.tool_name} {amount(progress.progress)}{total}{message}")
 
 
 def _summary(event: WatchEvent) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.states import HeadStatus
 from turnstile.schema.wire import subjects
@@ -51,9 +52,9 @@ class Missing:
             patience = self.session.settings.nats.patience_seconds
             if self.gives_up and now - self._no_bridge_since >= patience:
                 raise NoBridge(
-                    f"no bridge has answered for {patience:g} s: turn {turn} is kept, and runs once one does"
+                    f"no bridge has answered for {amount(patience)} s: turn {turn} is kept, and runs once one does"
                 )
-            until = f"; this command waits {patience:g} s for one" if self.gives_up else ""
+            until = f"; this command waits {amount(patience)} s for one" if self.gives_up else ""
             self._print_new(f"no bridge answers: start `turnstile bridge` or `turnstile up`{until}")
         else:
             self._no_bridge_since = None

@@ -23,6 +23,7 @@ from turnstile.ledger.turns.cards import box_cards, get_card
 from turnstile.ledger.turns.views import TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
 from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, StepView, Transcript, transcript_of
+from turnstile.schema import amounts
 from turnstile.schema.budgets.views import BudgetView, ids_of
 from turnstile.schema.cards import Card, value_of
 from turnstile.schema.errors import Refused
@@ -205,7 +206,7 @@ def _facts(report: TurnEnd, transcript: Transcript | None) -> dict[str, object]:
     waits = _QUEUED.get(turn.queued_because or "")
     if turn.waiting_tool_count:
         until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
-        waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"
+        waits = f"{amounts.counted(turn.waiting_tool_count, 'call')}{until}"
     return {
         "status": turn.status,
         "note": _notes(turn, transcript),
@@ -215,7 +216,7 @@ def _facts(report: TurnEnd, transcript: Transcript | None) -> dict[str, object]:
         "steers": _joined(*(f"{count} {status}" for status, count in Counter(_standing(turn)).items())),
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
-        "cost": _count(turn.steps, "step") if transcript is None else _cost(transcript),
+        "cost": amounts.counted(turn.steps, "step") if transcript is None else _cost(transcript),
         "budget": "\n".join(f"{budget_line(each)} ({_whose(each, turn)})" for each in report.budgets),
         "until": None if turn.budget is None or turn.budget.until is None else clock(turn.budget.until),
         "runs again": turn.rerun_of and f"turn {turn.rerun_of} from step {turn.from_step}",
@@ -244,8 +245,8 @@ def _notes(turn: TurnView, transcript: Transcript | None) -> str:
     timed_out, failed = (transcript.calls_timed_out, transcript.failed_attempts) if transcript else (0, 0)
     cut = _truncated(turn)
     return _joined(
-        f"{_count(timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
-        f"{_count(failed, 'attempt')} at the model failed" if failed else "",
+        f"{amounts.counted(timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
+        f"{amounts.counted(failed, 'attempt')} at the model failed" if failed else "",
         f"the last answer is cut off ({cut})" if cut else "",
         between="; ",
     )
@@ -289,7 +290,7 @@ def _cut(done: Compaction) -> str:
     why = "it was full" if done.reason == "full" else "the model refused the request as too long"
     how = "summed up" if done.when_full == "summarize" else "left out"
     failed = f", without a summary ({done.error_code})" if done.error_code else ""
-    kept = f"{_count(done.turns_cut, 'earlier turn')} {how}{failed}, {done.turns_kept} kept"
+    kept = f"{amounts.counted(done.turns_cut, 'earlier turn')} {how}{failed}, {done.turns_kept} kept"
     about = "" if done.counted == "exact" else "about "
     return f"! memory cut, {why}: {kept}; from {about}{done.tokens_before:,} tokens to {done.tokens_after:,}"
 
@@ -324,10 +325,6 @@ def _clock(moment: datetime) -> str:
     return moment.astimezone().strftime("%H:%M:%S")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _truncated(turn: TurnView) -> str | None:
     found = (turn.stats or {}).get("truncated")
     return found if isinstance(found, str) else None
@@ -336,7 +333,7 @@ def _truncated(turn: TurnView) -> str | None:
 def _cost(transcript: Transcript) -> str:
     tokens = sum(step.tokens or 0 for step in transcript.steps)
     return _joined(
-        _count(len(transcript.steps), "step"),
+        amounts.counted(len(transcript.steps), "step"),
         f"{tokens:,} tokens" if tokens else "",
         f"${transcript.response_cost:.4f}" if transcript.response_cost else "",
     )
@@ -390,16 +387,13 @@ def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
 def note_of(line: TurnLine) -> str:
     """The note beside a turn's status in a list: its error code, a cut-off answer, timed-out calls."""
     cut = f"cut off: {line.truncated}" if line.truncated else ""
-    late = f"{_count(line.calls_timed_out, 'call')} timed out" if line.calls_timed_out else ""
+    late = f"{amounts.counted(line.calls_timed_out, 'call')} timed out" if line.calls_timed_out else ""
     return _joined(line.error_code, cut, late)
 
 
 def duration(start: datetime, end: datetime | None) -> str:
-    """The duration as `40 ms` or `12.5 s`; empty if there is no end."""
-    if end is None:
-        return ""
-    seconds = (end - start).total_seconds()
-    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"
+    """The time between the two; empty if there is no end."""
+    return "" if end is None else amounts.duration(end - start)
 
 
 def _step_detail(step: StepView) -> str:
@@ -407,7 +401,7 @@ def _step_detail(step: StepView) -> str:
     timing = step.metadata.get("timing")
     if isinstance(timing, dict):
         numbers = ((name, value) for name, value in timing.items() if isinstance(value, (int, float)))
-        details.extend(f"{name} {value:,.0f}" if value >= 100 else f"{name} {value:.3g}" for name, value in numbers)
+        details.extend(f"{name} {amounts.amount(value)}" for name, value in numbers)
     if step.tool_call_ids:
         details.append(f"{len(step.tool_call_ids)} tool calls")
     if step.error:

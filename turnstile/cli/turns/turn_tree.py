@@ -21,6 +21,7 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_of_client, require_turn
 from turnstile.cli.turns.turn_report import duration
 from turnstile.ledger.trees.tree_views import tree
+from turnstile.schema.amounts import money
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire.descriptions import TreeTurn
 
@@ -115,7 +116,7 @@ def _label(node: TreeTurn, sums: Mapping[AgentTurnId, Rolled], now: datetime) ->
 
 
 def _spent(tokens: int, cost: float | None) -> str:
-    parts = [f"{tokens:,} tokens" if tokens else "", f"${cost:.4f}" if cost else ""]
+    parts = [f"{tokens:,} tokens" if tokens else "", money(cost) if cost else ""]
     shown = ", ".join(filter(None, parts))
     return f" {shown}" if shown else ""
 

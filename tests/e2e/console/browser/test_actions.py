@@ -4,6 +4,7 @@ from tests.e2e.console.conftest import Seats
 from tests.support.console.letters import dead_letter
 from tests.support.tenants import ALICE
 from tests.support.tools import call_of, calling, definition, hand_of
+from turnstile.schema.base import JsonObject
 
 
 async def test_a_turn_is_told_something_and_run_again_with_another_model(people: Seats) -> None:
@@ -11,6 +12,9 @@ async def test_a_turn_is_told_something_and_run_again_with_another_model(people:
         turn = await hand.suspended(calling("search"), {"text": "found"}, {"text": "and minded"})
         one = await people.seat()
         page = await one.open(f"/console/turns/{turn}")
+        progress: JsonObject = {"tool_call_id": call_of(turn), "progress": 3, "total": 8, "message": "reading"}
+        await people.tenant.client.request("progress", progress)
+        await one.shows("3 of 8: reading")
         await page.get_by_text("Steer", exact=True).click()
         await page.get_by_label("What its model shall read next").fill("and mind the gap")
         await page.get_by_label("When").select_option("when_idle")
@@ -19,6 +23,7 @@ async def test_a_turn_is_told_something_and_run_again_with_another_model(people:
         await hand.report(call_of(turn))
         await hand.ended(turn)
         await one.shows("success")
+        assert await page.locator(".progress").count() == 0
         await page.get_by_text("Run again", exact=True).first.click()
         await page.get_by_label("From step").fill("1")
         await page.get_by_role("button", name="Run again").click()
