@@ -23,9 +23,11 @@ from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
 from nats.js.client import JetStreamContext
 from nats.js.errors import APIError
+from pydantic import ValidationError
 
 from turnstile.runtime.waiting import LOG_SECONDS
 from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.schema.validation import describe_faults
 from turnstile.transport.address import Address, parse_address
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.local_servers import DEFAULT_NATS, find_nats
@@ -48,6 +50,8 @@ def words_of(error: Exception) -> str:
             return f"{said} (JetStream error {code})"
         case TimeoutError():
             return "no answer in time"
+        case ValidationError():
+            return f"its answer cannot be read: {describe_faults(error, most=1)}"
         case _:
             return str(error) or type(error).__name__
 

@@ -120,7 +120,7 @@ async def _probe(conn: NatsConnection, stream: str, subject: str, timeout: float
     try:
         state = _Info.model_validate(info).state
     except ValidationError as error:
-        raise ServerUnavailable(f"its state cannot be read: {error}") from None
+        raise ServerUnavailable(f"its state: {words_of(error)}") from None
     if state.last_seq < stored.seq or not (state.subjects or {}).get(subject):
         raise ServerUnavailable(f"it acknowledged message {stored.seq} and does not have it")
 

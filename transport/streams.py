@@ -21,7 +21,7 @@ from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
 from turnstile.schema.ids import ProjectId, token
 from turnstile.schema.wire import subjects
-from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, words_of
 from turnstile.transport.json_messages import decode_object, encode
 
 COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
@@ -336,7 +336,7 @@ async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> Json
     except nats.errors.NoRespondersError:
         raise ServerUnavailable(f"NATS at {conn.shown} has no JetStream; start it with -js") from None
     except (*NATS_TROUBLE, BadRequest, ValidationError) as trouble:
-        raise ServerUnavailable(f"JetStream at {conn.shown} did not answer {subject}: {trouble}") from trouble
+        raise ServerUnavailable(f"JetStream at {conn.shown} did not answer {subject}: {words_of(trouble)}") from trouble
     if error is None:
         return response
     if error.code == _UNAVAILABLE or error.err_code == _NO_STORAGE:

@@ -74,6 +74,12 @@ async def list_project_limits(conn: Connection, project: ProjectId) -> list[Proj
     return [ProjectLimits.model_validate(_in_dollars(row)) for row in rows]
 
 
+async def is_raised(conn: Connection, project: ProjectId, correlation_id: str) -> bool:
+    """Whether a request of this name has raised a budget of the project."""
+    row = await query("is_raised").one(conn, project_id=project, correlation_id=correlation_id)
+    return bool(row["raised"])
+
+
 async def list_charged_turns(conn: Connection, project: ProjectId, budget: BudgetId) -> Sequence[AgentTurnId]:
     """The turns whose spending the budget has, in no order; none if the project has no such budget."""
     rows = await query("list_charged_turns").many(conn, project_id=project, budget_id=budget)

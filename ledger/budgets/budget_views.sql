@@ -19,6 +19,10 @@ SELECT b.* FROM state.budgets b
 WHERE b.budget_id = :budget_id AND b.project_id = :project_id
   AND (:channel_id::text IS NULL OR b.channel_id = :channel_id OR (:with_project::boolean AND b.kind <> 'turn'));
 
+-- name: is_raised :one
+-- Whether a request of this name has raised a budget of the project.
+SELECT EXISTS (SELECT FROM state.budget_raises r WHERE r.correlation_id = :correlation_id AND r.project_id = :project_id) AS raised;
+
 -- name: list_budgets_of_turn :many
 -- The budgets that a turn is charged to, the nearest first.
 SELECT b.* FROM state.agent_inbox i

@@ -90,6 +90,8 @@ def any_spec(function: Callable[[JsonObject, ToolCall], Awaitable[object]], term
         definition = ToolDefinition(
             tool_name=name, description=about, target_subject=subjects.tool_target(terms.target, terms.suffix)
         )
+    except ValidationError as error:
+        raise ConfigError(f"tool {name}: {describe_faults(error, ToolDefinition)}") from None
     except (BadRequest, ValueError) as error:
         raise ConfigError(f"tool {name}: {error}") from None
     return ToolSpec(function, terms, definition, _AnyArguments, {"arguments": "root"}, "call")

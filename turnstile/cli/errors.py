@@ -137,7 +137,14 @@ def failure_of(error: BaseException) -> Failure:
             message = f"{where}: {error.strerror}" if where else str(error.strerror)
             return Failure("file_unusable", message, _MENDABLE[number], REFUSED)
         case _:
-            message = f"{type(error).__name__}: {error}"
+            name, told = type(error).__name__, str(error)
+            if name == "ValidationError":  # of pydantic, which --help does not import
+                from pydantic import ValidationError  # noqa: PLC0415 -- as above
+
+                from turnstile.schema.validation import describe_faults  # noqa: PLC0415 -- as above
+
+                told = describe_faults(error) if isinstance(error, ValidationError) else told
+            message = f"{name}: {told}"
             return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)
 
 

@@ -14,7 +14,7 @@ from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import Call, NoQuery
 from turnstile.gateway.http.problems import Problem, problem_of
-from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
+from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, is_raised, list_budgets, list_project_limits
 from turnstile.schema.access import Right
 from turnstile.schema.api import BudgetLimitation, BudgetRaise
 from turnstile.schema.base import Strict
@@ -46,7 +46,7 @@ class AmountsForm(Strict):
     key: str = Field(default="", max_length=64)
     """A name of the form as it was shown, so that it counts once."""
     seen: str = Field(default="", max_length=16)
-    """The project's limit that the page showed: the form replaces that one and no other."""
+    """The limits that the page showed: the form changes those and no others."""
     action: Literal["set", "none"] = "set"
     """`none`: nothing shall limit the project any more."""
 
@@ -141,7 +141,8 @@ def _one(
         budget=view,
         name=name_of(view),
         may_raise=visit.may("operate") and view.status == "open",
-        key=secrets.token_hex(8),
+        key=typed.key if typed and typed.key else secrets.token_hex(8),
+        seen=seen_of(*_limits_in(view)),
         typed=typed,
         problem=problem,
     )
@@ -151,12 +152,27 @@ async def raise_budget(visit: Visit[NoQuery, AmountsForm]) -> Response:
     """Give a budget more, or take back what is free."""
     view, form = await _seen(visit), visit.form
     try:
+        if not await _sent_before(visit, form):
+            require_seen(form.seen, *_limits_in(view))
         more = _body(BudgetRaise, _amounts(form) | ({"correlation_id": form.key} if form.key else {}))
         path: dict[str, str] = {"budget_id": view.budget_id}
         await visit.console.budgets.raise_budget(_call(visit, path, more))
     except TurnstileError as error:
+        if error.code == "changed_meanwhile":  # what is decided again is another request
+            form = form.model_copy(update={"key": ""})
         return _one(visit, view, form, problem_of(error))
     return see_other(f"{BUDGETS}/{part(name_of(view))}", "raised")
+
+
+async def _sent_before(visit: Visit[NoQuery, AmountsForm], form: AmountsForm) -> bool:
+    """Whether the form has raised a budget already: then it may come again, and changes nothing more."""
+    project = visit.principal.project_id
+    return bool(form.key) and await visit.console.pool.run(lambda conn: is_raised(conn, project, form.key))
+
+
+def _limits_in(view: BudgetView) -> tuple[object, ...]:
+    """The limits that the page of a budget shows: a raise adds to these and to no others."""
+    return view.budget_id, view.tokens.max, view.cost_usd.max, view.turns.max
 
 
 async def limit_project(visit: Visit[NoQuery, AmountsForm]) -> Response:

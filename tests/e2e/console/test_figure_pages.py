@@ -139,6 +139,13 @@ async def test_a_budget_is_raised_once_however_often_the_form_is_sent(
         done = await operator.post(f"{page}/raise", data={**hidden, "tokens": "500"})
         assert done.headers["location"] == f"{page}?told=raised"
     assert "Tokens 1,500 0 0 1,500" in await words(operator, page)
+    stale = await operator.post(f"{page}/raise", data={**hidden, "key": "another", "tokens": "500"})
+    assert (stale.status_code, "has changed since this page was drawn" in words_of(stale.text)) == (409, True)
+    assert 'value="500"' in stale.text
+    again = next(form.hidden for form in forms_of(stale.text) if form.action.endswith("/raise"))
+    assert again["key"] not in ("another", hidden["key"])
+    assert (await operator.post(f"{page}/raise", data={**again, "tokens": "400"})).status_code == 303
+    assert "Tokens 1,900 0 0 1,900" in await words(operator, page)
     lacks = await send(operator, page, f"{page}/raise", {"tokens": "-9000"})
     assert lacks.status_code == 409
     assert 'value="-9000"' in lacks.text
