@@ -16,7 +16,7 @@ from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
 from turnstile.ledger.pool import Pool
-from turnstile.rules.arguments import ready
+from turnstile.rules.arguments import Patience, ready
 from turnstile.rules.holds import call_card
 from turnstile.rules.text import storable, storable_json
 from turnstile.rules.turn_ends import Lease
@@ -141,7 +141,7 @@ def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit
         return None
     turn, call = _turn(project, question), question.tool_call_id
     values = turn.placeholders(question.step_id, question.parent_step_id or "") | {"tool_call_id": call}
-    found = ready(row, json.dumps(arguments), values, 0.0)
+    found = ready(row, json.dumps(arguments), values, Patience())
     if isinstance(found, str):
         raise Refused("invalid_arguments", found)
     subject = expand_subject(row.target_subject or "", project, question.channel_id)

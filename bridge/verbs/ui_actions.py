@@ -23,6 +23,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.action_lookup import ActionTurn, find_action
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.rules.action_turn import ActionCall, action_call
+from turnstile.rules.arguments import Patience
 from turnstile.rules.outgoing import Place
 from turnstile.rules.turn_ends import NewLease
 from turnstile.runtime.faults import Fault, hit
@@ -234,7 +235,7 @@ def _check(request: VerbRequest, action: UiAction, tool: JsonObject | None) -> N
             "trace_id": headers.trace_id(headers.new_traceparent()),
         }
     )
-    place = Place(turn, step_id(turn.agent_turn_id, 1), action.parent_step_id or "", 0.0)
+    place = Place(turn, step_id(turn.agent_turn_id, 1), action.parent_step_id or "", Patience())
     wanted = ActionCall(tool_name=action.tool_name, arguments=action.args)
     action_call(place, wanted, [] if tool is None else [tool])
 

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
-from turnstile.activities.turn.decide import StepRequest, Suspend, decide
-from turnstile.activities.turn.turn_config import TurnConfig
 
 from tests.activities.people.test_holds import TARGET
 from tests.activities.test_choices import TURN
+from turnstile.rules.answer import AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
+from turnstile.rules.decide import StepRequest, Suspend, decide
+from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.profiles import LlmConfig

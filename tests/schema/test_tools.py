@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from turnstile.rules.arguments import ReadyCall, ready
+from turnstile.rules.arguments import Patience, ReadyCall, ready
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.tools import ToolDefinition, ToolRow, expand_subject
@@ -46,10 +46,10 @@ def test_what_else_is_unknown_in_options_is_a_slip(options: dict[str, Any]) -> N
 
 def test_a_forced_argument_need_not_be_named_by_closed_parameters() -> None:
     tool = put(options={"args": {"fixed": {"kind": "advice"}}, "envs": {"key": "MARK_KEY"}})
-    sent = ready(row(tool), '{"title": "T", "kind": "mine"}', {}, 5.0)
+    sent = ready(row(tool), '{"title": "T", "kind": "mine"}', {}, Patience())
     assert isinstance(sent, ReadyCall)
     assert sent.arguments == {"title": "T", "kind": "advice", "key": {"$env": "MARK_KEY"}}
-    refused = ready(row(tool), '{"title": "T", "other": 1}', {}, 5.0)
+    refused = ready(row(tool), '{"title": "T", "other": 1}', {}, Patience())
     assert isinstance(refused, str)
     assert "'other' was unexpected" in refused
 
@@ -58,7 +58,7 @@ def test_a_forced_argument_need_not_be_named_by_closed_parameters() -> None:
 def test_a_forced_argument_that_parameters_name_is_checked_and_never_quoted(whole: dict[str, Any]) -> None:
     wanted: dict[str, Any] = {"type": "object", "properties": {"title": {"type": "string"}}, **whole}
     tool = put(parameters=wanted, options={"args": {"fixed": {"title": "s3cret" if whole else 7357}}})
-    refused = ready(row(tool), '{"note": 1}', {}, 5.0)
+    refused = ready(row(tool), '{"note": 1}', {}, Patience())
     assert isinstance(refused, str)
     assert "s3cret" not in refused
     assert "7357" not in refused

@@ -200,9 +200,12 @@ class Output:
         self._out.print(what)
 
     def line(self, text: str = "", *, style: str = "", note: str = "") -> None:
-        """Print a line of the result, followed by a dim note."""
+        """Print a line of the result, followed by a dim note; a text of several lines is printed as it is."""
         line = Text.assemble((clean(text), style), (f"  {clean(note)}" if note else "", "dim"))
-        self._print(self._out, line)
+        if "\n" in text.strip("\n"):
+            self._out.print(line, soft_wrap=True)
+        else:
+            self._print(self._out, line)
 
     def indented(self, text: str, *, style: str = "") -> None:
         """Print indented text below the line it belongs to; it is wrapped on a terminal only."""

@@ -56,7 +56,7 @@ def test_facts_lines_and_texts_break_no_word(
 ) -> None:
     out = prints(width, monkeypatch)
     out.facts("title", {name: text})
-    out.line(text, note=name)
+    out.line(" ".join(text.split()), note=name)
     out.indented(text)
     out.remark(text)
     said = capsys.readouterr()
