@@ -6,6 +6,12 @@ for what goes through sockets. Commands that end by themselves keep asyncio's, w
 
 import asyncio
 import gc
+import time
+from collections.abc import Mapping
+
+_FULL = 2
+_COSTLY_SECONDS = 0.01
+_MOST_TIMES = 20
 
 
 def fast_loop() -> asyncio.AbstractEventLoop:
@@ -28,3 +34,26 @@ def spare_collector(*, again: bool = False) -> None:
         return
     gc.collect()
     gc.freeze()
+    if not any(isinstance(each, _Sparing) for each in gc.callbacks):
+        gc.callbacks.append(_Sparing())
+
+
+class _Sparing:
+    """Exempts what a costly full collection left, too: models and templates that were built at their first use.
+
+    Without it each full collection of a gateway that has served all its addresses holds the loop for 50 ms. What is
+    garbage later, and in a circle, is not collected then; so it is done `_MOST_TIMES` at most.
+    """
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._times = 0
+
+    def __call__(self, phase: str, about: Mapping[str, int]) -> None:
+        if about["generation"] < _FULL or self._times >= _MOST_TIMES:
+            return
+        if phase == "start":
+            self._began = time.thread_time()
+        elif time.thread_time() - self._began > _COSTLY_SECONDS:
+            gc.freeze()
+            self._times += 1

@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
+from nats.js.errors import APIError
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from turnstile.schema import verbs
 from turnstile.schema.access import Caller
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
+from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
 from turnstile.schema.pump.threads import MessageId
 from turnstile.schema.states import ReplyStatus
@@ -41,6 +42,8 @@ Answer = TypeVar("Answer", bound=Reply)
 _UNREAD = 4096
 _REMEMBERED = 4096
 _LOOKS = 16
+_MESSAGE_TOO_LARGE = 10054
+_STREAM_FULL = 10077
 """Looks of waits that a client makes at once: thousands of waits must not flood a bridge, which would refuse them."""
 
 
@@ -217,6 +220,8 @@ class BridgeClient:
         sent[names.MSG_ID] = f"cmd-{self._project}-{self._channel}-{verb}-{token(request_id, 'request_id')}"
         try:
             ack = await self._conn.store(subject, data, headers=sent, timeout=5.0)
+        except APIError as error:
+            raise _not_stored(verb, len(data), error) from error
         except NATS_TROUBLE as error:
             raise ServerUnavailable(f"the command {verb} was not acknowledged: {error}") from error
         return not ack.duplicate
@@ -401,6 +406,18 @@ def accepted(model: type[Answer], answer: JsonObject) -> Answer:
 
 def _object(payload: BaseModel | JsonObject) -> JsonObject:
     return payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else payload
+
+
+def _not_stored(verb: str, size: int, error: APIError) -> TurnstileError:
+    """What to do about a command that its stream refused."""
+    if error.err_code == _MESSAGE_TOO_LARGE:
+        return BadRequest(f"the command {verb} has {size} bytes, more than its stream takes in one message: send less")
+    if error.err_code == _STREAM_FULL:
+        return ServerUnavailable(
+            f"the stream of commands is full ({error.description}), and {verb} was not stored: try again when bridges"
+            " have taken older ones; an operator raises [nats].max_commands_mb"
+        )
+    return ServerUnavailable(f"the command {verb} was not acknowledged: {error}")
 
 
 def _event(msg: Msg) -> WatchEvent:

@@ -84,6 +84,10 @@ class StreamStorage:
     replicas: int = 1
     """Servers of the cluster that each have it: 1, 3 or 5."""
     kind: Literal["file", "memory"] = "file"
+    commands_bytes: int = 0
+    """Of the commands' stream, whose oldest messages go beyond it; 0: as the stream is."""
+    events_bytes: int = 0
+    """The same of the events' stream."""
 
 
 class NatsConnection:

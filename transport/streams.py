@@ -2,7 +2,8 @@
 
 An existing definition is widened, never narrowed, and keeps every field that this module does not know: it changes and
 returns the raw JSON, which nats-py's own classes would not do. A stream gets more replicas, never fewer, and
-only where that is asked for. A consumer that cannot be updated is deleted and created
+only where that is asked for. Its bytes are bounded where that deletes nothing (`StreamStorage`): a flood fills no disk,
+the oldest messages go, and everybody goes on publishing. A consumer that cannot be updated is deleted and created
 again, starting after its acknowledgement floor. Declaring a definition that exists costs one round trip and writes
 nothing.
 
@@ -11,6 +12,7 @@ its files away. A stream created in between loses its files, and acknowledges no
 """
 
 import asyncio
+import logging
 from datetime import datetime
 from typing import Final, Literal
 
@@ -30,6 +32,7 @@ PMO_CONSUMER: Final = "turnstile_pmo"
 THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
 PAST_TURNS_CONSUMER: Final = "turnstile_past_turns"
 _SECOND = 1_000_000_000
+logger = logging.getLogger(__name__)
 _UI_ACTION_SECONDS = 5
 """Short, since a user waits: an action that a bridge took and did not answer goes to another bridge after this."""
 _HOUR = 3600 * _SECOND
@@ -68,6 +71,10 @@ class JetStreamError(ConfigError):
         self.err_code = err_code
 
 
+class NoRoom(ServerUnavailable):
+    """NATS has not the room to store, or to reserve, what a definition says."""
+
+
 class _ApiError(Tolerant):
     code: int = 500
     err_code: int = 0
@@ -75,10 +82,12 @@ class _ApiError(Tolerant):
 
 
 class _StreamFields(Tolerant):
-    """The fields of a stream that declaring may widen; times in nanoseconds, 0 is no limit."""
+    """The fields of a stream that declaring may widen; times in nanoseconds, 0 and less is no limit."""
 
     subjects: list[str] = Field(default_factory=list)
     max_age: int = 0
+    max_bytes: int = 0
+    max_msg_size: int = 0
     duplicate_window: int = 0
     num_replicas: int = 1
 
@@ -93,6 +102,7 @@ class _ConsumerInfo(Tolerant):
 
 
 class _StreamState(Tolerant):
+    bytes: int = 0
     subjects: dict[str, int] = Field(default_factory=dict[str, int])
 
 
@@ -122,13 +132,31 @@ async def declare_streams(
     suits a new installation. With `raise_replicas` one that has fewer replicas gets more.
     """
     replicas: JsonObject = {"num_replicas": conn.storage.replicas}
-    streams = [{**stream, **replicas} if raise_replicas else stream for stream in _STREAMS]
+    bounded = [{**stream, **_bounds(conn, str(stream["name"]))} for stream in _STREAMS]
+    streams = [{**stream, **replicas} if raise_replicas else stream for stream in bounded]
     missing = [wanted for wanted in streams if not await _widen(conn, wanted)]
     if missing and gone_seconds:
         await asyncio.sleep(gone_seconds)
         missing = [wanted for wanted in missing if not await _widen(conn, wanted)]
     for wanted in missing:
-        await call_api(conn, f"STREAM.CREATE.{wanted['name']}", {**wanted, **replicas, "storage": conn.storage.kind})
+        await _define(conn, "CREATE", {**wanted, **replicas, "storage": conn.storage.kind})
+
+
+def _bounds(conn: NatsConnection, name: str) -> JsonObject:
+    size = conn.storage.commands_bytes if name == subjects.CMD_STREAM else conn.storage.events_bytes
+    return {"max_msg_size": conn.max_payload, **({"max_bytes": size} if size else {})}
+
+
+async def _define(conn: NatsConnection, how: Literal["CREATE", "UPDATE"], config: JsonObject) -> None:
+    """Create or update a stream; unbounded where the server has not the room to reserve its bytes."""
+    subject = f"STREAM.{how}.{config['name']}"
+    try:
+        await call_api(conn, subject, config)
+    except NoRoom as error:
+        if "max_bytes" not in config:
+            raise
+        logger.warning("%s goes on without a bound on its bytes: %s", config["name"], error)
+        await call_api(conn, subject, {name: value for name, value in config.items() if name != "max_bytes"})
 
 
 async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
@@ -141,13 +169,17 @@ async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
             raise
         return False
     config = info.get("config")
-    if isinstance(config, dict) and (wider := widened(config, wanted)) != config:
-        await call_api(conn, f"STREAM.UPDATE.{name}", wider)
+    held = _StreamInfo.model_validate(info).state.bytes
+    if isinstance(config, dict) and (wider := widened(config, wanted, held)) != config:
+        await _define(conn, "UPDATE", wider)
     return True
 
 
-def widened(config: JsonObject, wanted: JsonObject) -> JsonObject:
-    """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window, the more replicas."""
+def widened(config: JsonObject, wanted: JsonObject, held: int = 0) -> JsonObject:
+    """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window, the more replicas.
+
+    A bound on bytes or on a message is the larger of both; a stream without the first gets it unless it `held` more.
+    """
     have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(wanted)
     missing = [new for new in want.subjects if not any(covers(old, new) for old in have.subjects)]
     kept = [old for old in have.subjects if not any(covers(new, old) for new in missing)]
@@ -155,6 +187,12 @@ def widened(config: JsonObject, wanted: JsonObject) -> JsonObject:
     wider["subjects"] = [*kept, *missing]
     wider["num_replicas"] = max(have.num_replicas, want.num_replicas)
     wider["max_age"] = have.max_age and max(have.max_age, want.max_age)
+    for name, has, wants in (
+        ("max_bytes", have.max_bytes, want.max_bytes),
+        ("max_msg_size", have.max_msg_size, want.max_msg_size),
+    ):
+        if wants > 0 and (has > 0 or (name == "max_bytes" and held <= wants)):
+            wider[name] = max(has, wants)
     if "discard_new_per_subject" in wider:
         wider["discard_new_per_subject"] = False
     return wider
@@ -339,7 +377,9 @@ async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> Json
         raise ServerUnavailable(f"JetStream at {conn.shown} did not answer {subject}: {words_of(trouble)}") from trouble
     if error is None:
         return response
-    if error.code == _UNAVAILABLE or error.err_code == _NO_STORAGE:
+    if error.err_code == _NO_STORAGE:
+        raise NoRoom(f"JetStream at {conn.shown}: {error.description} (error {error.err_code})")
+    if error.code == _UNAVAILABLE:
         raise ServerUnavailable(f"JetStream at {conn.shown}: {error.description} (error {error.err_code})")
     refusal = f"JetStream refuses {subject}: {error.description} (error {error.err_code})"
     raise JetStreamError(refusal, error.code, error.err_code)

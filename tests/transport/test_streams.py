@@ -8,8 +8,11 @@ import pytest
 
 from tests.support.processes.nats_server import NatsServer
 from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import TurnstileError
+from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.wire.subjects import CMD_STREAM, CMD_SUBJECTS, EVT_STREAM, EVT_SUBJECTS
-from turnstile.transport.connection import NatsConnection, connect
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.connection import NatsConnection, StreamStorage, connect
 from turnstile.transport.json_messages import decode_object, encode
 from turnstile.transport.streams import covers, declare_consumer, declare_streams, widened
 
@@ -97,6 +100,66 @@ def test_replicas_are_raised_and_never_lowered() -> None:
 )
 def test_covers(pattern: str, other: str, *, expected: bool) -> None:
     assert covers(pattern, other) is expected
+
+
+async def test_a_flood_fills_no_disk_and_stops_nobody(conn: NatsConnection) -> None:
+    """The stream keeps to its bytes, the oldest messages go, and others' commands are stored."""
+    conn.storage = StreamStorage(commands_bytes=1 << 20, events_bytes=1 << 21)
+    await declare_streams(conn, gone_seconds=0)
+    made = await config(conn, CMD_STREAM)
+    assert (made["max_bytes"], made["max_msg_size"]) == (1 << 20, conn.max_payload)
+    assert (await config(conn, EVT_STREAM))["max_bytes"] == 1 << 21
+    flooding, other = (BridgeClient(conn, ProjectId(name), ChannelId("public")) for name in ("flood", "other"))
+    for number in range(60):
+        await flooding.command("enqueue", {"instruction": "x" * 50_000}, f"f-{number}")
+    assert await other.command("enqueue", {"instruction": "small"}, "mine")
+    state = (await api(conn, f"STREAM.INFO.{CMD_STREAM}"))["state"]
+    assert state["bytes"] <= 1 << 20
+    assert state["last_seq"] == 61
+    assert state["first_seq"] > 30
+    last = await conn.js.get_msg(CMD_STREAM, 61)
+    assert last.subject == "cg.v1r4.other.public.cmd.sys.bridge.enqueue"
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"max_msg_size": 1000}, "send less"),
+        ({"max_bytes": 10_000, "discard": "new"}, "max_commands_mb"),
+    ],
+)
+async def test_a_client_is_told_why_its_command_was_not_stored(
+    conn: NatsConnection, own: JsonObject, words: str
+) -> None:
+    narrow: JsonObject = {"name": CMD_STREAM, "subjects": [CMD_SUBJECTS], "storage": "file", **own}
+    assert "error" not in await api(conn, f"STREAM.CREATE.{CMD_STREAM}", narrow)
+    client = BridgeClient(conn, ProjectId("demo"), ChannelId("public"))
+    commands = [client.command("enqueue", {"instruction": "x" * 5_000}, f"c-{number}") for number in range(9)]
+    came = await asyncio.gather(*commands, return_exceptions=True)
+    refusals = [each for each in came if isinstance(each, TurnstileError)]
+    assert refusals
+    assert all(words in str(each) for each in refusals)
+
+
+async def test_a_bound_deletes_nothing_and_is_never_lowered(conn: NatsConnection) -> None:
+    await declare_streams(conn, gone_seconds=0)
+    assert (await config(conn, CMD_STREAM))["max_bytes"] == -1
+    for number in range(9):
+        await conn.store(f"cg.v1r4.demo.public.cmd.x.{number}", b"x" * 5_000)
+    for size, becomes in ((20_000, -1), (100_000, 100_000), (50_000, 100_000), (200_000, 200_000)):
+        conn.storage = StreamStorage(commands_bytes=size)
+        await declare_streams(conn, gone_seconds=0)
+        assert (await config(conn, CMD_STREAM))["max_bytes"] == becomes, size
+    assert (await api(conn, f"STREAM.INFO.{CMD_STREAM}"))["state"]["messages"] == 9
+
+
+async def test_a_server_without_the_room_to_reserve_stores_unbounded(
+    conn: NatsConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    conn.storage = StreamStorage(commands_bytes=1 << 60)
+    await declare_streams(conn, gone_seconds=0)
+    assert (await config(conn, CMD_STREAM))["max_bytes"] == -1
+    assert "without a bound" in caplog.text
 
 
 async def consumer(conn: NatsConnection, name: str) -> dict[str, Any]:

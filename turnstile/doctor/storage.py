@@ -20,6 +20,8 @@ from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import JetStreamError, call_api
 
 _NAME = "NATS storage"
+_NEARLY = 0.9
+"""The share of a stream's bytes from which on it is nearly full."""
 _STREAMS = (subjects.CMD_STREAM, subjects.EVT_STREAM)
 _LOST = "commands to tools and bridges, and events, that it had acknowledged in this time"
 
@@ -47,10 +49,16 @@ class _Cluster(Tolerant):
 class _StreamConfig(Tolerant):
     num_replicas: int = 1
     storage: str = "file"
+    max_bytes: int = 0
+
+
+class _StreamState(Tolerant):
+    bytes: int = 0
 
 
 class _Stream(Tolerant):
     config: _StreamConfig
+    state: _StreamState = _StreamState()
     cluster: _Cluster = _Cluster()
 
 
@@ -110,6 +118,16 @@ async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Ch
     if has.storage != wanted.storage:
         says = f"{says}, and [nats].storage is {wanted.storage}"
         hint = "NATS cannot change it: stop all processes, delete the stream, and run `turnstile migrate`"
+        return Check(name=name, status="warn", says=says, hint=hint)
+    setting = "max_commands_mb" if stream == subjects.CMD_STREAM else "max_events_mb"
+    bound = wanted.max_commands_mb if stream == subjects.CMD_STREAM else wanted.max_events_mb
+    if bound and has.max_bytes <= 0:
+        says = f"{says}, {found.state.bytes >> 20} MB without a bound, and [nats].{setting} is {bound}"
+        hint = f"set [nats].{setting} above that and within what the server may store; then run `turnstile migrate`"
+        return Check(name=name, status="warn", says=says, hint=hint)
+    if has.max_bytes > 0 and found.state.bytes > has.max_bytes * _NEARLY:
+        says = f"{says}, {found.state.bytes >> 20} of {has.max_bytes >> 20} MB: its oldest messages go"
+        hint = f"raise [nats].{setting}, then run `turnstile migrate`; `nats stream subjects` says whose they are"
         return Check(name=name, status="warn", says=says, hint=hint)
     more = f" ([nats].replicas is {wanted.replicas}; it is never lowered by itself)"
     return Check(name=name, status="ok", says=says + (more if has.num_replicas > wanted.replicas else ""))

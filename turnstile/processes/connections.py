@@ -68,7 +68,9 @@ async def open_nats(
     If it is not `needed`, this waits a moment only; the connection is then opened in the background.
     """
     conn = start_connecting(url, name=name)
-    conn.storage = StreamStorage(settings.replicas, settings.storage)
+    conn.storage = StreamStorage(
+        settings.replicas, settings.storage, settings.max_commands_mb << 20, settings.max_events_mb << 20
+    )
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(None if needed else _NATS_SECONDS):

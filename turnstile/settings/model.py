@@ -110,6 +110,8 @@ class NatsSettings(Strict):
     patience_seconds: Seconds = 20.0
     replicas: Literal[1, 3, 5] = 1
     storage: Literal["file", "memory"] = "file"
+    max_commands_mb: int = Field(default=1024, ge=0, le=1 << 24)
+    max_events_mb: int = Field(default=8192, ge=0, le=1 << 24)
     monitoring_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
 
     @property

@@ -1,0 +1,28 @@
+"""The garbage collector of processes that serve: what is built after the start is exempt once it has become costly."""
+
+import subprocess
+import sys
+
+from tests.support.paths import ROOT
+
+PROGRAM = """
+import gc, time
+from turnstile.runtime.event_loop import spare_collector
+
+spare_collector()
+spare_collector()
+first = gc.get_freeze_count()
+kept = [[[]] for _ in range(2_000_000)]  # a heap that grows with use
+began = time.thread_time()
+gc.collect()
+once = time.thread_time() - began
+began = time.thread_time()
+gc.collect()
+again = time.thread_time() - began
+print(len(gc.callbacks), gc.get_freeze_count() - first >= 2_000_000, again < once / 4 or again < 0.01)
+"""
+
+
+def test_what_a_costly_collection_left_is_not_looked_through_again() -> None:
+    said = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["1", "True", "True"]
