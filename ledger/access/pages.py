@@ -65,7 +65,9 @@ async def page_turns(
     row_limit: int,
 ) -> list[TurnSummary]:
     """The newest first, those before a place."""
-    name = narrowed("page_turns", conversation=conversation, agent=agent, channel=channel)
+    in_channel = None if channel is None else agent
+    by = {"conversation": conversation, "agent_in_channel": in_channel, "agent": agent, "channel": channel}
+    name = narrowed("page_turns", **by)
     return await query(name).all_as(
         conn,
         TurnSummary,

@@ -3,6 +3,7 @@
 -- name: page_turns :many
 -- variant: page_turns_of_agent, without any_agent
 -- variant: page_turns_of_channel, without any_channel
+-- variant: page_turns_of_agent_in_channel, without any_agent, any_channel
 -- variant: page_turns_of_conversation, without any_conversation
 -- Turns of a project, of one channel, agent or conversation if that is given, the newest first, after a place in that order.
 SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,

@@ -65,6 +65,10 @@ CREATE INDEX inbox_dead ON state.agent_inbox (project_id COLLATE "C", created_at
 CREATE INDEX inbox_agent_turns ON state.agent_inbox (project_id COLLATE "C", agent_id COLLATE "C", created_at,
     agent_turn_id)
     WHERE message_type IN ('turn', 'ui_action') AND agent_turn_id >= '';
+-- Of an agent in one channel: by either index alone, an agent with many turns and few of them there is read whole.
+CREATE INDEX inbox_agent_channel_turns ON state.agent_inbox (project_id COLLATE "C", agent_id COLLATE "C",
+    channel_id COLLATE "C", created_at, agent_turn_id)
+    WHERE message_type IN ('turn', 'ui_action') AND agent_turn_id >= '';
 CREATE INDEX inbox_channel_turns ON state.agent_inbox (project_id COLLATE "C", channel_id COLLATE "C", created_at,
     agent_turn_id)
     WHERE message_type IN ('turn', 'ui_action') AND agent_turn_id >= '';

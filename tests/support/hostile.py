@@ -215,9 +215,9 @@ class Doors:
             case 0:
                 pairs *= 2
             case 1:
-                return "&".join(f"p{number}=1" for number in range(2_000))
+                return "&".join(f"p{number}=1" for number in range(1_500))[:_QUERY_BYTES]
             case 2:
-                return "&".join([f"{dice.pick.choice(known)}=1"] * 2_000)
+                return "&".join([f"{dice.pick.choice(known)}=1"] * 1_500)[:_QUERY_BYTES]
             case 3:
                 pairs = [(f"p{number}", "1") for number in range(50)]
             case 4:
