@@ -10,6 +10,8 @@ from pydantic import JsonValue
 
 from turnstile.schema.base import DEEPEST, JsonObject, too_deep
 
+_SHORTEST_SECRET = 4  # removing a shorter value would damage ordinary words
+_CUT = "***"
 PENDING = '{"status":"pending"}'
 """Stands, in a request, for the result of a call that waits for the turn whose request it is."""
 
@@ -76,3 +78,11 @@ def _finite(digits: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise ValueError("a number out of range")
     return number
+
+
+def cleared(text: str, secrets: frozenset[str]) -> str:
+    """The text without secrets, and without the characters PostgreSQL cannot store: NUL and lone surrogates."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, _CUT).replace(json.dumps(secret)[1:-1], _CUT).replace(repr(secret)[1:-1], _CUT)
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -13,7 +13,7 @@ from typing import Final, cast
 from mcp_types import ElicitRequestFormParams, ElicitResult
 from pydantic import Field, JsonValue, ValidationError
 
-from turnstile.gateway.console.people.schema_slots import Fault, is_plain, read_json, shown_json
+from turnstile.gateway.schema_slots import Fault, is_plain, read_json, shown_json
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.api import TOKEN
 from turnstile.schema.base import JsonObject, Strict

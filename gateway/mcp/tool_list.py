@@ -12,9 +12,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, ListToolsResult, Tool, ToolAnnotations
 
 from turnstile.gateway.addressed import PROFILE, TARGET_LIMIT
-from turnstile.gateway.console.people.schema_slots import is_plain
 from turnstile.gateway.mcp.call_arguments import ANSWER_SCHEMA, ASK_SCHEMA, TURN_GET_SCHEMA, TURN_STOP_SCHEMA
 from turnstile.gateway.mcp.tool_names import TURN_GET, TURN_STOP, tool_name
+from turnstile.gateway.schema_slots import is_plain
 from turnstile.ledger.access.addressees import Addressee, AddresseeLine, page_addressees
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal, Right

@@ -5,7 +5,6 @@ other arguments it is data of the model, which could else read any variable. Val
 reports.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,7 @@ from typing import Final, Generic, Literal, TypeVar
 from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from turnstile.rules.text import cleared
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import ToolError, ToolResultContent
 from turnstile.schema.errors import TurnstileError
@@ -28,8 +28,6 @@ MESSAGE_LIMIT: Final = 500
 """Characters of an error message that the model gets."""
 
 _ENV_KEY = "$env"
-_SHORTEST_SECRET = 4  # removing a shorter value would damage ordinary words
-_CUT = "***"
 Result = TypeVar("Result")
 
 
@@ -165,14 +163,6 @@ def too_large(size: int | None = None) -> ToolReport:
     """The failed result that replaces one too large to report."""
     had = "is too large to send" if size is None else f"has {size} bytes"
     return failed("result_too_large", f"the tool's result {had}; the limit is {RESULT_LIMIT_BYTES} bytes: ask for less")
-
-
-def cleared(text: str, secrets: frozenset[str]) -> str:
-    """The text without secrets, and without the characters PostgreSQL cannot store: NUL and lone surrogates."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, _CUT).replace(json.dumps(secret)[1:-1], _CUT).replace(repr(secret)[1:-1], _CUT)
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _cleared(value: JsonValue, secrets: frozenset[str]) -> JsonValue:

@@ -18,6 +18,7 @@ from typing import assert_never
 
 from nats.aio.msg import Msg
 
+from turnstile.rules.text import cleared
 from turnstile.runtime.log_context import about
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.amounts import amount
@@ -26,7 +27,7 @@ from turnstile.schema.ids import ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCallHolder
 from turnstile.schema.wire import subjects
-from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
+from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, failed, prepare
 from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
 from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, RunTime, TimedOut, ToolRun

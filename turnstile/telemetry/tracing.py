@@ -14,10 +14,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from turnstile.rules.text import cleared
 from turnstile.runtime.gen_ai import SCHEMA_URL
 from turnstile.runtime.telemetry import Span, SpanKind, Tracer
 from turnstile.schema.errors import ConfigError
-from turnstile.sdk.tools.answer import cleared
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
 _LAST_SECONDS = 5.0

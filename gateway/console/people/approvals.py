@@ -19,9 +19,9 @@ from turnstile.gateway.console.page import Console, Page, Visit
 from turnstile.gateway.console.people.conversations import address
 from turnstile.gateway.console.people.deciding import CHANGED, NotMade, Offer, Typed, offer_of, what_was_decided
 from turnstile.gateway.console.people.schema_form import ALL
-from turnstile.gateway.console.people.schema_slots import shown_json
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.http.problems import problem_of
+from turnstile.gateway.schema_slots import shown_json
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import (
     get_interrupt,

@@ -11,7 +11,7 @@ from typing import Final, Literal, cast
 
 from pydantic import JsonValue, ValidationError
 
-from turnstile.gateway.console.people.schema_slots import shown_json
+from turnstile.gateway.schema_slots import shown_json
 from turnstile.ledger.access.chats import ChatCard, ChatTurn
 from turnstile.schema.base import too_deep
 from turnstile.schema.cards import (

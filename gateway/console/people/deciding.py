@@ -19,7 +19,7 @@ from turnstile.gateway.console.people.schema_form import (
     answer_form,
     arguments_form,
 )
-from turnstile.gateway.console.people.schema_slots import shown_json
+from turnstile.gateway.schema_slots import shown_json
 from turnstile.ledger.people.interrupt_views import InterruptContext
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.base import JsonObject

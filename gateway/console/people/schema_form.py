@@ -11,16 +11,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from turnstile.gateway.console.people.schema_slots import (
-    MISSING,
-    Fault,
-    Kind,
-    Slot,
-    choice_text,
-    choices,
-    hints,
-    slot,
-)
+from turnstile.gateway.schema_slots import MISSING, Fault, Kind, Slot, choice_text, choices, hints, slot
 from turnstile.schema.base import JsonObject
 from turnstile.schema.parameters import Fault as Violation
 from turnstile.schema.parameters import checks

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.gateway.console.people.schema_form import ALL, SchemaForm, answer_form, arguments_form
-from turnstile.gateway.console.people.schema_slots import MISSING
+from turnstile.gateway.schema_slots import MISSING
 from turnstile.schema.base import JsonObject
 
 SCHEMAS: JsonObject = {
