@@ -38,6 +38,7 @@ from tests.support.pump.pump import Caller, calling_in, pump_config
 from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
+from turnstile.embedded.files import write_private
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.wire import subjects
@@ -122,6 +123,8 @@ async def own_servers(
 ) -> AsyncIterator[EmbeddedServers]:
     """Servers that this run may kill; without outages only NATS is its own, and the database."""
     data = tmp_path_factory.mktemp("own") / ".turnstile"
+    data.mkdir(mode=0o700)
+    write_private(data / "nats.token", KEYS["NATS password"])
     if request.param == "outages":
         async with EmbeddedServers(data) as running:
             yield running
@@ -152,7 +155,7 @@ async def stack(
     directory = tmp_path_factory.mktemp("secrets")
     key = directory / "key"
     key.write_text(KEYS["model key in a file"])
-    nats = own_servers.endpoints.nats_url.replace("://", f"://someone:{KEYS['NATS password']}@")
+    assert KEYS["NATS password"] in own_servers.endpoints.nats_url
     config = pump_config(
         {
             **QUICK,
@@ -167,8 +170,7 @@ async def stack(
             "observability": {"log_level": "debug", "otlp_endpoint": collector.url},
         }
     )
-    endpoints = own_servers.endpoints.model_copy(update={"nats_url": nats})
-    async with open_stack(endpoints, directory, config) as opened:
+    async with open_stack(own_servers.endpoints, directory, config) as opened:
         yield opened
 
 
