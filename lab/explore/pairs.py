@@ -20,7 +20,7 @@ import asyncpg
 from lab.explore.expansion import Explorer
 from lab.explore.graph import Graph, Violation
 from lab.explore.states.folding import Key, Rows, fold
-from lab.explore.states.place import LonePool, Place
+from lab.explore.states.place import LonePool, LostWrites, Place
 from lab.explore.world import Move, View, World
 from turnstile.ledger.histories import connect
 from turnstile.ledger.pool import Pool
@@ -60,9 +60,13 @@ class _Pair:
 
 
 class _WatchedPool(Pool):
-    """A pool of the ledger that counts the deadlocks which its retry would hide."""
+    """A pool of the ledger that counts the deadlocks which its retry would hide. Gathered writes are lost."""
 
     deadlocks = 0
+
+    def __init__(self, url: str, *, size: int, name: str) -> None:
+        super().__init__(url, size=size, name=name)
+        self.soon = LostWrites(self.run)
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """As a pool does."""

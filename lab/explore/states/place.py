@@ -14,6 +14,7 @@ import asyncpg
 
 from lab.explore.states.folding import Key, Rows
 from turnstile.ledger.budgets.steering import refusal_of
+from turnstile.ledger.gathered import GatheredWrites, Write
 from turnstile.ledger.histories import connect
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Again, Connection
@@ -59,14 +60,22 @@ class AsksForEver(Exception):
     """A statement answers `again` although nobody else runs."""
 
 
+class LostWrites(GatheredWrites):
+    """Gathered writes of a process that dies before it writes them; who lives writes them by a move of its own."""
+
+    def add(self, write: Write, key: str) -> None:
+        """Nothing: a write that came later would be part of whatever state is loaded then."""
+
+
 class LonePool(Pool):
     """A pool of one session, which runs a transition once: nobody else is there to wait for.
 
-    `StaleTurn` is raised at once, and whatever else a statement raises.
+    `StaleTurn` is raised at once, and whatever else a statement raises. Gathered writes are lost.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__(url, size=1, name="explore")
+        self.soon = LostWrites(self.run)
         self._session: Session | None = None
         self._alone = asyncio.Lock()
 

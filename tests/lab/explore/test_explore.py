@@ -38,6 +38,24 @@ async def test_every_order_of_the_small_world_is_right(open_explorer: OpenExplor
     assert {"enqueue", "claim", "begin", "call", "report", "apply", "expire", "finish", "stop", "cancel"} <= happened
 
 
+FENCED = ("enqueue a", "claim alice", "begin a 1", *["net engine"] * 8)
+
+
+async def test_a_write_that_comes_later_is_in_no_other_state(open_explorer: OpenExplorer) -> None:
+    """The fence announces its turn; the mark of that would come within 0.1 s, in the state that is loaded by then."""
+    explorer = await open_explorer("small")
+    assert await explorer.replay(FENCED) == []
+    place, known = explorer.place, dict(explorer.place.rows)
+    await place.pool.soon.flush(5)
+    await place.changes()
+    assert place.rows == known
+    [over] = [json.loads(text) for (table, _), text in known.items() if table == "turn_outcomes"]
+    assert over["announced_at"] is None
+    assert await explorer.replay(["net unannounced"]) == []
+    [over] = [json.loads(text) for (table, _), text in place.rows.items() if table == "turn_outcomes"]
+    assert over["announced_at"] is not None
+
+
 @pytest.mark.parametrize("name", FOUND_HERE)
 async def test_a_wrong_statement_is_found_and_its_path_replayed(open_explorer: OpenExplorer, name: str) -> None:
     [mutation] = [each for each in MUTATIONS if each.name == name]
