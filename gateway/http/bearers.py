@@ -1,8 +1,9 @@
 """Whose request it is: bearer tokens, looked up in the ledger, and what each may ask how often (protocol §14.3).
 
-A token that was found is remembered for `KNOWN_SECONDS`, so one that is revoked is refused soon after; requests that
-come together look once. Tokens that nobody has cost a look into the ledger each, so each address may try only so many
-a second. No error says whether an id exists.
+A token that was found is remembered for `KNOWN_SECONDS`, so one that is revoked is refused soon after. All tokens that
+wait are looked up by one statement, and the next statement begins when it has ended: so unknown tokens hold one
+connection, however many come. Tokens that were found before have a lane of their own. Only a token that was not found
+counts against its address, so no flood of unknown tokens refuses a valid one. No error says whether an id exists.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import contextlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator
+from contextvars import Context
+from itertools import islice
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -26,9 +29,40 @@ from turnstile.schema.wire.limits import rate_limited
 
 KNOWN_SECONDS: Final = 2.0
 _REMEMBERED = 10_000
-_STRANGERS_PER_SECOND = 100.0
+_FAILURES_PER_SECOND = 100.0
+_LOOKED_UP_AT_ONCE = 500
 _SCHEME = "bearer "
-_Key = tuple[TokenId, bytes]
+
+
+class _Lane:
+    """Looks tokens up: one statement at a time, each for all that wait. Belongs to no project's share."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: dict[Secret, asyncio.Future[Principal | None]] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def find(self, secret: Secret) -> Principal | None:
+        """Whose token it is; raises `ServerUnavailable`."""
+        if (answer := self._waiting.get(secret)) is None:
+            answer = self._waiting[secret] = asyncio.get_running_loop().create_future()
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="token look-ups", context=Context())
+        return await asyncio.shield(answer)
+
+    async def _run(self) -> None:
+        try:
+            while secrets := list(islice(self._waiting, _LOOKED_UP_AT_ONCE)):
+                found = await self._pool.run(lambda conn, secrets=secrets: authenticate(conn, secrets))
+                for secret in secrets:
+                    self._waiting.pop(secret).set_result(found.get(secret))
+        except Exception as error:  # noqa: BLE001 -- those who wait raise it
+            for answer in self._waiting.values():
+                answer.set_exception(error)
+                answer.exception()  # all who waited may have gone away
+            self._waiting.clear()
+        finally:
+            self._running = None
 
 
 class Access:
@@ -37,10 +71,10 @@ class Access:
     def __init__(self, pool: Pool, limits: GatewayLimits) -> None:
         self._pool = pool
         self._limits = limits
-        self._known: OrderedDict[_Key, tuple[Principal, float]] = OrderedDict()
-        self._looks: dict[_Key, asyncio.Task[Principal | None]] = {}
+        self._known: OrderedDict[tuple[TokenId, bytes], tuple[Principal, float]] = OrderedDict()
+        self._known_lane, self._lane = _Lane(pool), _Lane(pool)
         self._throttle = Throttle(limits.rate, limits.burst)
-        self._strangers = Throttle(_STRANGERS_PER_SECOND, round(_STRANGERS_PER_SECOND))
+        self._failures = Throttle(_FAILURES_PER_SECOND, round(_FAILURES_PER_SECOND))
         self._streams: Counter[TokenId] = Counter()
 
     def admit(self, principal: Principal, right: Right | frozenset[Right]) -> None:
@@ -58,20 +92,13 @@ class Access:
     async def principal(self, secret: Secret, address: str = "") -> Principal:
         """Whose token this is; `address` is where the request comes from.
 
-        Raises `Unauthenticated`, also for one that was revoked or has expired, `Limited`, and `ServerUnavailable`.
+        Raises `Unauthenticated`, also for one that was revoked or has expired, `Limited` instead of it where too many
+        are tried from there, and `ServerUnavailable`.
         """
-        key = secret.token_id, secret.digest
-        principal, until = self._known.get(key, (None, 0.0))
-        if principal is not None and time.monotonic() < until:
-            asks(principal.project_id)
-            return principal
-        if (looking := self._looks.get(key)) is None:
-            if principal is None and (wait := self._strangers.take(address)):
-                raise Limited("rate_limited", "too many unknown tokens are tried: again later", retry_after=wait)
-            looking = self._looks[key] = asyncio.create_task(self._look(key, secret))
-            looking.add_done_callback(lambda task: self._looked(key, task))
-        principal = await asyncio.shield(looking)
+        principal = await self._find(secret)
         if principal is None:
+            if wait := self._failures.take(address):
+                raise Limited("rate_limited", "too many unknown tokens are tried: again later", retry_after=wait)
             raise Unauthenticated("the token is not valid")
         asks(principal.project_id)
         return principal
@@ -82,21 +109,22 @@ class Access:
         While the ledger is away it may: nobody can revoke a token there.
         """
         with contextlib.suppress(ServerUnavailable):
-            await self.principal(secret)
+            if await self._find(secret) is None:
+                raise Unauthenticated("the token is not valid")
 
-    async def _look(self, key: _Key, secret: Secret) -> Principal | None:
-        principal = await self._pool.run(lambda conn: authenticate(conn, secret))
+    async def _find(self, secret: Secret) -> Principal | None:
+        key = secret.token_id, secret.digest
+        principal, until = self._known.get(key, (None, 0.0))
+        if principal is not None and time.monotonic() < until:
+            return principal
+        lane = self._lane if principal is None else self._known_lane
+        principal = await lane.find(secret)
         self._known.pop(key, None)
         if principal is not None:
             self._known[key] = (principal, time.monotonic() + KNOWN_SECONDS)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return principal
-
-    def _looked(self, key: _Key, task: asyncio.Task[Principal | None]) -> None:
-        self._looks.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # those who wait are told; if all went away, nobody needs to be
 
     @contextlib.contextmanager
     def streaming(self, principal: Principal) -> Generator[None]:

@@ -7,11 +7,11 @@ VALUES (:token_id, :project_id, :channel_id, :role, :label, :secret_hash, clock_
         :profiles::jsonb, :models::jsonb)
 RETURNING token_id, project_id, channel_id, role, label, profiles, models, created_at, expires_at, revoked_at;
 
--- name: find_token :opt
--- A token that is valid now, with the hash of its secret.
+-- name: find_tokens :many
+-- Those of these tokens that are valid now, each with the hash of its secret.
 SELECT t.token_id, t.project_id, t.channel_id, t.role, t.label, t.profiles, t.models, t.secret_hash, t.created_at, t.expires_at, t.revoked_at
 FROM state.gateway_tokens t
-WHERE t.token_id = :token_id AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp());
+WHERE t.token_id = ANY (:token_ids::text[]) AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp());
 
 -- name: list_tokens :many
 -- The tokens of a project, the newest first.

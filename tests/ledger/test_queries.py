@@ -272,7 +272,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_requested_turn": {"agent_turn_id"},
     "find_addressed_agent": addressees.Addressee,
     "find_addressed_profile": addressees.Addressee,
-    "find_token": tokens._FoundToken,
+    "find_tokens": tokens._FoundToken,
     "revoke_token": tokens.TokenLine,
     "list_calls": transcript.SentCall,
     "list_conversations": views.ConversationLine,

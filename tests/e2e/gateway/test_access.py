@@ -3,19 +3,22 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.support.gateway import client, serving, token_of
+from tests.support.gateway import client, composed, gateway_process, serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant
 from turnstile.gateway.http import bearers
 from turnstile.ledger.access.tokens import revoke_token
 from turnstile.schema.access import GatewayRole, Secret, new_secret, read_secret
+from turnstile.schema.errors import TurnstileError
 
 ASK = {"agent_id": ALICE, "instruction": json.dumps({"steps": [{"text": "hello"}]})}
 
@@ -147,7 +150,7 @@ async def test_requests_of_a_known_token_are_none_of_a_stranger(
 ) -> None:
     """Also while the ledger is asked whether it is still valid."""
     monkeypatch.setattr(bearers, "KNOWN_SECONDS", 0.0)
-    monkeypatch.setattr(bearers, "_STRANGERS_PER_SECOND", 2.0)
+    monkeypatch.setattr(bearers, "_FAILURES_PER_SECOND", 2.0)
     async with serving(here) as url, client(url, await token_of(here, tenant.project)) as web:
         answers = await asyncio.gather(*(web.get("/v1/agents") for _ in range(60)))
     assert {answer.status_code for answer in answers} == {200}
@@ -277,3 +280,74 @@ async def test_a_token_that_asks_too_often_is_told_when_to_come_back(strict: str
         assert int(refused[0].headers["retry-after"]) >= 1
     async with client(strict, await token_of(tenant.stack, tenant.project)) as other:
         assert (await other.get("/v1/agents")).status_code == 200
+
+
+async def _stranger(url: str) -> int:
+    """The status that an unknown token gets, on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+    try:
+        writer.write(
+            f"GET /v1/agents HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {new_secret().text}\r\n\r\n".encode()
+        )
+        return int((await reader.read()).split(b" ", 2)[1])
+    finally:
+        writer.close()
+
+
+async def _strangers(url: str, every_second: int, seconds: float) -> list[int]:
+    """The statuses of requests with unknown tokens, at most so many a second; none waits for another's answer."""
+    async with asyncio.TaskGroup() as group:
+        end, sent = time.monotonic() + seconds, list[asyncio.Task[int]]()
+        while time.monotonic() < end:
+            sent.append(group.create_task(_stranger(url)))
+            await asyncio.sleep(1 / every_second)
+    return [task.result() for task in sent]
+
+
+async def _times(url: str, tokens: Iterable[str], pause: float) -> list[float]:
+    """Seconds that a request of each token took; all are answered."""
+    took = list[float]()
+    for token in tokens:
+        async with client(url, token) as web:
+            await asyncio.sleep(pause)
+            begun = time.monotonic()
+            answer = await web.get("/v1/agents")
+            took.append(time.monotonic() - begun)
+            assert answer.status_code == 200, answer.text
+    return took
+
+
+@pytest.mark.parametrize("seconds", [4.5, pytest.param(30.0, marks=pytest.mark.long)])
+async def test_unknown_tokens_neither_lock_out_nor_slow_a_valid_one(
+    here: Stack, tenant: Tenant, seconds: float
+) -> None:
+    """All of one address: strangers, tokens that are seen for the first time, and one that is no longer remembered."""
+    fresh = [await token_of(here, tenant.project) for _ in range(5)]
+    seldom = await token_of(here, tenant.project)
+    async with gateway_process(here) as (_, url):
+        flood = asyncio.create_task(_strangers(url, 200, seconds))
+        await asyncio.sleep(1.0)  # their share is used up
+        first, again = await asyncio.gather(
+            _times(url, fresh, 0.2), _times(url, [seldom] * int((seconds - 1) / 3), 3.0)
+        )
+        statuses = Counter(await flood)
+    assert max(first + again) < 0.5, (first, again)
+    assert set(statuses) <= {401, 429}, statuses
+
+
+async def test_tokens_that_come_together_are_looked_up_together(here: Stack, tenant: Tenant) -> None:
+    """Thousands of strangers hold one connection, and a token that comes with them is among those of one statement."""
+    text = await token_of(here, tenant.project)
+    known = read_secret(text)
+    assert known is not None
+    async with composed(here) as gateway:
+        access, pool = gateway.access, gateway.pool
+        before = pool.round_trips
+        strangers = [asyncio.create_task(access.principal(new_secret(), "10.0.0.1")) for _ in range(2000)]
+        await asyncio.sleep(0)
+        assert (await access.principal(known, "10.0.0.1")).project_id == tenant.project
+        refused = await asyncio.gather(*strangers, return_exceptions=True)
+        assert pool.round_trips - before <= 6
+    codes = Counter(error.code for error in refused if isinstance(error, TurnstileError))
+    assert codes["unauthenticated"] + codes["rate_limited"] == 2000
+    assert codes["rate_limited"] > 1000

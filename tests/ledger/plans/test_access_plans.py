@@ -112,7 +112,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         )
 
     return {
-        "find_token": lambda conn: authenticate(conn, secret),
+        "find_tokens": lambda conn: authenticate(conn, [secret]),
         "describe_turn": lambda conn: describe_turn(conn, PROJECT, turn),
         "list_turn_progress": lambda conn: pages.list_turn_progress(conn, PROJECT, turn),
         "list_turn_progress of a step": lambda conn: pages.list_turn_progress(
