@@ -6,9 +6,8 @@ from typing import Any
 
 from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.choices import Accepted, Refusal, ending
 from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
-from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING
+from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, Accepted, Refusal, ending
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (

@@ -5,6 +5,8 @@ user's and the last a user's or a tool's. Consecutive texts of one role are one 
 tool calls (an adapter may send null). Ids and names have plain characters, and no call id repeats. Every call is
 followed at once by its result, in the order of the calls.
 
+The kernel's own ids are never changed (protocol §10), only names and ids on cards that others wrote.
+
 Rules for what is rendered:
 
 - A card that several boxes hold, or one box twice, is rendered once, at its last position.
@@ -31,10 +33,8 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from turnstile.rules.choices import chosen
-from turnstile.rules.message_names import CallNames, function_name
 from turnstile.rules.text import PENDING, parse_arguments
-from turnstile.rules.tool_specs import fields_of
+from turnstile.rules.tool_specs import chosen, fields_of
 from turnstile.runtime.ports import ModelMessage, ModelToolCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -63,6 +63,34 @@ IMAGE = "(an image was left out)"
 
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_-]+")
 _CANCELED = '{"status":"canceled"}'
+
+
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_NAME_LENGTH = 64
+_ID_LENGTH = 40
+
+
+def function_name(name: str) -> str:
+    """`name` as a function name."""
+    plain = _OTHER.sub("_", name) or "unnamed"
+    return (plain if plain[0].isalpha() or plain[0] == "_" else f"_{plain}")[:_NAME_LENGTH]
+
+
+class CallNames:
+    """The call ids of one request: makes each acceptable and unique."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def new_id(self, given: str) -> str:
+        """`given` if it is acceptable and unused, else a similar id."""
+        plain = _OTHER.sub("_", given)[:_ID_LENGTH] or "call"
+        unique, number = plain, 1
+        while unique in self._used:
+            number += 1
+            unique = f"{plain[: _ID_LENGTH - len(str(number)) - 1]}-{number}"
+        self._used.add(unique)
+        return unique
 
 
 @dataclass(slots=True)

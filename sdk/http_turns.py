@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from turnstile.schema.access import read_secret
@@ -31,18 +31,18 @@ from turnstile.schema.budgets.budget_requests import (
 )
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
+from turnstile.schema.cards import CardType
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, StepId, step_id
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
-from turnstile.schema.states import ReplyStatus, TurnStatus
+from turnstile.schema.states import ChunkType, ReplyStatus, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.schema.wire.progress import CallProgress
-from turnstile.sdk.http_text import StreamedText
 from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
 from turnstile.transport.json_messages import encode
 
@@ -410,3 +410,77 @@ def _reply(made: ApiTurn) -> EnqueueReply:
         trace_id=made.trace_id,
         duplicate=made.duplicate,
     )
+
+
+_STEP = re.compile(r":(\d{1,6})\.")
+"""The number of the step in an event's id."""
+
+
+class _Card(Tolerant):
+    type: str
+    content: JsonValue = None
+
+
+class StreamedText:
+    """Makes chunks of a turn's events: those that came, and of a card the text that did not."""
+
+    def __init__(self, turn: AgentTurnId) -> None:
+        self._turn = turn
+        self._begin(step_id(turn, 0), 0)
+
+    def take(self, event: ServerSentEvent) -> list[Chunk]:
+        """The chunks of an event; what is none of ours has none."""
+        try:
+            match event.event:
+                case "chunk":
+                    return [self._chunk(Chunk.model_validate_json(event.data))]
+                case "card":
+                    return self._card(_Card.model_validate_json(event.data), event.id)
+                case _:
+                    return []
+        except ValidationError:  # a newer gateway's; its card or the result has the text
+            return []
+
+    def _begin(self, step: StepId, attempt: int) -> None:
+        self._step, self._attempt = step, attempt
+        self._index = -1
+        self._said: list[str] = []
+        """The text of the attempt that was given on."""
+
+    def _chunk(self, chunk: Chunk) -> Chunk:
+        if (chunk.step_id, chunk.attempt) != (self._step, self._attempt):
+            self._begin(chunk.step_id, chunk.attempt)
+        self._index = chunk.index
+        if chunk.chunk_type is ChunkType.CONTENT:
+            self._said.append(chunk.content)
+        return chunk
+
+    def _card(self, card: _Card, event_id: str) -> list[Chunk]:
+        """A model's text that was not streamed, or not to its end, or not as it is."""
+        match card.content, _STEP.search(event_id):
+            case ({"text": str(whole)}, re.Match() as found) if card.type == CardType.THOUGHT:
+                pass
+            case _:
+                return []
+        if (step := step_id(self._turn, int(found[1]))) != self._step:
+            self._begin(step, 1)
+        said = "".join(self._said)
+        if whole == said:
+            return []
+        if not whole.startswith(said):
+            self._begin(step, self._attempt + 1)
+            said = ""
+        missing = [] if self._index >= 0 else [self._made(ChunkType.START)]
+        return [*missing, self._made(ChunkType.CONTENT, whole[len(said) :]), self._made(ChunkType.END)]
+
+    def _made(self, kind: ChunkType, text: str = "") -> Chunk:
+        return self._chunk(
+            Chunk(
+                agent_turn_id=self._turn,
+                step_id=self._step,
+                attempt=self._attempt,
+                index=self._index + 1,
+                chunk_type=kind,
+                content=text,
+            )
+        )

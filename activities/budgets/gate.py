@@ -3,16 +3,20 @@
 Before every attempt it reserves the request's input and the most that the model may answer, in the ledger: one round
 trip, without a provider. It raises `BudgetExhausted` where that does not fit, and bounds everything that the step waits
 for by the moment at which the turn's time is over. A turn that nothing limits has no gate.
+
+`step_budget` says what the attempts used, as the ledger books it (`metadata.budget.uses`). What nobody can know is null
+and booked whole: an attempt that was lost or cancelled, or that failed after the provider had begun. An attempt that
+the provider refused before any output used nothing.
 """
 
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from decimal import Decimal
 
-from turnstile.activities.budgets.uses import attempt_key, step_budget
 from turnstile.ledger.budgets.attempts import Reservation, SoftLimit, reserve_attempt
 from turnstile.ledger.queries import Connection
 from turnstile.runtime.ports import Model, ModelRequest
@@ -20,8 +24,8 @@ from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.lacks import BUDGET_EXHAUSTED, UNPRICED_MODEL, BudgetLack
 from turnstile.schema.budgets.plans import Dimension
-from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice
-from turnstile.schema.budgets.uses import StepBudget
+from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice, ceiled, is_count
+from turnstile.schema.budgets.uses import AttemptUse, StepBudget
 from turnstile.schema.errors import ModelError
 from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.profiles import LlmConfig
@@ -162,3 +166,61 @@ def estimated(request: ModelRequest) -> int:
     said = [message.model_dump(mode="json") for message in request.messages]
     text = json.dumps([said, request.tools], ensure_ascii=False)
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+
+
+NOT_SENT = "not_sent"
+"""`error_code` of an attempt that reserved, or may have, and was given up before it was sent."""
+_REFUSED = frozenset(
+    {
+        *(NOT_SENT, "rate_limited", "model_overloaded", "quota_exhausted", "auth_failed", "model_unknown"),
+        *("model_bad_request", "model_params_unsupported", "context_window_exceeded", "model_request_invalid"),
+        *("model_key_missing", "model_library_missing", "model_weights_missing"),
+    }
+)
+"""Codes of attempts that cost nothing if no output came."""
+
+Prices = Mapping[str, ModelPrice | None]
+"""The price of each model that was reserved for; None where it has none."""
+
+
+def attempt_key(number: int, *, summary: bool) -> int:
+    """The number under which an attempt is reserved: summaries have negative ones, since they count from the same."""
+    return -number if summary else number
+
+
+def step_budget(records: Sequence[JsonObject], prices: Prices) -> StepBudget:
+    """What these attempts used."""
+    found = (attempt_use(record, prices) for record in records)
+    return StepBudget(uses=tuple(use for use in found if use is not None))
+
+
+def attempt_use(record: JsonObject, prices: Prices) -> AttemptUse | None:
+    """What this attempt used; None for a record without a number, which others wrote."""
+    number = record.get("attempt")
+    if not isinstance(number, int):
+        return None
+    key = attempt_key(number, summary=record.get("summary") is True)
+    if record.get("error_code") in _REFUSED and record.get("first_token_ms") is None:
+        return AttemptUse(attempt=key, tokens=0, cost=0)
+    usage = record.get("usage")
+    counts = {name: count for name, count in (usage if isinstance(usage, dict) else {}).items() if is_count(count)}
+    return AttemptUse(attempt=key, tokens=_tokens(counts), cost=_cost(record, counts, prices))
+
+
+def _tokens(counts: Mapping[str, object]) -> int | None:
+    total, prompt, completion = (counts.get(f"{name}_tokens") for name in ("total", "prompt", "completion"))
+    if isinstance(total, int):
+        return total
+    return prompt + completion if isinstance(prompt, int) and isinstance(completion, int) else None
+
+
+def _cost(record: JsonObject, counts: Mapping[str, object], prices: Prices) -> int | None:
+    """In micro-dollars: as the provider says, else by the price; 0 where there is none, since nothing was reserved."""
+    said = record.get("response_cost")
+    if isinstance(said, int | float) and said >= 0:
+        return ceiled(Decimal(str(said)) * 1_000_000)
+    model = record.get("model")
+    if not isinstance(model, str) or model not in prices or _tokens(counts) is None:
+        return None
+    price = prices[model]
+    return 0 if price is None else price.cost_of(counts)

@@ -2,7 +2,7 @@
 
 The ledger counts the failures of a step, so that a restart of worker or engine allows no more attempts than
 `StepLimits.model_attempts`. No database connection is held between attempts. The caller owns the records, and the draft
-of an unfinished attempt: see `Attempts`.
+of an unfinished attempt: see `Attempts`. Each attempt has a span, `chat`, below its step's (docs/observability.md).
 """
 
 import asyncio
@@ -12,28 +12,48 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnstile.activities.budgets.gate import BudgetGate
-from turnstile.activities.budgets.uses import NOT_SENT
+from turnstile.activities.budgets.gate import NOT_SENT, BudgetGate
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
-from turnstile.activities.prompt.chat_spans import record_chat
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
-from turnstile.activities.prompt.question import Question
 from turnstile.rules.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.rules.arguments import Patience
-from turnstile.runtime.ports import Model, ModelRequest, Publisher
-from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
+from turnstile.runtime import gen_ai, span_content
+from turnstile.runtime.gen_ai import Attributes
+from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, ModelToolCall, Publisher
+from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable
+from turnstile.schema.ids import AgentTurnId, BoxId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
-from turnstile.schema.wire.events import Message
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.events import Address, Message
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
 """Attempt records sent with each heartbeat; each takes about 250 of the 16 KiB that a heartbeat may hold."""
 LOST = "attempt_lost"
 """`error_code` of an attempt whose worker died during it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The request of one step, the same for all its attempts."""
+
+    turn: AgentTurnId
+    step_id: StepId
+    step: int
+    config: LlmConfig
+    messages: tuple[ModelMessage, ...]
+    tools: tuple[JsonObject, ...]
+    address: Address
+    agent_name: str = ""
+    """The profile by whose name people know the agent."""
+    box: BoxId | None = None
+    """The turn's output box."""
+    heard: bool = True
+    """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +305,60 @@ def _check_filter(answer: ModelAnswer, model: str) -> None:
 
 def _millis(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def record_chat(
+    tracer: Tracer,
+    question: Question,
+    config: LlmConfig,
+    number: int,
+    began: int,
+    draft: AnswerDraft,
+    error_code: str | None,
+) -> None:
+    """Record the attempt of this number, which ended now. `config` is what was sent: a budget may have lowered it."""
+    under = step_traceparent(question.address.context, question.step_id)
+    if under is None:
+        return
+    attributes: Attributes = {
+        **gen_ai.requested(config.model, {**config.params, **config.model_dump(exclude_none=True)}),
+        **gen_ai.agent(question.address.agent_id, question.agent_name),
+        **gen_ai.conversation(question.address.context, question.box),
+        "turnstile.agent_turn_id": question.turn,
+        "turnstile.step_id": question.step_id,
+        "turnstile.attempt": number,
+        **_answered(draft),
+    }
+    if tracer.clear is not None:
+        attributes |= _content(question, draft, tracer.clear)
+    name, what = gen_ai.operation("chat", str(attributes["gen_ai.request.model"]))
+    own = headers.derived_span(under, f"{question.step_id}-a{number}") or under
+    tracer.record(
+        Span(name, own, headers.span_id(under), began, time.time_ns(), what | attributes, error_code, "client")
+    )
+
+
+def _answered(draft: AnswerDraft) -> Attributes:
+    """What is known of the answer, as far as it came."""
+    found: Attributes = {}
+    if draft.first_token_seconds is not None:
+        found["gen_ai.response.time_to_first_chunk"] = draft.first_token_seconds
+    if (done := draft.done) is None:
+        return found
+    found["gen_ai.response.finish_reasons"] = (done.finish_reason,)
+    named = {
+        "gen_ai.response.id": done.response_id,
+        "turnstile.response_cost": done.response_cost,
+    }
+    found |= {name: value for name, value in named.items() if value is not None}
+    return found | gen_ai.usage(done.usage) | gen_ai.server(done.server)
+
+
+def _content(question: Question, draft: AnswerDraft, clear: span_content.Clear) -> Attributes:
+    calls = [
+        ModelToolCall(id=call.provider_call_id or "", name=call.name, arguments=call.arguments_text)
+        for call in draft.calls
+    ]
+    reason = "error" if draft.done is None else draft.done.finish_reason
+    asked = span_content.asked(question.messages, clear)
+    return asked | span_content.answered(draft.text, calls, reason, clear)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from turnstile.activities.prompt.question import Question
+from turnstile.activities.prompt.model_attempts import Question
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.decide import StepRequest

@@ -1,17 +1,22 @@
-"""The step that runs: the request to its model, and the record of its commit. No I/O."""
+"""The step that runs: the request to its model, its budget, and the record of its commit. No I/O.
+
+`with_gate` gives a step the gate that its attempts pass if the turn has a budget; its warning is the only thing that is
+published here.
+"""
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from turnstile.activities.budgets.gate import BudgetGate
+from turnstile.activities.budgets.gate import BudgetExhausted, BudgetGate, Write
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
+from turnstile.ledger.budgets.attempts import SoftLimit
 from turnstile.ledger.turns.turn_publisher import TurnPublisher
 from turnstile.rules.action_turn import action_ended
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.decide import StepRequest
+from turnstile.rules.decide import StepRequest, Suspend, partial_thought
 from turnstile.rules.memory import Memory
 from turnstile.rules.messages import build_messages
 from turnstile.rules.resume import Termination, termination
@@ -20,14 +25,15 @@ from turnstile.rules.tool_specs import wanted_fields
 from turnstile.rules.turn_config import PinnedConfig, TurnConfig
 from turnstile.rules.turn_ends import Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
-from turnstile.runtime.ports import ModelMessage
+from turnstile.runtime.ports import Model, ModelMessage
+from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import StepId, step_id
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.people.interrupts import Hold
-from turnstile.schema.states import SteerStatus, StepStatus, TurnStatus
+from turnstile.schema.states import SteerStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.events import Message
@@ -170,3 +176,56 @@ class CurrentStep:
             steered=steered,
             made_box=made_box,
         )
+
+
+def with_gate(step: CurrentStep, model: Model, limits: StepLimits, write: Write) -> CurrentStep:
+    """The step with the gate that its attempts at the model pass; as it is, if nothing limits its turn.
+
+    When a soft limit is passed, a `planning` event of the step says so.
+    """
+    budget, head = step.begun.head.budget, step.begun.head
+    if budget is None:
+        return step
+
+    async def warn(asked: str, passed: SoftLimit) -> None:
+        log.warning("turn %s: %d %% of budget %s are passed", step.turn.agent_turn_id, passed.percent, passed.budget_id)
+        told: JsonObject = {"model": asked, "budget": passed.model_dump(mode="json")}
+        await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, told))
+
+    gate = BudgetGate(
+        turn=step.turn,
+        step=step.number,
+        model=model,
+        write=write,
+        warn=warn,
+        until=budget.until,
+        # by the ledger's clock, whatever this machine's says
+        expires=None if budget.until is None else step.clock + (budget.until - head.updated_at).total_seconds(),
+        max_tokens=limits.budget_max_tokens,
+        telemetry=step.turn_events.telemetry,
+    )
+    return replace(step, gate=gate)
+
+
+def within_budget(step: CurrentStep, decision: Suspend) -> Suspend:
+    """The calls, which wait no longer than until the turn's time is over."""
+    if step.gate is None:
+        return decision
+    return replace(
+        decision, waits=tuple(map(step.gate.within, decision.waits)), holds=tuple(step.gate.bounded(decision.holds))
+    )
+
+
+def exhausted(
+    step: CurrentStep, pinned: PinnedConfig | None, error: BudgetExhausted
+) -> tuple[tuple[Card, ...], Ending, StepFigures]:
+    """The partial end of a turn for want of budget: its cards, the ending, and the figures for the step's row.
+
+    What a model had written is kept: it may be why the turn's time was over.
+    """
+    log.info("turn %s: %s", step.turn.agent_turn_id, error)
+    begun = partial_thought(step.turn, step.number, step.attempts.draft)
+    written = () if begun is None else (*step.begun.steers, begun)
+    cards = (*(() if pinned is None else pinned.cards), *written)
+    figures = step.figures(pinned, error_code=error.code)
+    return *step.fallback(cards, TurnStatus.PARTIAL, error.code, str(error), figures, error.lack), figures

@@ -4,14 +4,14 @@ A step opens the gate, reads the boxes, asks the model, commits the result and p
 ledger, three for the last step, and one more for each attempt if the turn has a budget. It may run any number of
 times, concurrently or late: the gate and the unique step id let one attempt commit, and a repeat returns the recorded
 result without asking the model again. It keeps nothing between calls but a bounded cache of box contents, and returns
-ids and codes only.
+ids and codes only. The end of a turn is committed first and published then; a repeat publishes what is recorded.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -20,14 +20,12 @@ from temporalio import activity
 from turnstile.activities.budgets.gate import BudgetExhausted
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
-from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
-from turnstile.activities.prompt.question import Question
+from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
 from turnstile.activities.turn.compaction import Compacted, CompactedStep
-from turnstile.activities.turn.current_step import CurrentStep
-from turnstile.activities.turn.recall import recall
+from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
 from turnstile.activities.turn.settle import publish_applied
-from turnstile.activities.turn.spending import with_gate, within_budget
-from turnstile.activities.turn.step_ends import Endings
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import recall_step
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
@@ -35,28 +33,30 @@ from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.rules.action_turn import action_call, wanted_call
 from turnstile.rules.answer import ModelAnswer
-from turnstile.rules.call_spans import agent_name
 from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
 from turnstile.rules.outgoing import Place
-from turnstile.rules.timing import record_begun, turn_stats
+from turnstile.rules.resume import Termination
+from turnstile.rules.timing import agent_name, record_answers, record_begun, record_step, turn_stats
 from turnstile.rules.turn_config import PinnedConfig, pin
 from turnstile.rules.turn_ends import STOP_REASON, STOPPED, Ending, fallback_card
-from turnstile.rules.turn_step import BegunStep, MadeBox
+from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
-from turnstile.runtime.ports import Model, ModelMessage
+from turnstile.runtime.ports import Model, ModelMessage, Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn, SteerWaits
 from turnstile.schema.ids import InboxId
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
-from turnstile.schema.step_metadata import ContinueMetadata, StepFigures, SuspendMetadata
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     RunStepInput,
     StepContinues,
     StepEnds,
     StepResult,
+    StepStale,
     StepSuspends,
     TurnRef,
 )
@@ -64,6 +64,74 @@ from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Ends the turns of steps, and keeps what they write."""
+
+    pool: Pool
+    publisher: Publisher
+    telemetry: Telemetry = field(default=SILENT, kw_only=True)
+
+    async def run_out(self, step: CurrentStep, pinned: PinnedConfig | None, error: BudgetExhausted) -> StepResult:
+        """End the turn as partial for want of budget, with what there is."""
+        cards, ending, figures = exhausted(step, pinned, error)
+        return await self.finish(step, cards, ending, figures, StepStatus.COMPLETED)
+
+    async def fail(
+        self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str, quoted: str | None = None
+    ) -> StepResult:
+        """End the turn as failed, with the cards that there are; its deliverable alone has what is `quoted`."""
+        cards = () if pinned is None else pinned.cards
+        figures = step.figures(pinned, error_code=code)
+        ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures, quoted=quoted)
+        return await self.finish(step, *ended, figures, StepStatus.FAILED)
+
+    async def terminate(self, step: CurrentStep, ended: Termination) -> StepResult:
+        """End the turn with a tool's result, without a step."""
+        head = step.begun.head
+        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
+        done = await step.turn_events.finish(
+            self.pool,
+            ending,
+            cards=[ended.deliverable],
+            committed=lambda: record_answers(self.telemetry, step.turn, step.begun),
+        )
+        return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def finish(
+        self,
+        step: CurrentStep,
+        cards: tuple[Card, ...],
+        ending: Ending,
+        figures: StepFigures,
+        status: StepStatus,
+        *,
+        yields: bool = False,
+    ) -> StepResult:
+        record = step.record(cards, EndMetadata.of(figures), status)
+        fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
+        done = await step.turn_events.finish(
+            self.pool,
+            ending,
+            record=record,
+            before=step.applied(record),
+            raise_epoch=fences,
+            yields=yields,
+            committed=lambda: self.record(step, record),
+        )
+        return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """Commit the answer, however long the ledger is away: without the commit the model would be asked again."""
+        return await self.pool.insist(transition)
+
+    def record(self, step: CurrentStep, record: StepRecord) -> None:
+        """Record metrics and span of a step that this attempt has committed, so that each step is recorded once."""
+        seconds = time.monotonic() - step.clock
+        record_answers(self.telemetry, step.turn, step.begun)
+        record_step(self.telemetry, step.turn, step.begun, record, seconds, len(step.attempts.records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +387,39 @@ class StepActivities(Endings):
         except StaleTurn:
             # The step was committed before the stop arrived: end the turn after it.
             return await self._stop_between(step.turn, step.number)
+
+
+async def recall(
+    pool: Pool,
+    publisher: Publisher,
+    turn: TurnRef,
+    step: int,
+    telemetry: Telemetry,
+    stop: Callable[[], Awaitable[StepResult]],
+) -> StepResult:
+    """The recorded result of the step or its turn; raises `StaleTurn` if no record explains the head's state.
+
+    A mark may have closed the gate: then the turn is ended by `stop` (protocol §6, join).
+    """
+    found = await pool.run(lambda conn: recall_step(conn, turn, step))
+    if found.gate and found.stopping:
+        return await stop()
+    number = found.step or step
+    recorded = found.step_metadata
+    turn_events = TurnPublisher(turn, found.context_headers, publisher=publisher, telemetry=telemetry)
+    if isinstance(recorded, EndMetadata) and (done := found.finished()) is not None:
+        await turn_events.finished(pool, done, [turn_events.completed(number, recorded)])
+        return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
+    if not found.gate:
+        return StepStale(step=number, head_status=found.head_status)
+    if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
+        if isinstance(recorded, SuspendMetadata):
+            messages = turn_events.suspended(number, recorded, found.waiting, found.updated_at)
+            await turn_events.publish(*messages)
+        # A step without a record was not begun: the turn is still suspended in the step before it.
+        asleep = number if recorded is not None else max(0, number - 1)
+        return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
+    if recorded is not None:
+        await turn_events.publish(turn_events.completed(number, recorded))
+        return StepContinues(step=number, output_box_id=recorded.box_after)
+    raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: no record explains its head, which is {found.head_status}")

@@ -2,16 +2,16 @@
 
 A handler commits, publishes what the commit says, and returns the call's result; None if the call waits for a batch,
 whose decision answers it. It raises `DelegationRefused` or `Refused` for what is refused. A repeat makes nothing twice.
+`child_of` and `tasks_of` are pure: they plan the children with their ids and cards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import assert_never
 
-from turnstile.bridge.delegation.plan import Caller, check_texts, child_of, tasks_of
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.ledger.delegation.provision import ProvisionCaller, provision_agent
-from turnstile.ledger.delegation.targets import find_targets, policy_of, references
+from turnstile.ledger.delegation.targets import Kind, Target, find_targets, policy_of, references
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import (
     AnswerForm,
@@ -19,6 +19,7 @@ from turnstile.ledger.trees.batches import (
     Child,
     ForkedTask,
     ForkLimits,
+    NewAgent,
     ParentCall,
     RefusedTask,
     delegate,
@@ -27,22 +28,218 @@ from turnstile.ledger.trees.batches import (
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
+from turnstile.schema.budgets.limits import BudgetLimits
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.delegation.arguments import (
     DelegateArguments,
     ExpertArguments,
     ForkArguments,
+    ForkTask,
     LaunchArguments,
     TaskArguments,
     arguments_of,
 )
+from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.delegation.provision import provision_arguments
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import StepId
+from turnstile.schema.ids import (
+    AgentTurnId,
+    BoxId,
+    InboxId,
+    StepId,
+    new_box_id,
+    spawned_agent_id,
+    turn_card_id,
+    uuid7,
+)
 from turnstile.schema.tools import PmoTool
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 from turnstile.schema.wire.limits import PROJECT_FULL_FOR_CHILDREN, UNLIMITED, Admission
+from turnstile.schema.wire.roster_requests import INSTANCE_OF
+
+AUTHOR = "sys.pmo"
+"""The author of a child's instruction; v1r4's orchestrator is called so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The call, its caller's policy, and what its tasks name."""
+
+    call: ParentCall
+    policy: DelegationPolicy | None
+    targets: Mapping[tuple[Kind, str], Target]
+    depth_limit: int
+    waits: bool
+    """Whether the call is answered by what its tasks come to."""
+
+    @property
+    def boxes(self) -> set[BoxId]:
+        """The boxes that the caller may let a child read: those that v1r4 lets it see."""
+        call = self.call
+        seen = (
+            *(call.profile_box_id, call.context_box_id, call.output_box_id),
+            *(call.memory_context_box_id, call.last_output_box_id),
+        )
+        return {box for box in seen if box}
+
+    @property
+    def too_deep(self) -> bool:
+        """Whether a child would be deeper than turns may be (protocol §2.11)."""
+        return self.call.depth + 1 >= self.depth_limit
+
+
+def check_texts(tool: str, tasks: Sequence[TaskArguments]) -> None:
+    """Raise `DelegationRefused` (text_too_large) if the tasks have more text than a request may have."""
+    if sum(task.text_bytes() for task in tasks) > TEXT_LIMIT_BYTES:
+        raise DelegationRefused("text_too_large", f"{tool}: text in a request is limited to {TEXT_LIMIT_BYTES} bytes")
+
+
+def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> Child:
+    """The child that does the task; raises `DelegationRefused`. `tool` begins the sentence of a refusal."""
+    target = _target(caller, tool, task)
+    inherits = _inherited(caller, tool, task, target)
+    call, turn = caller.call, AgentTurnId(uuid7())
+    reuses = task.target_strategy == "reuse"
+    profile_box, profile = target.profile_box_id or BoxId(""), target.profile_name or ""
+    return Child(
+        task_index=index,
+        agent_id=target.agent_id
+        if reuses and target.agent_id is not None
+        else spawned_agent_id(profile, call.origin, index),
+        profile_box_id=profile_box,
+        agent_turn_id=turn,
+        inbox_id=InboxId(uuid7()),
+        new_context_box_id=new_box_id(),
+        new_output_box_id=new_box_id(),
+        cards=_cards(call, task, turn),
+        inherits=inherits,
+        output_box_id=target.output_box_id if reuses else None,
+        new_agent=None if reuses else _new_agent(call, task, target, turn),
+        label=task.label if isinstance(task, ForkTask) else None,
+        budget=_budget(task, target),
+        traceparent=headers.derived_span(call.context_headers.get(headers.TRACEPARENT, ""), call.tool_call_id),
+    )
+
+
+def tasks_of(caller: Caller, tool: str, tasks: Sequence[ForkTask], *, alone: bool) -> list[Child | RefusedTask]:
+    """The tasks of a batch in their order; `alone`: a bad task fails alone, else it raises `DelegationRefused`."""
+    planned: list[Child | RefusedTask] = []
+    reused: set[str] = set()
+    for index, task in enumerate(tasks):
+        try:
+            _check_reuse(tool, task, reused)
+            child = child_of(caller, tool, task, index)
+        except DelegationRefused as error:
+            if not alone:
+                raise
+            planned.append(RefusedTask(task_index=index, error_code=error.reason, error=str(error), label=task.label))
+        else:
+            planned.append(_too_deep(child) if caller.too_deep else child)
+    return planned
+
+
+def _check_reuse(tool: str, task: ForkTask, reused: set[str]) -> None:
+    """Raise `DelegationRefused` for an agent that another task of the batch asks (v1r4); else remember it."""
+    if task.target_strategy != "reuse":
+        return
+    if task.target_ref in reused:
+        what = f"{tool}: duplicate reuse target agent_id in batch: {task.target_ref}"
+        raise DelegationRefused("duplicate_agent", what)
+    reused.add(task.target_ref)
+
+
+def _too_deep(child: Child) -> RefusedTask:
+    return RefusedTask(
+        task_index=child.task_index,
+        error_code="recursion_depth_exceeded",
+        error="the chain of agents that ask each other is too deep",
+        agent_id=child.agent_id,
+        label=child.label,
+    )
+
+
+def _target(caller: Caller, tool: str, task: TaskArguments) -> Target:
+    """Whom the task names, if the caller's policy allows that."""
+    new = task.target_strategy == "new"
+    target = caller.targets.get(("profile" if new else "agent", task.target_ref))
+    if target is None or (not new and target.agent_id is None):
+        if not new:
+            raise DelegationRefused("unknown_agent", f"{tool}: target agent not found: {task.target_ref}")
+        target = None
+    if target is None or target.profile_box_id is None or target.profile_name is None:
+        raise DelegationRefused("unknown_profile", f"{tool}: profile not found: {task.target_ref}")
+    if not new and caller.waits and task.target_strategy == "reuse" and target.is_above:
+        what = f"{tool}: {task.target_ref} waits for this call itself: ask another agent, or delegate without wait"
+        raise DelegationRefused("waits_for_itself", what)
+    if caller.policy is None:
+        raise DelegationRefused("delegation_denied", "delegation denied: caller profile missing delegation_policy")
+    if not caller.policy.allows(target.profile_name, target.tags):
+        what = f"delegation denied by policy: target={target.profile_name!r} tags={target.tags!r}"
+        raise DelegationRefused("delegation_denied", what)
+    return target
+
+
+def _inherited(caller: Caller, tool: str, task: TaskArguments, target: Target) -> tuple[BoxId, ...]:
+    """The boxes that the child reads, each once; of a clone also the one where its source writes."""
+    boxes: list[BoxId] = []
+    if task.context_box_id is not None:
+        boxes.append(task.context_box_id)
+    allowed = caller.boxes
+    if task.target_strategy == "clone":
+        if target.output_box_id is None:
+            what = f"{tool}: source output_box missing for agent {task.target_ref}"
+            raise DelegationRefused("missing_output_box", what)
+        boxes.append(target.output_box_id)
+        allowed.add(target.output_box_id)
+    for box in boxes:
+        if box not in allowed:
+            raise DelegationRefused("unauthorized_box", f"inherit_context: unauthorized box_id: {box}")
+    return tuple(dict.fromkeys(boxes))
+
+
+def _budget(task: TaskArguments, target: Target) -> JsonObject | None:
+    """Of each limit the smaller of task and profile; None: whatever the caller's turn has left."""
+    own = {} if task.budget is None else task.budget.stored()
+    said = BudgetLimits.from_stored(target.budget or {}).stored()
+    least: JsonObject = {name: min(each[name] for each in (own, said) if name in each) for name in own | said}
+    return least or None
+
+
+def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Card]:
+    """The instruction, the fields that are wanted, and who asks."""
+    text = TextContent(text=task.instruction)
+    told = make_card(turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, text, author=AUTHOR, turn=turn)
+    cards = [told]
+    if task.result_fields is not None:
+        fields = FieldsSchemaContent(fields=task.result_fields)
+        card = turn_card_id(turn, "fields")
+        cards.append(make_card(card, CardType.RESULT_FIELDS, Role.SYSTEM, fields, author=AUTHOR, turn=turn))
+    parent = JsonContent(data={"parent_agent_id": call.agent_id, "parent_agent_turn_id": call.agent_turn_id})
+    pointer = turn_card_id(turn, "parent")
+    return [*cards, make_card(pointer, CardType.PARENT_POINTER, Role.SYSTEM, parent, author=call.agent_id, turn=turn)]
+
+
+def _new_agent(call: ParentCall, task: TaskArguments, target: Target, turn: AgentTurnId) -> NewAgent:
+    """The roster row of an agent that is made; a clone belongs to its source.
+
+    It is an instance of its profile that was made for this turn: retention removes it with the turn.
+    """
+    profile = target.profile_name or ""
+    metadata: JsonObject = {"spawned_by": call.agent_id, "profile_name": profile}
+    metadata |= {INSTANCE_OF: profile.lower(), "agent_turn_id": turn}
+    owner = call.agent_id
+    if task.target_strategy == "clone" and target.agent_id is not None:
+        metadata["derived_from"] = owner = target.agent_id
+    return NewAgent(
+        worker_target=target.worker_target or "",
+        tags=tuple(target.tags),
+        display_name=target.profile_name,
+        owner_agent_id=owner,
+        metadata=metadata,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.inbox.prompt_claims import PromptClaims
 from turnstile.bridge.people.multitask import MultitaskEnqueues
-from turnstile.bridge.people.rerun_verb import run_again
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.admission import AdmissionCache
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.bridge.verbs.stop import stop_turn
 from turnstile.ledger.operations.sweep import reject
+from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.people.unknown_calls import begin_call
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
@@ -29,8 +29,8 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
-from turnstile.schema.people.reruns import RerunReply
+from turnstile.schema.ids import ProjectId, forked_box_id, made_box_id, new_box_id
+from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import MultitaskStrategy, ReplyStatus
 from turnstile.schema.wire import headers
@@ -54,6 +54,38 @@ from turnstile.schema.wire.inbox import (
     StopRequest,
 )
 from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
+
+SHARE = 100
+"""Each bridge may exceed the limit by one part in `SHARE`; a limit below twice `SHARE` is never exceeded."""
+MAX_PROJECTS = 10_000
+
+
+class AdmissionCache:
+    """The number of enqueues that each project has left before live turns are counted again (docs/limits.md).
+
+    A count reads one row for each live turn. After a count that is below the limit, the next enqueues, a hundredth of
+    the limit, pass without a count. If more than `MAX_PROJECTS` projects enqueue, those that counted longest ago are
+    forgotten, and their next enqueue counts again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spare: OrderedDict[ProjectId, int] = OrderedDict()
+
+    def limit_for(self, project: ProjectId) -> int:
+        """The limit that the next enqueue must check, or 0 if it needs no count."""
+        if (spare := self._spare.pop(project, 0)) == 0:
+            return self._limit
+        if spare > 1:
+            self._spare[project] = spare - 1
+        return 0
+
+    def found(self, project: ProjectId) -> None:
+        """Record that a count found the project below its limit."""
+        if (spare := self._limit // SHARE - 1) > 0:
+            self._spare[project] = spare
+            if len(self._spare) > MAX_PROJECTS:
+                self._spare.popitem(last=False)
 
 
 @dataclass
@@ -268,3 +300,27 @@ def _same(request: VerbRequest, header: str, argument: str) -> None:
     named = request.headers.get(header)
     if named is not None and named != argument:
         raise BadRequest(f"header {header} and the payload name different things")
+
+
+async def run_again(
+    pool: Pool, publisher: Publisher, request: VerbRequest, *, depth_limit: int, admission: Admission
+) -> RerunReply:
+    """Run a turn again; raises as `ledger.people.reruns.rerun_turn` does, and `BadRequest` if no caller is named."""
+    caller, wanted = request.named_caller(), request.parse(RerunRequest)
+    if request.wait_seconds and wanted.correlation_id is None:
+        raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
+    done, of = await rerun_turn(
+        pool,
+        request.project_id,
+        request.channel_id,
+        wanted,
+        caller,
+        request.headers,
+        depth_limit=depth_limit,
+        admission=admission,
+    )
+    hit(Fault.RERUN_COMMITTED)
+    if (lease := done.lease) is not None:
+        await publish_best_effort(publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))
+    hit(Fault.RERUN_PUBLISHED)
+    return RerunReply.model_validate({**done.reply.model_dump(), "rerun_of": of.of, "from_step": of.from_step})

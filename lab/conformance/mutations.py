@@ -442,7 +442,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "It is accepted once",
-        "rules/choices.py",
+        "rules/tool_specs.py",
         "    if len(calls) > 1:\n",
         "    if len(calls) > 2:\n",
         "tests/e2e/turns/test_turns.py::test_submit_result_beside_another_call_fails_both",
@@ -450,7 +450,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "The fields of `task.result_fields` are checked",
-        "rules/choices.py",
+        "rules/tool_specs.py",
         "if (problem := check_fields(wanted, fields)) is not None:",
         "if (problem := check_fields((), fields)) is not None:",
         "tests/e2e/turns/test_turns.py::test_a_missing_and_a_repeated_field_are_refused_and_corrected",
@@ -819,7 +819,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Delivery contract",
         "Its content is text or a list of fields",
-        "rules/choices.py",
+        "rules/tool_specs.py",
         'return Accepted({"fields": [field',
         'return Accepted({"values": [field',
         "tests/e2e/turns/test_turns.py::test_submit_result_with_the_wanted_fields",

@@ -15,9 +15,8 @@ from lab.explore.statements import statement
 from lab.explore.world import Move
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
-from turnstile.bridge.safety.described_workflow import Workflow
 from turnstile.bridge.safety.eras import Eras
-from turnstile.bridge.safety.reconciler import FRESH_SECONDS, UNKNOWN_SECONDS, Reconciler, UnknownTurn
+from turnstile.bridge.safety.reconciler import FRESH_SECONDS, UNKNOWN_SECONDS, Reconciler, UnknownTurn, Workflow
 from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
 from turnstile.ledger.operations.recovery import EndedTurn, Run, list_in_hand, list_undispatched
 from turnstile.ledger.pool import Pool

@@ -17,7 +17,7 @@ from turnstile.ledger.turns.ends import end_by_fallback, fence, finish_turn, mar
 from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import RequestedStop
-from turnstile.rules.call_spans import record_unanswered
+from turnstile.rules.timing import record_unanswered
 from turnstile.rules.turn_ends import (
     LIVE,
     STOP_REASON,

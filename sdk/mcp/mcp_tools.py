@@ -2,21 +2,29 @@
 
 A call is made only if its tool is at the server just now what was accepted for its project; else it fails as
 `tool_changed`, and the server hears nothing of it. A server that does not answer costs its calls their time.
+
+A server's question in the middle of a call goes to a person (§13.8). It is named by its text, so that a call that is
+run again finds the answer. People see which server asks; what they cannot see is taken out. An address to open is
+shown as text, and opened by nobody.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
+import mcp_types as types
 from mcp.shared.dispatcher import ProgressFnT
+from pydantic import ValidationError
 
 from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, ConfigError
+from turnstile.schema.errors import BadRequest, ConfigError, Refused
+from turnstile.schema.people.digests import canonical
 from turnstile.sdk.mcp.mcp_connection import worded
 from turnstile.sdk.mcp.mcp_link import McpLink
-from turnstile.sdk.mcp.mcp_questions import ask_person
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import SEPARATOR, SUFFIX, McpServer, call_meta, target_of
 from turnstile.sdk.mcp.tool_pins import RemoteTool, seen
@@ -106,3 +114,43 @@ def _progress(call: ToolCall) -> ProgressFnT:
             await call.progress(progress, total=total, message=seen(message or ""))
 
     return heard
+
+
+_LONGEST = 4000
+_OPENED = "opened"
+
+
+async def ask_person(server: str, call: ToolCall, params: types.ElicitRequestParams) -> types.ElicitResult:
+    """What a person answers; `cancel` if nobody does in time. Raises `ToolFailed` if nobody is asked."""
+    match params:
+        case types.ElicitRequestURLParams():
+            text = f"{params.message}\n\nOpen this address yourself if you trust it, then answer:\n{params.url}"
+            form: JsonObject = {"enum": [_OPENED]}
+        case types.ElicitRequestFormParams():
+            text, form = params.message, cast("JsonObject", dict(params.requested_schema))
+    question = f"The MCP server {server} asks ({call.tool_name}): {seen(text)[:_LONGEST]}"
+    try:
+        key = hashlib.sha256(canonical({"question": question, "form": form})).hexdigest()[:40]
+        told = await call.ask_human(question, response_schema=form, key=key)
+    except Refused as error:
+        if error.code == "no_answer":
+            return types.ElicitResult(action="cancel")
+        raise ToolFailed(error.code, f"the question of the MCP server is not asked: {error}") from None
+    except BadRequest as error:
+        raise ToolFailed("tool_error", f"the question of the MCP server is not asked: {error}") from None
+    if told.decision == "reject":
+        return types.ElicitResult(action="decline")
+    if not isinstance(told.response, dict):
+        return types.ElicitResult(action="accept")
+    return types.ElicitResult(action="accept", content=content_of(form, told.response))
+
+
+def content_of(form: JsonObject, response: JsonObject) -> dict[str, str | int | float | bool | list[str] | None] | None:
+    """What the server is given: the answer, and the defaults of the fields that it leaves out; raises `ToolFailed`."""
+    fields = form.get("properties")
+    named = fields.items() if isinstance(fields, dict) else ()
+    defaults = {name: field["default"] for name, field in named if isinstance(field, dict) and "default" in field}
+    try:
+        return types.ElicitResult.model_validate({"action": "accept", "content": defaults | response}).content
+    except ValidationError:
+        raise ToolFailed("tool_error", "a person's answer has no form that an MCP server can be given") from None

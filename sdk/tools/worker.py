@@ -12,6 +12,7 @@ import os
 import re
 import traceback
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
@@ -22,6 +23,8 @@ from turnstile.rules.text import cleared
 from turnstile.runtime.log_context import about
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.amounts import amount
+from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.requests import DelegateRequest
 from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable
 from turnstile.schema.ids import ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
@@ -32,7 +35,6 @@ from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
 from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, RunTime, TimedOut, ToolRun
 from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
-from turnstile.sdk.tools.questions import Questions
 from turnstile.sdk.tools.spec import ToolSpec
 from turnstile.sdk.tools.trace import CallTrace
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -49,6 +51,58 @@ _LINGERING = 1_000
 """Calls with reports in the stream for which this replica still replies that it runs them."""
 
 logger = logging.getLogger(__name__)
+
+
+FAILURES = 8
+_PAUSE_SECONDS = 0.1, 2.0
+
+
+class Questions:
+    """Asks a bridge for children of a call, or a person, until it says what they came to (protocol §12, §13).
+
+    Every request is idempotent by the call and its key, so it is simply repeated: while the children run or nobody has
+    answered, while no bridge or no database is there, and by another replica that runs the call again. A bridge that
+    fails by itself is asked `FAILURES` times. Costs one request per pause, which grows from 0.1 to 2 s. The time of the
+    run stands still while a person is asked.
+    """
+
+    def __init__(self, calls: CallClient, command: CallCommand, time: RunTime) -> None:
+        self._calls = calls
+        self._command = command
+        self._time = time
+        self._log = LimitedLog(logger)
+
+    async def __call__(self, request: DelegateRequest) -> JsonObject:
+        """What it came to; raises `Refused` if nobody is asked, `BridgeFailed` if a bridge keeps failing."""
+        with self._time.standing_still() if request.tool == "ask_human" else nullcontext():
+            return await self._answer(request)
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Around what is not the call's own time."""
+        return self._time.standing_still()
+
+    async def waits(self) -> bool:
+        """Whether the call still waits for its result; True if no bridge can say."""
+        return await self._calls.waits(self._command)
+
+    async def _answer(self, request: DelegateRequest) -> JsonObject:
+        pause, longest = _PAUSE_SECONDS
+        failures = 0
+        while True:
+            try:
+                answer = await self._calls.delegate(self._command, request)
+            except ServerUnavailable as error:
+                self._log.warning("delegate", "a tool waits for a bridge: %s", error)
+            except BridgeFailed as error:
+                failures += 1
+                if failures == FAILURES:
+                    raise
+                self._log.warning("delegate", "a bridge failed, and is asked again: %s", error)
+            else:
+                if answer is not None:
+                    return answer
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, longest)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from turnstile.activities.budgets.uses import step_budget
+from turnstile.activities.budgets.gate import step_budget
 from turnstile.activities.heartbeat import BEAT_SECONDS, beating
 from turnstile.activities.prompt.model_attempts import LOST, Attempts
 from turnstile.runtime.ports import ContentDelta, ModelDone

@@ -10,9 +10,17 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.rules.answer import AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.choices import Accepted, Refusal, chosen, ending
 from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide
-from turnstile.rules.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, has_fields, last_specs
+from turnstile.rules.tool_specs import (
+    SUBMIT_RESULT_SPEC,
+    Accepted,
+    Refusal,
+    build_tool_specs,
+    chosen,
+    ending,
+    has_fields,
+    last_specs,
+)
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from turnstile.bridge.verbs import admission
-from turnstile.bridge.verbs.admission import AdmissionCache
+from turnstile.bridge.verbs import handlers
+from turnstile.bridge.verbs.handlers import AdmissionCache
 from turnstile.schema.ids import ProjectId
 
 ONE, OTHER = ProjectId("one"), ProjectId("other")
@@ -40,7 +40,7 @@ def test_without_a_limit_nothing_is_counted() -> None:
 
 
 def test_projects_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_PROJECTS", 1)
+    monkeypatch.setattr(handlers, "MAX_PROJECTS", 1)
     counts = AdmissionCache(1000)
     assert asked(counts, ONE, 2) == [1000, 0]
     assert asked(counts, OTHER, 2) == [1000, 0]

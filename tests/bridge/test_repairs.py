@@ -3,8 +3,8 @@
 import pytest
 
 from tests.support.paths import ROOT
-from turnstile.bridge.safety.repairs import LINES, SENTENCES, sentences
 from turnstile.bridge.safety.rules import WatchdogTimes
+from turnstile.bridge.safety.watchdog import LINES, SENTENCES, sentences
 from turnstile.ledger.operations.sweep import DueAgent
 from turnstile.ledger.turns.lease import AgentKey
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId

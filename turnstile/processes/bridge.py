@@ -9,12 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from turnstile.bridge.budgets.budget_changes import BudgetChanges
-from turnstile.bridge.budgets.budget_reads import BudgetReads
+from turnstile.bridge.budgets.budget_verbs import BudgetChanges, BudgetReads
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
-from turnstile.bridge.delegation.tool_progress import ToolProgress
-from turnstile.bridge.delegation.tool_requests import ToolRequests
+from turnstile.bridge.delegation.tool_requests import ToolProgress, ToolRequests
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells

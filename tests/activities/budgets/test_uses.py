@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnstile.activities.budgets.uses import NOT_SENT, step_budget
+from turnstile.activities.budgets.gate import NOT_SENT, step_budget
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import ModelPrice
 

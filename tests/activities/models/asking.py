@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from turnstile.activities.prompt.model_attempts import Attempts, StepLimits, ask
-from turnstile.activities.prompt.question import Question
+from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
 from turnstile.rules.answer import ModelAnswer
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest
 from turnstile.schema.base import JsonObject

@@ -31,8 +31,7 @@ from turnstile.bridge import engine
 from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox import workflow_starter
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.safety.described_workflow import Workflow
-from turnstile.bridge.safety.reconciler import Reconciler
+from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.embedded import EmbeddedServers, ServerName
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue

@@ -45,8 +45,7 @@ from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety import reconciler
-from turnstile.bridge.safety.described_workflow import Workflow
-from turnstile.bridge.safety.reconciler import Reconciler
+from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.turn_publisher import end_by_force

@@ -14,7 +14,7 @@ from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.ui_actions import ActionAck
-from turnstile.sdk.acks import ActionWaiter
+from turnstile.sdk.client import ActionWaiter
 
 ARGS: JsonObject = {"q": "it"}
 

@@ -14,9 +14,9 @@ import mcp_types as types
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.mcp_connection import connected
-from turnstile.sdk.mcp.mcp_questions import content_of
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer
+from turnstile.sdk.mcp.mcp_tools import content_of
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 
 CONTEXT = "MCP_CONFORMANCE_CONTEXT"

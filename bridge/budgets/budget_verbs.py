@@ -1,21 +1,70 @@
-"""The verbs `raise_budget` and `limit_project`: operators say how much may be spent (protocol §6).
+"""The verbs of budgets: `budget.list`, `budget.get`, `raise_budget` and `limit_project` (protocol §6).
 
-The subject's end names the caller, whom NATS permissions fix: one that does not operate is refused, and the ledger
-keeps who changed a limit. Nothing is published: no turn waits for a higher limit. What ran out of budget has ended, and
-what runs asks the ledger before each request to a model.
+The subject's end names the caller, whom NATS permissions fix: a caller that does not operate may read only, and the
+ledger keeps who changed a limit. Nothing is published: no turn waits for a higher limit. What ran out of budget has
+ended, and what runs asks the ledger before each request to a model.
 """
 
 from collections.abc import Mapping
 
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
-from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget
+from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.budgets.steering import More, limit_project, raise_budget
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Caller
-from turnstile.schema.budgets.budget_requests import BudgetRaiseRequest, BudgetReply, ProjectLimitRequest
+from turnstile.schema.budgets.budget_requests import (
+    BudgetListReply,
+    BudgetListRequest,
+    BudgetRaiseRequest,
+    BudgetReply,
+    BudgetRequest,
+    ProjectLimitRequest,
+)
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import uuid7
 from turnstile.schema.states import ReplyStatus
+
+
+class BudgetReads:
+    """The verbs over one ledger; each sees the project's budgets, and those of the turns of its subject's channel."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {"budget.list": self.list, "budget.get": self.get}
+
+    async def list(self, request: VerbRequest) -> BudgetListReply:
+        """A page of budgets."""
+        wanted = request.parse(BudgetListRequest)
+        project = request.project_id
+        rows = await self._pool.run(
+            lambda conn: list_budgets(
+                conn,
+                project,
+                channel=request.channel_id,
+                kind=wanted.kind,
+                status=wanted.status,
+                after=wanted.after,
+                row_limit=wanted.limit + 1,
+            )
+        )
+        limits = await self._pool.run(lambda conn: list_project_limits(conn, project))
+        shown = tuple(rows[: wanted.limit])
+        more = shown[-1].budget_id if len(rows) > len(shown) else None
+        return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=shown, limits=tuple(limits), next=more)
+
+    async def get(self, request: VerbRequest) -> BudgetReply:
+        """A budget; raises `Refused` (unknown_budget)."""
+        name = request.parse(BudgetRequest).budget_id
+        wanted = await self._pool.run(lambda conn: budget_id_of(conn, request.project_id, name))
+        found = await self._pool.run(
+            lambda conn: get_budget(conn, request.project_id, wanted, channel=request.channel_id)
+        )
+        if found is None:
+            raise Refused("unknown_budget", "the channel has no such budget")
+        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=found)
 
 
 class BudgetChanges:
