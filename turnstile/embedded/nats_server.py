@@ -10,8 +10,8 @@ from pathlib import Path
 from turnstile.embedded.files import private_directory, write_private
 from turnstile.embedded.ports import LOOPBACK
 from turnstile.embedded.protocol import StartProcess
-from turnstile.embedded.server import EmbeddedServer, ServerName, clean_environment, close_stream, find_program
-from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.server import EmbeddedServer, ServerName, close_stream, find_program
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 
 _CONFIG = """\
 max_payload: 4MB

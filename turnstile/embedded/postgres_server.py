@@ -13,9 +13,9 @@ from turnstile.embedded.account import Account
 from turnstile.embedded.files import tail, write_private
 from turnstile.embedded.ports import LOOPBACK
 from turnstile.embedded.protocol import StartProcess
-from turnstile.embedded.server import EmbeddedServer, ServerName, clean_environment, is_listening
+from turnstile.embedded.server import EmbeddedServer, ServerName, is_listening
 from turnstile.embedded.server_errors import BinaryMissing, DataDirectoryUnusable, ServerStartFailed
-from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 
 USER = DATABASE = "turnstile"
 SQL = Path(__file__).with_name("create_database.sql")

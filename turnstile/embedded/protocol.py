@@ -26,6 +26,8 @@ class StartProcess(_Message):
     """How long after the stop signal SIGKILL follows."""
     death_signal: int
     """The signal that the kernel sends to the program when the warden is killed (Linux)."""
+    private: Path | None = None
+    """A FIFO from which the program's launcher takes its environment instead: the warden never has it."""
     user: int | None = None
     """Whom to run it as, if not as the warden."""
     group: int | None = None

@@ -1,7 +1,6 @@
 """The protocol of an embedded server, and the function that starts one: prepare, execute, poll until it answers."""
 
 import asyncio
-import os
 import signal
 from abc import ABC, abstractmethod
 from datetime import timedelta
@@ -18,8 +17,6 @@ ServerName = Literal["postgres", "nats", "temporal"]
 
 POLL = 0.025
 """Seconds between two checks whether a server answers."""
-
-PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC")
 
 
 class EmbeddedServer(ABC):
@@ -55,11 +52,6 @@ class EmbeddedServer(ABC):
 def log_path(data: Path, name: ServerName) -> Path:
     """The log of a server."""
     return data / "logs" / f"{name}.log"
-
-
-def clean_environment(**extra: str) -> dict[str, str]:
-    """The servers' environment: the variables `PASSED_ON` and `extra`, so no provider keys and no hidden options."""
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"TZ": "UTC", **extra}
 
 
 def find_program(program: str, package: str) -> Path:

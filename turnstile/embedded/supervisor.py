@@ -1,9 +1,13 @@
 """The parent's side of the warden: starts it, sends it commands, and receives events about the servers."""
 
 import asyncio
+import fcntl
+import json
 import logging
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -26,6 +30,9 @@ from turnstile.embedded.server_errors import EmbeddedError, ServerNotRunning, St
 logger = logging.getLogger(__name__)
 
 WARDEN = Path(__file__).with_name("warden.py")
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC")
+_PIPE_BYTES = 1 << 20
+"""What a pipe holds at most, without privileges (Linux)."""
 CLOSE_TIMEOUT = 30.0
 """Seconds the warden has to stop everything; the grace periods of the servers are shorter."""
 
@@ -38,6 +45,14 @@ class _Run:
     exited: asyncio.Future[int | None] = field(default_factory=asyncio.Future[int | None])
     expected: bool = False
     """Whether it was told to end."""
+    private: int | None = None
+    """The writing end of the FIFO with its variables."""
+
+    def drop_private(self) -> None:
+        """Forget variables that nobody has read."""
+        if self.private is not None:
+            os.close(self.private)
+            self.private = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,7 @@ class Supervisor:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=errors,
+                env=clean_environment(),
                 cwd="/",
                 start_new_session=True,
             )
@@ -100,15 +116,26 @@ class Supervisor:
         await self._launch(command, _Run(expected=True))
         return await self.wait_exited(command.name)
 
-    async def start(self, command: StartProcess) -> int:
+    async def start(self, command: StartProcess, private: Mapping[str, str] | None = None) -> int:
         """Starts a program that runs until it is stopped; returns the pid.
 
-        Raises `EmbeddedError` if it could not be executed.
+        `private` is its environment instead of the command's, which the warden does not see. Raises `EmbeddedError` if
+        it could not be executed.
         """
-        return await self._launch(command, _Run())
+        run = _Run()
+        if private is not None:
+            path = self._data / "run" / f"{command.name}.env"
+            run.private = _fill(path, private)
+            command = command.model_copy(update={"private": path})
+        try:
+            return await self._launch(command, run)
+        except BaseException:
+            run.drop_private()
+            raise
 
     async def _launch(self, command: StartProcess, run: _Run) -> int:
         self._runs[command.name] = run
+        run.exited.add_done_callback(lambda _: run.drop_private())
         self._failures.pop(command.name, None)
         self._set_failed()
         await self._send(command)
@@ -214,3 +241,29 @@ class Supervisor:
             self._failed.set()
         else:
             self._failed.clear()
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of warden and servers: `PASSED_ON` and `extra`, so no provider keys and no hidden options."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"TZ": "UTC", **extra}
+
+
+def _fill(path: Path, variables: Mapping[str, str]) -> int:
+    """Makes a FIFO that holds the variables as one line; returns the descriptor that keeps them in it.
+
+    Nothing is written to a disk. Raises `EmbeddedError` if they are more than a pipe holds.
+    """
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # with a reader of its own, opening does not wait for one
+    line = json.dumps(dict(variables)).encode() + b"\n"
+    if sys.platform == "linux" and len(line) < _PIPE_BYTES:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        whole = os.write(descriptor, line) == len(line)
+    except BlockingIOError:
+        whole = False
+    if not whole:
+        os.close(descriptor)
+        raise EmbeddedError(f"the environment is too large to be passed on: {len(line)} bytes")
+    return descriptor

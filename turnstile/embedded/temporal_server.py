@@ -21,12 +21,11 @@ from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import (
     EmbeddedServer,
     ServerName,
-    clean_environment,
     close_stream,
     find_program,
     is_listening,
 )
-from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 
 DYNAMIC_CONFIG = (
     "history.transferProcessorMaxPollRPS=2000",

@@ -190,7 +190,7 @@ class Warden:
 
     def spawn(self, command: dict[str, Any], lock: int) -> Child:
         plan = {key: command[key] for key in ("user", "group", "keep_search", "death_signal")}
-        plan["warden"] = os.getpid()
+        plan |= {"warden": os.getpid(), "private": command["private"]}
         launch = [sys.executable, "-I", "-S", str(LAUNCH), json.dumps(plan)]
         with Path(command["log"]).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 the parent names the program

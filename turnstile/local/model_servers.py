@@ -21,9 +21,9 @@ from typing import NoReturn
 from turnstile.embedded.files import private_directory, tail, turn_over
 from turnstile.embedded.ports import LOOPBACK, free_port
 from turnstile.embedded.protocol import StartProcess
-from turnstile.embedded.server import POLL, clean_environment, close_stream, describe_exit
+from turnstile.embedded.server import POLL, close_stream, describe_exit
 from turnstile.embedded.server_errors import EmbeddedError, ServerNotRunning
-from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 from turnstile.local.weights import KNOWN, PREFIX, find_weights
 from turnstile.schema.errors import ModelError
 from turnstile.settings import LocalSettings

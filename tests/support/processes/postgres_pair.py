@@ -12,8 +12,7 @@ from tests.support.processes.nats_server import unused_port
 from turnstile.embedded.account import postgres_account
 from turnstile.embedded.postgres_server import INITDB, find_postgres_program
 from turnstile.embedded.protocol import StartProcess
-from turnstile.embedded.server import clean_environment
-from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 from turnstile.ledger.histories import connect
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS
 

@@ -19,6 +19,7 @@ from turnstile.embedded import EmbeddedServers, Endpoints, ServerName, find_endp
 from turnstile.embedded.endpoints import write_endpoints
 from turnstile.embedded.ports import Moved, choose_ports
 from turnstile.embedded.postgres_server import find_postgres_program
+from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import is_listening
 from turnstile.embedded.server_errors import (
     DataDirectoryHeld,
@@ -27,6 +28,7 @@ from turnstile.embedded.server_errors import (
     ServerNotRunning,
     ServerStartFailed,
 )
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 from turnstile.schema.errors import ConfigError
 from turnstile.transport.connection import connect
 
@@ -343,3 +345,64 @@ async def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65_534, 65_534)
     with pytest.raises(DataDirectoryUnusable, match="belongs to the user"):
         await EmbeddedServers(tmp_path).start()
+
+
+def memory_of(pid: int) -> bytes:
+    """What a process can write to in its memory, and its environment."""
+    held = [Path(f"/proc/{pid}/environ").read_bytes()]
+    with Path(f"/proc/{pid}/mem").open("rb") as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
+            span, rights, *_ = line.split()
+            if rights.startswith("rw") and "[v" not in line:
+                begin, end = (int(each, 16) for each in span.split("-"))
+                memory.seek(begin)
+                held.append(memory.read(end - begin))
+    return b"".join(held)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("count", [1, 5])  # of 100 kB each; a pipe has 64 of its own accord
+async def test_the_warden_has_no_keys_and_passes_them_on(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what `up` has in its environment the servers get none, `mcp serve` all, and their warden none."""
+    key = "sk-" + os.urandom(16).hex()
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "run").mkdir()
+    shows = "import os, time; print(os.environ, flush=True); time.sleep(600)"
+    supervisor = await Supervisor.launch(tmp_path)
+
+    def program(name: str) -> StartProcess:
+        return StartProcess(
+            name=name,
+            argv=(sys.executable, "-c", shows),
+            env=clean_environment(),
+            log=tmp_path / "logs" / f"{name}.log",
+            stop_signal=signal.SIGTERM,
+            death_signal=signal.SIGTERM,
+            grace_seconds=5,
+        )
+
+    def shown(name: str) -> str:
+        return (tmp_path / "logs" / f"{name}.log").read_text(encoding="utf-8")
+
+    try:
+        await supervisor.start(program("server"))
+        more = {f"MORE_{number}": "y" * 100_000 for number in range(count)}
+        await supervisor.start(program("serve"), private={**os.environ, **more})
+        await until(lambda: shown("serve").endswith("\n"))
+        await supervisor.kill("serve")
+        await supervisor.start(program("serve"), private={**os.environ, **more})
+        await until(lambda: shown("serve").count("\n") == 2)
+        await until(lambda: shown("server").endswith("\n"))
+        assert shown("serve").count(key) == 2
+        assert shown("serve").count("y" * 100_000) == 2 * count
+        assert key not in shown("server")
+        assert b"PATH=" in memory_of(supervisor._process.pid)
+        assert key.encode() not in memory_of(supervisor._process.pid)
+        assert not list((tmp_path / "run").glob("*.env"))
+        with pytest.raises(EmbeddedError, match="too large"):
+            await supervisor.start(program("serve"), private={"MORE": "y" * (2 << 20)})
+    finally:
+        await supervisor.close()

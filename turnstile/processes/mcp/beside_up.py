@@ -18,7 +18,7 @@ from turnstile.embedded.files import private_directory, turn_over
 from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import describe_exit
 from turnstile.embedded.server_errors import EmbeddedError
-from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.supervisor import Supervisor, clean_environment
 
 FILE = "mcp.yaml"
 """The file of MCP servers in a data directory."""
@@ -69,7 +69,7 @@ class McpBeside:
         command = StartProcess(
             name=_NAME,
             argv=(sys.executable, "-c", _MAIN, "mcp", "serve", "--data", str(self._data)),
-            env={**os.environ, "TURNSTILE__NATS__SERVERS": self._nats_url},
+            env=clean_environment(),
             log=log,
             stop_signal=signal.SIGTERM,
             death_signal=signal.SIGTERM,
@@ -78,7 +78,7 @@ class McpBeside:
         while True:
             turn_over(log)
             began = time.monotonic()
-            await supervisor.start(command)
+            await supervisor.start(command, private={**os.environ, "TURNSTILE__NATS__SERVERS": self._nats_url})
             code = await supervisor.wait_exited(_NAME)
             supervisor.forget(_NAME)
             pause = _FIRST_PAUSE if time.monotonic() - began > _STABLE_SECONDS else min(pause * 2, _LONGEST_PAUSE)
