@@ -13,8 +13,10 @@ SELECT pg_advisory_unlock(8391744893245368684);
 SET LOCAL check_function_bodies = off;
 
 -- name: find_schema :one
--- Whether the database has a schema, and whether one of the development versions made it that recorded numbered migrations alone.
-SELECT to_regclass('state.schema_files') IS NOT NULL AS is_there, to_regclass('state.migrations') IS NOT NULL AS is_of_before;
+-- Whether the database has a schema, and whether one of the development versions made it that recorded numbered
+-- migrations alone.
+SELECT to_regclass('state.schema_files') IS NOT NULL AS is_there,
+       to_regclass('state.migrations') IS NOT NULL AS is_of_before;
 
 -- name: applied_schema_files :many
 -- The applied files with their checksums.
@@ -26,9 +28,15 @@ INSERT INTO state.schema_files (name, checksum) VALUES (:name, :checksum)
 ON CONFLICT (name) DO UPDATE SET checksum = EXCLUDED.checksum, applied_at = now();
 
 -- name: server_version :one
--- The server's version as a number and as text, whether the server is read-only, and a setting with which the session began.
+-- The server's version as a number and as text, whether the server is read-only, and a setting with which the session
+-- began.
 SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS text,
-  current_setting('transaction_read_only')::bool AS read_only, current_setting('plan_cache_mode') AS plan_cache_mode;
+       current_setting('transaction_read_only')::bool AS read_only,
+       current_setting('plan_cache_mode') AS plan_cache_mode;
+
+-- name: session_process :one
+-- The server's process that this session has.
+SELECT pg_backend_pid() AS pid;
 
 -- name: store_probe :exec
 -- Stores a megabyte in a table that only this transaction sees, which must be rolled back: a full disk refuses it.

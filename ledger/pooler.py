@@ -14,6 +14,7 @@ import asyncpg
 
 from turnstile.ledger.address import read_address
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSACTION_MODE, is_shared
+from turnstile.ledger.queries import query
 from turnstile.schema.errors import ConfigError
 
 _PROBE_SECONDS: Final = 3.0
@@ -84,7 +85,7 @@ async def _backends(conn: Any, count: int) -> set[int | None]:
     for _ in range(count):
         try:
             async with conn.transaction():
-                [row] = await conn.fetch("SELECT pg_backend_pid() AS pid")
+                row = await query("session_process").one(conn)
         except DRIVER_ERRORS as error:
             if not is_shared(error):
                 raise

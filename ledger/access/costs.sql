@@ -1,24 +1,29 @@
 -- What turns cost, for charts.
 
 -- name: sum_costs :many
--- The attempts of the turns of a project, of one channel if that is given, that were enqueued since a moment, at most so many of the newest:
--- by day, agent, model, channel and profile, and the sum of all. Days are of the steps' begin, in UTC.
+-- The attempts of the turns of a project, of one channel if that is given, that were enqueued since a moment, at most
+-- so many of the newest: by day, agent, model, channel and profile, and the sum of all. Days are of the steps' begin,
+-- in UTC.
 WITH turns AS MATERIALIZED (
     SELECT i.agent_turn_id, i.channel_id, i.payload ->> 'profile_box_id' AS profile_box_id FROM state.agent_inbox i
-    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND i.created_at >= :since::timestamptz
+    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+      AND i.created_at >= :since::timestamptz
       AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
     ORDER BY i.created_at DESC LIMIT :row_limit::int
 ),
 attempts AS MATERIALIZED (
     SELECT s.agent_id, t.agent_turn_id, t.channel_id, t.profile_box_id, (s.started_at AT TIME ZONE 'UTC')::date AS day,
-           coalesce(a.attempt ->> 'model', 'unknown') AS model, coalesce(a.attempt ->> 'error_code' <> 'canceled', false) AS failed,
+           coalesce(a.attempt ->> 'model', 'unknown') AS model,
+           coalesce(a.attempt ->> 'error_code' <> 'canceled', false) AS failed,
            state.as_count(a.attempt #>> '{usage,prompt_tokens}') AS prompt_tokens,
            state.as_count(a.attempt #>> '{usage,completion_tokens}') AS completion_tokens,
-           CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost
+           CASE jsonb_typeof(a.attempt -> 'response_cost')
+                WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost
     FROM turns t
     JOIN state.agent_steps s ON s.agent_turn_id = t.agent_turn_id AND s.project_id = :project_id
-    CROSS JOIN LATERAL (SELECT s.metadata -> 'attempts' AS list OFFSET 0) l  -- read once
-    CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(l.list) WHEN 'array' THEN l.list ELSE '[]' END) AS a (attempt)
+    CROSS JOIN LATERAL (SELECT s.metadata -> 'attempts' AS list {once}) l
+    CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(l.list)
+                                                 WHEN 'array' THEN l.list ELSE '[]' END) AS a (attempt)
 ),
 by_turn AS MATERIALIZED (  -- so that turns need not be counted distinct
     SELECT x.agent_id, x.agent_turn_id, x.channel_id, x.profile_box_id, x.day, x.model, count(*) AS attempts,
@@ -28,19 +33,23 @@ by_turn AS MATERIALIZED (  -- so that turns need not be counted distinct
 ),
 sums AS (
     SELECT CASE grouping(b.day, b.agent_id, b.model, b.channel_id, b.profile_box_id)
-               WHEN 15 THEN 'day' WHEN 23 THEN 'agent' WHEN 27 THEN 'model' WHEN 29 THEN 'channel' WHEN 30 THEN 'profile' ELSE 'all' END AS grouped,
-           coalesce(b.day::text, b.agent_id, b.model, b.channel_id, b.profile_box_id) AS name, count(DISTINCT b.agent_turn_id) AS turns,
-           coalesce(sum(b.attempts), 0)::bigint AS attempts,
-           coalesce(sum(b.failed), 0)::bigint AS failed_attempts, coalesce(sum(b.prompt_tokens), 0)::bigint AS prompt_tokens,
+               WHEN 15 THEN 'day' WHEN 23 THEN 'agent' WHEN 27 THEN 'model' WHEN 29 THEN 'channel'
+               WHEN 30 THEN 'profile' ELSE 'all' END AS grouped,
+           coalesce(b.day::text, b.agent_id, b.model, b.channel_id, b.profile_box_id) AS name,
+           count(DISTINCT b.agent_turn_id) AS turns, coalesce(sum(b.attempts), 0)::bigint AS attempts,
+           coalesce(sum(b.failed), 0)::bigint AS failed_attempts,
+           coalesce(sum(b.prompt_tokens), 0)::bigint AS prompt_tokens,
            coalesce(sum(b.completion_tokens), 0)::bigint AS completion_tokens, sum(b.cost)::float8 AS cost
     FROM by_turn b GROUP BY GROUPING SETS ((b.day), (b.agent_id), (b.model), (b.channel_id), (b.profile_box_id), ())
 )
-SELECT s.grouped, CASE s.grouped WHEN 'profile' THEN coalesce(c.content #>> '{data,name}', 'unknown') ELSE s.name END AS name,
+SELECT s.grouped, CASE s.grouped WHEN 'profile' THEN coalesce(c.content #>> '{data,name}', 'unknown')
+                       ELSE s.name END AS name,
        s.turns, s.attempts, s.failed_attempts, s.prompt_tokens, s.completion_tokens, s.cost,
        (SELECT count(*) FROM turns) AS turns_read
 FROM sums s
 LEFT JOIN LATERAL (
     SELECT k.content FROM public.box_cards b JOIN public.cards k ON k.card_id = b.card_id
-    WHERE s.grouped = 'profile' AND b.box_id = state.as_uuid(s.name) AND k.tenant_id = :project_id AND k.metadata ->> 'type' = 'sys.profile'
+    WHERE s.grouped = 'profile' AND b.box_id = state.as_uuid(s.name)
+      AND k.tenant_id = :project_id AND k.metadata ->> 'type' = 'sys.profile'
     ORDER BY b.position LIMIT 1) c ON true
 ORDER BY s.grouped, s.name;

@@ -1,10 +1,11 @@
 -- Budgets (protocol §15): statements that reserve, raise and limit. Charging an enqueue and settling are triggers.
 
 -- name: reserve_attempt :one
--- Reserves what an attempt at a model may use, behind the gate of its step: reserved | exhausted | unpriced; null: stale. With
--- the model's price, by which its use is told where the provider tells no cost.
+-- Reserves what an attempt at a model may use, behind the gate of its step: reserved | exhausted | unpriced; null:
+-- stale. With the model's price, by which its use is told where the provider tells no cost.
 SELECT r.*, p.input_per_million, p.output_per_million, p.cached_input_per_million, p.max_output_tokens
-FROM state.reserve_attempt(:project_id, :agent_id, :agent_turn_id, :turn_epoch::bigint, :step::int, :attempt::int, :model::text,
+FROM state.reserve_attempt(:project_id, :agent_id, :agent_turn_id, :turn_epoch::bigint,
+                           :step::int, :attempt::int, :model::text,
                            :input_tokens::bigint, :max_tokens::bigint) r
 LEFT JOIN state.model_prices p ON p.model = :model::text;
 

@@ -1,22 +1,23 @@
 -- Whom delegating calls name (protocol §12.1).
 
 -- name: find_targets :many
--- The profiles and agents that are wanted, one row each; what is not there is null. is_above: the agent is the caller's, or that of a turn
--- which waits for the caller's, at any distance. output_box_id is of the caller's channel.
+-- The profiles and agents that are wanted, one row each; what is not there is null. is_above: the agent is the
+-- caller's, or that of a turn which waits for the caller's, at any distance. output_box_id is of the caller's channel.
 WITH RECURSIVE above AS (
     SELECT :agent_turn_id::text AS agent_turn_id
     UNION ALL
     SELECT n.parent_turn_id FROM above JOIN state.turn_nodes n ON n.agent_turn_id = above.agent_turn_id
     WHERE n.waited AND n.project_id = :project_id
 )
-SELECT w.kind, w.ref, a.agent_id, a.display_name, coalesce(CASE WHEN h.active_channel_id = :channel_id THEN h.output_box_id END, m.last_output_box_id)::text AS output_box_id,
+SELECT w.kind, w.ref, a.agent_id, a.display_name, coalesce(
+    CASE WHEN h.active_channel_id = :channel_id THEN h.output_box_id END, m.last_output_box_id)::text AS output_box_id,
        p.profile_box_id, p.name AS profile_name, p.worker_target, coalesce(p.tags, '[]') AS tags,
        CASE WHEN p.settings ->> 'profile_box_id' = p.profile_box_id THEN p.settings -> 'budget' END AS budget,
        coalesce(h.active_agent_turn_id IN (SELECT x.agent_turn_id FROM above x), false) AS is_above
 FROM jsonb_to_recordset(:wanted::jsonb) w (kind text, ref text)
-LEFT JOIN LATERAL (  -- OFFSET 0: each of these by its key, however many are wanted
+LEFT JOIN LATERAL (
     SELECT a.* FROM resource.project_agents a
-    WHERE w.kind = 'agent' AND a.agent_id = w.ref AND a.project_id = :project_id OFFSET 0) a ON true
+    WHERE w.kind = 'agent' AND a.agent_id = w.ref AND a.project_id = :project_id {by_key}) a ON true
 LEFT JOIN LATERAL (
     SELECT p.* FROM resource.profiles p
     WHERE w.kind = 'profile' AND lower(p.name) = lower(w.ref) AND p.project_id = :project_id

@@ -4,7 +4,7 @@
 -- does not fit fails its task alone, as `budget_exceeded`, and refusal says what there was. What one child cannot have
 -- fails its task at once, and may decide the batch. Answers a row '' with the verdict on the whole (accepted, or the
 -- code of a refusal, with which nothing is written) and a row for each child that was enqueued or refused; none for
--- those that were before.
+-- those that were before. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.enqueue_children(project text, call text, batch text, children jsonb,
     max_queued_turns integer, max_live_turns integer)
 RETURNS TABLE (task_index integer, verdict text, agent_id text, agent_turn_id text, inbox_id text, turn_epoch bigint,
@@ -94,7 +94,7 @@ BEGIN
         WHERE jsonb_typeof(c -> 'budget') = 'object')
         OR EXISTS (SELECT FROM state.project_budgets p WHERE p.project_id = project);
     FOR made IN
-    WITH task AS MATERIALIZED (  -- OFFSET 0: by key, whatever a plan that was made while tables were small would do
+    WITH task AS MATERIALIZED (
         SELECT c.*, coalesce(substr(batch, 7), call) || '-' || c.task_index AS correlation, a.status AS agent_status,
                a.status = 'dormant' AS wakes, coalesce(a.worker_target, c.new_agent ->> 'worker_target') AS target,
                a.agent_id IS NULL AS makes_agent,

@@ -1,7 +1,7 @@
 -- Invariant 9: a card enters a box only in the transaction that made the box, or into the output box of a busy head, or
 -- through the statement that ends the turn which made the card. Runs once a statement, after all its parts. Its
--- questions are in order, each a look-up by key for the box in hand: a plan made for small statements compared each box
--- of a statement with each of its cards.
+-- subqueries are in order, each a look-up by key for the box in hand: a plan made for small statements compared each
+-- box of a statement with each of its cards. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.guard_box_cards() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     doubtful uuid[];

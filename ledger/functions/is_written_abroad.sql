@@ -1,5 +1,5 @@
 -- Whether another channel writes in a box: its turns do, or a conversation of it is kept there. Volatile, so that who
--- has locked the box sees what others committed before.
+-- has locked the box sees what others committed before. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.is_written_abroad(project text, channel text, box uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

@@ -2,7 +2,7 @@
 -- `whole`, turns that nobody waits for too, also below turns that are over. Each level is locked in the order of ids
 -- and read with a snapshot of its own: whoever enqueues holds its parent's node FOR SHARE until it commits, so once a
 -- level is locked the next statement sees each child of it, and none can come. `ender` is the turn that ends in this
--- transaction: its node is closed in the same pass.
+-- transaction: its node is closed in the same pass. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.mark_subtrees(tops text[], why text, by_whom text, whole boolean, ender text)
 RETURNS text[]
 LANGUAGE plpgsql AS $$

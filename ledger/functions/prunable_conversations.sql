@@ -1,5 +1,5 @@
 -- Conversations that were not used since a moment, and that no turn names: an enqueue that would go on has locked the
--- row.
+-- row. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.prunable_conversations(before timestamptz)
 RETURNS TABLE (output_box_id uuid, project_id text)
 LANGUAGE sql STABLE AS $$

@@ -1,6 +1,6 @@
 -- Threads that ended before a moment and owe nobody anything: every answer announced, every turn of a message over.
--- OFFSET 0 keeps each question a look-up by key for the row in hand, whatever a plan for large batches would make of
--- it.
+-- OFFSET 0 keeps each subquery a look-up by key for each outer row, also in a plan for large batches, or in one that
+-- was made while tables were empty (docs/decisions/0006-plans-that-stay-right.md).
 CREATE OR REPLACE FUNCTION state.prunable_threads(before timestamptz) RETURNS TABLE (thread_id text, project_id text)
 LANGUAGE sql STABLE AS $$
     SELECT t.thread_id, t.project_id FROM state.threads t

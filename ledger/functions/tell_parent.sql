@@ -1,7 +1,8 @@
 -- Answers the parent's call with what the batch came to: card, inbox row, waiting row, edges. False if the call waits
 -- no more. The batch is locked; what it lists is read with a snapshot newer than the lock. A batch with a key is one of
 -- a tool's (protocol §12.10): its call is not answered, and what it came to is kept in its row for the tool, which
--- hears the same whenever it asks. A task without a budget that fits says what there was.
+-- hears the same whenever it asks. A task without a budget that fits says what there was. OFFSET 0: see
+-- prunable_threads.
 CREATE OR REPLACE FUNCTION state.tell_parent(b state.pmo_batches, verdict text, late text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,6 +1,6 @@
 -- Boxes that were made, and let go by a profile, before a moment, and that nothing names: no turn, head, pointer,
 -- profile, agent, conversation, channel or segment, and no outcome of a turn that wrote into it. Planned: as if what is
--- prunable were gone already.
+-- prunable were gone already. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.unused_boxes(before timestamptz, planned boolean)
 RETURNS TABLE (box_id uuid, project_id text)
 LANGUAGE sql STABLE AS $$

@@ -1,5 +1,5 @@
 -- Instances of profiles that have had no turn since a moment, in hand or waiting. Of one that was made for one request,
--- and has had no other: that turn, which may go.
+-- and has had no other: that turn, which may go. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.unused_instances(before timestamptz)
 RETURNS TABLE (agent_id text, project_id text, only_turn_id text)
 LANGUAGE sql STABLE AS $$

@@ -2,16 +2,20 @@
 -- Of a window: receivers of turns enqueued in it, or in hand now.
 
 -- name: receivers_go_with_their_turn :many
--- Protocol §17.3: a receiver has a turn, is told its end, and until then no longer than :grace_seconds is due without being tried.
-SELECT jsonb_build_object('project_id', p.project_id, 'agent_turn_id', p.agent_turn_id, 'receiver_id', p.receiver_id) AS ids,
+-- Protocol §17.3: a receiver has a turn, is told its end, and until then no longer than :grace_seconds is due without
+-- being tried.
+SELECT jsonb_build_object('project_id', p.project_id, 'agent_turn_id', p.agent_turn_id,
+                          'receiver_id', p.receiver_id) AS ids,
        CASE WHEN t.ended IS NULL THEN 'there is no such turn'
             WHEN p.status = 'done' THEN 'it was not told how the turn ended'
             ELSE 'it is due, and nobody tells it' END AS detail
 FROM {of_turns_since(state.push_configs, agent_turn_id)} p
 LEFT JOIN LATERAL (
-    SELECT {told_state(i)} AS state, EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = i.agent_turn_id) AS ended
+    SELECT {told_state(i)} AS state, EXISTS (SELECT FROM state.turn_outcomes o
+                                             WHERE o.agent_turn_id = i.agent_turn_id) AS ended
     FROM state.agent_inbox i
-    WHERE i.agent_turn_id = p.agent_turn_id AND i.project_id = p.project_id AND i.message_type IN {turn_types} LIMIT 1) t ON true
+    WHERE i.agent_turn_id = p.agent_turn_id AND i.project_id = p.project_id
+      AND i.message_type IN {turn_types} LIMIT 1) t ON true
 WHERE (t.ended IS NULL OR (p.status = 'done' AND t.ended AND p.told_state IS DISTINCT FROM t.state)
        OR (p.status = 'active' AND t.ended AND p.next_at < now() - make_interval(secs => :grace_seconds::float8)))
   AND (:project_id::text IS NULL OR p.project_id = :project_id)

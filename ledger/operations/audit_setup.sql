@@ -1,18 +1,23 @@
--- The transaction of an audit: it sees one moment, writes nothing, and has plans for large tables (ledger/operations/audit.py).
+-- The transaction of an audit: it sees one moment, writes nothing, and has plans for large tables
+-- (ledger/operations/audit.py).
 
 -- name: begin_audit :exec
 -- The first statement of the transaction: every rule sees the same moment, and none can write.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: tune_audit :one
--- Sets for the transaction: plans for the given parameters, and memory to hash a table. An audit of everything (:whole) uses
--- hash joins only. For an audit of a window (:windowed) a plan costs as many as the rows that it reads: a lookup by key is one, so
--- plans are the same whatever the past is. By the costs of pages they would read tables whole that are up to ten times the window.
-SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_config('statement_timeout', '0', true) AS timeout,
+-- Sets for the transaction: plans for the given parameters, and memory to hash a table. An audit of everything (:whole)
+-- uses hash joins only. For an audit of a window (:windowed) a plan costs as many as the rows that it reads: a lookup
+-- by key is one, so plans are the same whatever the past is. By the costs of pages they would read tables whole that
+-- are up to ten times the window.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans,
+       set_config('statement_timeout', '0', true) AS timeout,
        set_config('work_mem', '384MB', true) AS work_mem, set_config('enable_seqscan', 'on', true) AS seqscan,
-       set_config('enable_mergejoin', 'off', true) AS mergejoin, set_config('enable_nestloop', (NOT :whole::boolean)::text, true) AS nestloop,
+       set_config('enable_mergejoin', 'off', true) AS mergejoin,
+       set_config('enable_nestloop', (NOT :whole::boolean)::text, true) AS nestloop,
        set_config('enable_sort', (NOT :whole)::text, true) AS sort,
-       set_config('random_page_cost', CASE WHEN :whole THEN '20' WHEN w.windowed THEN '0.01' ELSE '4' END, true) AS random_page_cost,
+       set_config('random_page_cost', CASE WHEN :whole THEN '20' WHEN w.windowed THEN '0.01' ELSE '4' END,
+                  true) AS random_page_cost,
        set_config('seq_page_cost', CASE WHEN w.windowed THEN '0.01' ELSE '1' END, true) AS seq_page_cost,
        set_config('cpu_tuple_cost', CASE WHEN w.windowed THEN '1' ELSE '0.01' END, true) AS tuple_cost,
        set_config('cpu_index_tuple_cost', CASE WHEN w.windowed THEN '0.1' ELSE '0.005' END, true) AS index_tuple_cost,
@@ -21,8 +26,8 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_co
 FROM (SELECT :windowed::boolean AS windowed) w;
 
 -- name: list_expected_workflows :many
--- Active turns that must have a workflow: begun, or claimed long enough ago, and unchanged for a while. A turn of a service with
--- its own target (svc1_…) needs none.
+-- Active turns that must have a workflow: begun, or claimed long enough ago, and unchanged for a while. A turn of a
+-- service with its own target (svc1_…) needs none.
 SELECT t.project_id, t.agent_id, t.agent_turn_id, t.turn_epoch, t.status
 FROM state.turns_in_hand t LEFT JOIN state.agent_inbox i ON i.inbox_id = t.inbox_id
 WHERE t.updated_at < now() - make_interval(secs => :fresh_seconds::float8) AND NOT starts_with(t.worker_target, 'svc1_')
@@ -35,5 +40,6 @@ ORDER BY t.project_id, t.agent_id;
 -- Those of these turns that ended at least that long ago.
 SELECT o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, o.status
 FROM state.turn_outcomes o
-WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.ended_at < now() - make_interval(secs => :older_seconds::float8)
+WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[])
+  AND o.ended_at < now() - make_interval(secs => :older_seconds::float8)
   AND (:project_id::text IS NULL OR o.project_id = :project_id);

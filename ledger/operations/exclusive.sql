@@ -1,8 +1,8 @@
 -- Exclusive use of a target (protocol §8): an advisory lock of a session, whose key is derived from the lock's name.
 
 -- name: try_hold :one
--- Takes the lock if it is free; says whether this session holds it now. Call it once per session: a second call would hold it
--- twice. read_only: a standby has its own locks, which keep nobody else away.
+-- Takes the lock if it is free; says whether this session holds it now. Call it once per session: a second call would
+-- hold it twice. read_only: a standby has its own locks, which keep nobody else away.
 SELECT pg_try_advisory_lock(hashtextextended(:name, 0)) AS held, pg_backend_pid() AS backend,
   current_setting('transaction_read_only')::bool AS read_only;
 

@@ -1,5 +1,5 @@
--- All data of a project, table by table, as JSON (docs/operations.md, export). If agents are named: the rows that name one of
--- them, the boxes and cards of their turns, and all of the threads that they worked in.
+-- All data of a project, table by table, as JSON (docs/operations.md, export). If agents are named: the rows that name
+-- one of them, the boxes and cards of their turns, and all of the threads that they worked in.
 
 -- name: begin_export :exec
 -- The first statement of the transaction: every table is read as of one moment, and nothing is written.
@@ -7,8 +7,9 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: tune_export :one
 -- Sets for the transaction: plans for the given parameters, which scan a table if most of it is wanted.
-SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_config('enable_seqscan', 'on', true) AS seqscan,
-       set_config('statement_timeout', '0', true) AS timeout, set_config('idle_in_transaction_session_timeout', '0', true) AS idle;
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans,
+       set_config('enable_seqscan', 'on', true) AS seqscan, set_config('statement_timeout', '0', true) AS timeout,
+       set_config('idle_in_transaction_session_timeout', '0', true) AS idle;
 
 -- name: describe_export :one
 -- The moment of the export, and a hash of the schema's files.
@@ -17,9 +18,11 @@ SELECT now() AS exported_at, (
 
 -- name: export_profiles :many
 -- The profiles; if agents are named, theirs.
-SELECT to_jsonb(x)::text AS row FROM resource.profiles x WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
+SELECT to_jsonb(x)::text AS row FROM resource.profiles x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
     SELECT FROM resource.project_agents a
-    WHERE a.project_id = x.project_id AND a.profile_box_id = state.as_uuid(x.profile_box_id) AND a.agent_id = ANY (:agent_ids)));
+    WHERE a.project_id = x.project_id AND a.profile_box_id = state.as_uuid(x.profile_box_id)
+      AND a.agent_id = ANY (:agent_ids)));
 
 -- name: export_project_agents :many
 -- The roster, with its metadata.
@@ -63,12 +66,14 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 -- name: export_execution_edges :many
 -- The execution edges.
 SELECT to_jsonb(x)::text AS row FROM state.execution_edges x
-WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.source_agent_id = ANY (:agent_ids) OR x.target_agent_id = ANY (:agent_ids));
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL
+                                      OR x.source_agent_id = ANY (:agent_ids) OR x.target_agent_id = ANY (:agent_ids));
 
 -- name: export_identity_edges :many
 -- The changes of the roster.
 SELECT to_jsonb(x)::text AS row FROM state.identity_edges x
-WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.source_agent_id = ANY (:agent_ids) OR x.target_agent_id = ANY (:agent_ids));
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL
+                                      OR x.source_agent_id = ANY (:agent_ids) OR x.target_agent_id = ANY (:agent_ids));
 
 -- name: export_turn_outcomes :many
 -- The outcomes of turns.
@@ -94,27 +99,32 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 -- The nodes of the agents' turns in their trees.
 SELECT to_jsonb(x)::text AS row FROM state.turn_nodes x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
-    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id
+      AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
 
 -- name: export_threads :many
 -- The threads of listeners.
 SELECT to_jsonb(x)::text AS row FROM state.threads x
-WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (
+    SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
 -- name: export_thread_segments :many
 -- The segments of their chains.
 SELECT to_jsonb(x)::text AS row FROM state.thread_segments x JOIN state.threads h ON h.thread_id = x.thread_id
-WHERE h.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
+WHERE h.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (
+    SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
 -- name: export_thread_messages :many
 -- The messages of these threads.
 SELECT to_jsonb(x)::text AS row FROM state.thread_messages x
-WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (
+    SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
 -- name: export_thread_replies :many
 -- The answers to their requests.
 SELECT to_jsonb(x)::text AS row FROM state.thread_replies x JOIN state.threads h ON h.thread_id = x.thread_id
-WHERE h.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
+WHERE h.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (
+    SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
 -- name: export_pmo_batches :many
 -- The forks, and the status of each.
@@ -134,42 +144,51 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 -- name: export_boxes :many
 -- The boxes; if agents are named, those that their turns, their profiles and their pointers name.
 SELECT to_jsonb(x)::text AS row FROM public.boxes x
-WHERE x.tenant_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
+WHERE x.tenant_id = :project_id
+  AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
 
 -- name: export_box_cards :many
 -- The contents of the boxes, in order.
 SELECT to_jsonb(x)::text AS row FROM public.box_cards x JOIN public.boxes h ON h.box_id = x.box_id
-WHERE h.tenant_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
+WHERE h.tenant_id = :project_id
+  AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
 
 -- name: export_cards :many
--- The cards with their contents; if agents are named, those in these boxes, those of their turns, and their threads' payloads.
+-- The cards with their contents; if agents are named, those in these boxes, those of their turns, and their threads'
+-- payloads.
 SELECT to_jsonb(x)::text AS row FROM public.cards x
 WHERE x.tenant_id = :project_id AND (:agent_ids::text[] IS NULL
-    OR x.card_id IN (SELECT p.card_id FROM state.agent_boxes(:project_id, :agent_ids) b JOIN public.box_cards p ON p.box_id = b.box_id)
+    OR x.card_id IN (SELECT p.card_id FROM state.agent_boxes(:project_id, :agent_ids) b
+                     JOIN public.box_cards p ON p.box_id = b.box_id)
     OR x.metadata ->> 'agent_turn_id' IN (SELECT i.agent_turn_id FROM state.agent_inbox i
                                           WHERE i.project_id = :project_id AND i.agent_id = ANY (:agent_ids))
-    OR x.card_id IN (SELECT m.payload_card_id FROM state.thread_messages m JOIN state.agent_threads(:project_id, :agent_ids) t
+    OR x.card_id IN (SELECT m.payload_card_id FROM state.thread_messages m
+                     JOIN state.agent_threads(:project_id, :agent_ids) t
                          ON t.thread_id = m.thread_id)
-    OR x.card_id IN (SELECT r.payload_card_id FROM state.thread_replies r JOIN state.agent_threads(:project_id, :agent_ids) t
+    OR x.card_id IN (SELECT r.payload_card_id FROM state.thread_replies r
+                     JOIN state.agent_threads(:project_id, :agent_ids) t
                          ON t.thread_id = r.thread_id));
 
 -- name: export_budgets :many
 -- What turns, days and months may spend; of agents, their turns'.
 SELECT to_jsonb(x)::text AS row FROM state.budgets x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
-    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id
+      AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
 
 -- name: export_budget_reservations :many
 -- What attempts at models reserved and used.
 SELECT to_jsonb(x)::text AS row FROM state.budget_reservations x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
-    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id
+      AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
 
 -- name: export_budget_raises :many
 -- What operators gave budgets, or took from them; of agents, those of their turns.
 SELECT to_jsonb(x)::text AS row FROM state.budget_raises x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
-    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.budget_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.budget_id
+      AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
 
 -- name: export_project_budgets :many
 -- What the project may spend; of no agent.

@@ -1,7 +1,8 @@
 -- The present state of all projects. Each part reads at most row_limit rows of an index on live rows.
 
 -- name: measure_inbox :one
--- Live inbox rows by status, those that are tried again by reason, and for how long the oldest due one has been due; of these worker targets, or of all.
+-- Live inbox rows by status, those that are tried again by reason, and for how long the oldest due one has been due; of
+-- these worker targets, or of all.
 WITH live AS MATERIALIZED (
     SELECT i.status, i.next_retry_at, i.defer_reason, i.retry_count FROM state.agent_inbox i
     WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND (:worker_targets::text[] IS NULL OR EXISTS (
@@ -9,21 +10,26 @@ WITH live AS MATERIALIZED (
           AND a.worker_target = ANY (:worker_targets::text[])))
     ORDER BY i.next_retry_at LIMIT :row_limit::int
 )
-SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
+SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n)
+                 FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
                 '{}') AS rows,
        coalesce((SELECT jsonb_object_agg(s.defer_reason, s.n) FROM (
-                     SELECT l.defer_reason, count(*) AS n FROM live l WHERE l.status IN ('deferred', 'processing') AND l.retry_count > 0
+                     SELECT l.defer_reason, count(*) AS n FROM live l
+                     WHERE l.status IN ('deferred', 'processing') AND l.retry_count > 0
                        AND l.defer_reason IS NOT NULL GROUP BY l.defer_reason) s), '{}') AS tried_again,
        coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
-                 WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds;
+                 WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()),
+                0)::float8 AS oldest_due_seconds;
 
 -- name: count_open_threads :one
 -- Threads of these worker targets that have open messages.
 SELECT count(*) AS found FROM (
-    SELECT FROM state.threads t WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[]) LIMIT :row_limit::int) t;
+    SELECT FROM state.threads t WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
+    LIMIT :row_limit::int) t;
 
 -- name: measure_spending :many
--- What the projects that have limits may spend in this day and month together, and what of it is spent, reserved, and booked unknown.
+-- What the projects that have limits may spend in this day and month together, and what of it is spent, reserved, and
+-- booked unknown.
 WITH limited AS MATERIALIZED (
     SELECT p.period, p.project_id || '/' || p.period || '/' || to_char(
         now() AT TIME ZONE 'UTC', CASE p.period WHEN 'day' THEN 'YYYY-MM-DD' ELSE 'YYYY-MM' END) AS budget_id
@@ -55,25 +61,32 @@ ended AS MATERIALIZED (
     WHERE o.ended_at > now() - interval '1 minute' LIMIT :row_limit::int
 )
 SELECT now() AS seen_at,
-       coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
+       coalesce((SELECT jsonb_object_agg(s.status, s.n)
+                 FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
                 '{}') AS rows,
        coalesce((SELECT jsonb_object_agg(s.defer_reason, s.n) FROM (
-                     SELECT l.defer_reason, count(*) AS n FROM live l WHERE l.status IN ('deferred', 'processing') AND l.retry_count > 0
+                     SELECT l.defer_reason, count(*) AS n FROM live l
+                     WHERE l.status IN ('deferred', 'processing') AND l.retry_count > 0
                        AND l.defer_reason IS NOT NULL GROUP BY l.defer_reason) s), '{}') AS tried_again,
        coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
-                 WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds,
+                 WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()),
+                0)::float8 AS oldest_due_seconds,
        jsonb_build_object('idle', greatest(0, (SELECT count(*) FROM known) - (SELECT count(*) FROM busy)))
            || coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (
                             SELECT b.status, count(*) AS n FROM busy b GROUP BY b.status) s), '{}') AS agents,
-       coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT e.status, count(*) AS n FROM ended e GROUP BY e.status) s),
+       coalesce((SELECT jsonb_object_agg(s.status, s.n)
+                 FROM (SELECT e.status, count(*) AS n FROM ended e GROUP BY e.status) s),
                 '{}') AS outcomes,
        (SELECT avg(e.seconds) FROM ended e) AS mean_seconds,
        coalesce((SELECT jsonb_object_agg(r.rule, r.repaired) FROM state.repairs r), '{}') AS repairs,
        coalesce((SELECT jsonb_object_agg(w.worker_target, w.n) FROM (
                      SELECT v.worker_target, count(*) AS n FROM state.workers v
-                     WHERE v.worker_target <> '_bridge' AND v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8) GROUP BY v.worker_target) w),
+                     WHERE v.worker_target <> '_bridge'
+                       AND v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+                     GROUP BY v.worker_target) w),
                 '{}') AS workers,
-       (SELECT count(*) FROM (SELECT FROM state.threads t WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
+       (SELECT count(*) FROM (SELECT FROM state.threads t
+                              WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
 
 -- name: list_target_uses :many
 -- The worker targets that agents and profiles name, the number of those, and the name of one of them.
@@ -81,7 +94,8 @@ WITH named AS (
     (SELECT a.worker_target, 1 AS agents, 0 AS profiles, 'agent ' || a.agent_id || ' of ' || a.project_id AS example
      FROM resource.project_agents a LIMIT :row_limit::int)
     UNION ALL
-    (SELECT p.worker_target, 0, 1, 'profile ' || p.name || ' of ' || p.project_id FROM resource.profiles p LIMIT :row_limit::int)
+    (SELECT p.worker_target, 0, 1, 'profile ' || p.name || ' of ' || p.project_id
+     FROM resource.profiles p LIMIT :row_limit::int)
 )
 SELECT n.worker_target, sum(n.agents)::bigint AS agents, sum(n.profiles)::bigint AS profiles, min(n.example) AS example
 FROM named n WHERE n.worker_target IS NOT NULL GROUP BY n.worker_target ORDER BY n.worker_target;
@@ -89,7 +103,8 @@ FROM named n WHERE n.worker_target IS NOT NULL GROUP BY n.worker_target ORDER BY
 -- name: list_live_workers :many
 -- The workers that signed on lately, with target and time since then.
 SELECT w.instance, w.worker_target, greatest(0, extract(epoch FROM now() - w.last_seen_at))::float8 AS seen_seconds
-FROM state.workers w WHERE w.worker_target <> '_bridge' AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+FROM state.workers w WHERE w.worker_target <> '_bridge'
+  AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
 ORDER BY w.instance, w.worker_target LIMIT :row_limit::int;
 
 -- name: list_tool_targets :many

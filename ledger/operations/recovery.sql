@@ -1,17 +1,17 @@
 -- Turns that the engine lost, and turns that make no progress (protocol §8, rules engine and reap).
 
 -- name: take_duty :opt
--- A duty that some bridge does, at most once per interval: returns one row to the bridge that takes it now. A duty that was taken in
--- the future, before the clock was set back, is free.
+-- A duty that some bridge does, at most once per interval: returns one row to the bridge that takes it now. A duty that
+-- was taken in the future, before the clock was set back, is free.
 INSERT INTO state.duties AS d (duty) VALUES (:duty)
 ON CONFLICT (duty) DO UPDATE SET taken_at = now()
 WHERE d.taken_at NOT BETWEEN now() - make_interval(secs => :every_seconds::float8) AND now() + interval '1 second'
 RETURNING d.duty;
 
 -- name: follow_clock :many
--- Rule 'clock': if the ledger's clock is a minute or more behind its time at the last look, it was set back. Then those times of what is
--- in hand that lie ahead become now, or everything that goes by them would wait until the clock is there again. Deadlines stay. Returns
--- the agents.
+-- Rule 'clock': if the ledger's clock is a minute or more behind its time at the last look, it was set back. Then those
+-- times of what is in hand that lie ahead become now, or everything that goes by them would wait until the clock is
+-- there again. Deadlines stay. Returns the agents.
 WITH seen AS MATERIALIZED (SELECT d.taken_at FROM state.duties d WHERE d.duty = 'clock' FOR UPDATE),
 look AS (  -- the source reads what was seen first: the row is locked, and its time known, before it changes
     INSERT INTO state.duties AS d (duty) SELECT 'clock' FROM (SELECT count(*) FROM seen) s
@@ -40,8 +40,8 @@ workers AS (
 SELECT due.project_id, due.agent_id FROM due UNION SELECT heads.project_id, heads.agent_id FROM heads;
 
 -- name: list_in_hand :many
--- Turns that have been active for a while and are not among those given, in the order of their output boxes, after a given one. It
--- reads the index of busy heads, whose size does not depend on idle agents.
+-- Turns that have been active for a while and are not among those given, in the order of their output boxes, after a
+-- given one. It reads the index of busy heads, whose size does not depend on idle agents.
 SELECT t.* FROM state.agent_state_head h
 JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
 WHERE h.output_box_id > :after_box_id::text::uuid AND t.worker_target = ANY (:worker_targets::text[])
@@ -52,18 +52,21 @@ ORDER BY h.output_box_id LIMIT :row_limit::int;
 -- name: find_in_hand :many
 -- Those of these turns that are active.
 SELECT t.* FROM (
-    SELECT DISTINCT i.project_id, i.agent_id, i.agent_turn_id FROM state.agent_inbox i WHERE i.agent_turn_id = ANY (:agent_turn_ids::text[])) n
+    SELECT DISTINCT i.project_id, i.agent_id, i.agent_turn_id FROM state.agent_inbox i
+    WHERE i.agent_turn_id = ANY (:agent_turn_ids::text[])) n
 JOIN state.turns_in_hand t ON t.agent_id = n.agent_id AND t.project_id = n.project_id
 WHERE t.agent_turn_id = n.agent_turn_id AND t.worker_target = ANY (:worker_targets::text[]);
 
 -- name: list_not_in_hand :many
 -- Those of these turns that are not active.
 SELECT n.agent_turn_id FROM unnest(:agent_turn_ids::text[]) n (agent_turn_id)
-WHERE n.agent_turn_id NOT IN (SELECT coalesce(h.active_agent_turn_id, '') FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL);
+WHERE n.agent_turn_id NOT IN (SELECT coalesce(h.active_agent_turn_id, '')
+                              FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL);
 
 -- name: count_in_hand :one
 -- How many turns are active, and how many of them have been so for a while.
-SELECT count(*) AS in_hand, count(*) FILTER (WHERE h.updated_at < now() - make_interval(secs => :older_seconds::float8)) AS older
+SELECT count(*) AS in_hand,
+       count(*) FILTER (WHERE h.updated_at < now() - make_interval(secs => :older_seconds::float8)) AS older
 FROM state.agent_state_head h
 CROSS JOIN LATERAL (  -- LIMIT, so that each row is looked up by its key
     SELECT a.worker_target FROM resource.project_agents a
@@ -79,8 +82,8 @@ JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.pr
 WHERE h.active_agent_turn_id = t.agent_turn_id AND h.turn_epoch = t.turn_epoch;
 
 -- name: restart_turn :opt
--- Records that a workflow was started again for this turn, once per loss (counted: 1, or 0 for an operator's restart). The
--- reports and stops that the lost workflow had received become due again.
+-- Records that a workflow was started again for this turn, once per loss (counted: 1, or 0 for an operator's restart).
+-- The reports and stops that the lost workflow had received become due again.
 WITH head AS (
     UPDATE state.agent_state_head h SET
         restart_count = h.restart_count + :counted::int, is_carried = false,
@@ -91,14 +94,16 @@ WITH head AS (
 ),
 due AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now() FROM head
-    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.status = 'processing' AND i.archived_at IS NULL
+    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id
+      AND i.status = 'processing' AND i.archived_at IS NULL
       AND i.message_type IN {signal_types}
 )
 SELECT head.restart_count FROM head;
 
 -- name: list_carried :many
 -- Rule 'era': turns that were in hand as an era began, and whose workflow is of the era before.
-SELECT t.* FROM state.agent_state_head h JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
+SELECT t.* FROM state.agent_state_head h JOIN state.turns_in_hand t ON t.agent_id = h.agent_id
+    AND t.project_id = h.project_id
 WHERE h.is_carried AND t.worker_target = ANY (:worker_targets::text[]) ORDER BY h.agent_id LIMIT :row_limit::int;
 
 -- name: list_undispatched :many
@@ -112,9 +117,9 @@ WHERE t.status = 'dispatched' AND t.worker_target = ANY (:worker_targets::text[]
 LIMIT :row_limit::int;
 
 -- name: list_silent :many
--- Rule 'running, reap': turns that run, or should have resumed, and have not changed for long, although a worker was there. A
--- suspended turn should have resumed when its deadline passed, or since a report of one of its calls is there. Each with the time since
--- which it has been silent, at least, by the clock of the ledger.
+-- Rule 'running, reap': turns that run, or should have resumed, and have not changed for long, although a worker was
+-- there. A suspended turn should have resumed when its deadline passed, or since a report of one of its calls is there.
+-- Each with the time since which it has been silent, at least, by the clock of the ledger.
 SELECT t.*, now() - make_interval(secs => :older_seconds::float8) AS silent_since FROM state.turns_in_hand t
 WHERE t.status IN ('running', 'suspended') AND t.worker_target = ANY (:worker_targets::text[])
   AND greatest(t.updated_at, t.resume_deadline) < now() - make_interval(secs => :older_seconds::float8)
@@ -131,13 +136,14 @@ LIMIT :row_limit::int;
 -- Those of these turns that ended a while ago, and how long ago.
 SELECT o.agent_turn_id, extract(epoch FROM now() - o.ended_at)::float8 AS over_seconds
 FROM state.turn_outcomes o
-WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.ended_at < now() - make_interval(secs => :older_seconds::float8);
+WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[])
+  AND o.ended_at < now() - make_interval(secs => :older_seconds::float8);
 
 -- name: list_unknown :many
 -- Those of these turns that the ledger does not know. Of a turn in hand it has the inbox row.
 SELECT n.agent_turn_id FROM unnest(:agent_turn_ids::text[]) n (agent_turn_id)
-WHERE NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = n.agent_turn_id OFFSET 0)
-  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = n.agent_turn_id OFFSET 0);
+WHERE NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = n.agent_turn_id {by_key})
+  AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = n.agent_turn_id {by_key});
 
 -- name: name_ledger :one
 -- The id of this ledger, which its workflows carry.

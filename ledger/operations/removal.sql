@@ -2,7 +2,8 @@
 
 -- name: lock_project :many
 -- Makes the agents of a project inactive, so that no turn can be enqueued for them.
-UPDATE resource.project_agents a SET status = 'inactive' WHERE a.project_id COLLATE "C" = :project_id RETURNING a.agent_id;
+UPDATE resource.project_agents a SET status = 'inactive' WHERE a.project_id COLLATE "C" = :project_id
+RETURNING a.agent_id;
 
 -- name: list_live_turns :many
 -- The queued and active turns of a project.
@@ -23,16 +24,18 @@ ORDER BY CASE split_part(t.table_name, '.', 1) WHEN 'resource' THEN 0 WHEN 'stat
 
 -- name: count_project_rows :one
 -- The number of a project's rows in some blocks of a table.
-SELECT state.count_project_rows(:table_name::text::regclass, :project_column::text::name, :project_id, :first_block::bigint, :end_block::bigint) AS found;
+SELECT state.count_project_rows(:table_name::text::regclass, :project_column::text::name,
+                                :project_id, :first_block::bigint, :end_block::bigint) AS found;
 
 -- name: remove_project_rows :one
 -- Removes the rows of a project in some blocks of a table.
-SELECT state.remove_project_rows(:table_name::text::regclass, :project_column::text::name, :project_id, :first_block::bigint, :end_block::bigint) AS found;
+SELECT state.remove_project_rows(:table_name::text::regclass, :project_column::text::name,
+                                 :project_id, :first_block::bigint, :end_block::bigint) AS found;
 
 -- name: remove_project_places :exec
 -- Removes the contents of a project's boxes that are in some blocks of the table.
 DELETE FROM public.box_cards p USING (
     SELECT b.box_id FROM public.boxes b
     WHERE b.ctid >= format('(%s,0)', :first_block::bigint)::tid AND b.ctid < format('(%s,0)', :end_block::bigint)::tid
-      AND b.tenant_id = :project_id OFFSET 0) gone
+      AND b.tenant_id = :project_id {by_key}) gone
 WHERE p.box_id = gone.box_id;

@@ -1,30 +1,38 @@
 -- What turns ask people (protocol §13). Lock order: head, waiting row, interrupt, inbox, node.
 
 -- name: find_question :opt
--- A question with what an edit of its call, its command and its doorbell need: the call, its tool as it is now, and its turn.
-SELECT q.interrupt_id, q.status, q.reason, q.call_key, q.agent_id, q.agent_turn_id, q.channel_id, q.step_id, q.tool_call_id, q.tool_name, q.response_schema,
+-- A question with what an edit of its call, its command and its doorbell need: the call, its tool as it is now, and its
+-- turn.
+SELECT q.interrupt_id, q.status, q.reason, q.call_key, q.agent_id, q.agent_turn_id, q.channel_id,
+       q.step_id, q.tool_call_id, q.tool_name, q.response_schema,
        q.allowed_decisions, w.turn_epoch, a.worker_target, i.context_headers, i.inbox_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, s.parent_step_id,
-       s.profile_box_id::text AS profile_box_id, s.context_box_id::text AS context_box_id, s.output_box_id::text AS output_box_id,
-       (SELECT to_jsonb(t) - 'project_id' FROM resource.tools t WHERE t.tool_name = q.tool_name AND t.project_id = q.project_id) AS tool,
+       s.profile_box_id::text AS profile_box_id, s.context_box_id::text AS context_box_id,
+       s.output_box_id::text AS output_box_id,
+       (SELECT to_jsonb(t) - 'project_id' FROM resource.tools t
+        WHERE t.tool_name = q.tool_name AND t.project_id = q.project_id) AS tool,
        (SELECT x || jsonb_build_object('tool_call_card_id', coalesce(w.call_card_id, x ->> 'tool_call_card_id'))
         FROM jsonb_array_elements(s.metadata -> 'commands') x WHERE x ->> 'tool_call_id' = q.tool_call_id) AS command
 FROM state.interrupts q
 JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
 JOIN state.agent_steps s ON s.step_id = q.step_id AND s.project_id = q.project_id
-JOIN state.agent_inbox i ON i.agent_turn_id = q.agent_turn_id AND i.project_id = q.project_id AND i.message_type IN {turn_types}
+JOIN state.agent_inbox i ON i.agent_turn_id = q.agent_turn_id AND i.project_id = q.project_id
+    AND i.message_type IN {turn_types}
 LEFT JOIN resource.project_agents a ON a.agent_id = q.agent_id AND a.project_id = q.project_id
 WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channel_id = :channel_id;
 
 -- name: decide_interrupt :one
--- Decides a question, once; see its function. Who has words in its call decides only where the requester may, too: a matter of what was
--- before the question, which no lock has to keep. A trigger of state.interrupts leaves an inbox row and an edge.
+-- Decides a question, once; see its function. Who has words in its call decides only where the requester may, too: a
+-- matter of what was before the question, which no lock has to keep. A trigger of state.interrupts leaves an inbox row
+-- and an edge.
 SELECT CASE WHEN EXISTS (
            SELECT FROM state.interrupts t
-           WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND t.channel_id = :channel_id AND t.status = 'open'
+           WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id
+             AND t.channel_id = :channel_id AND t.status = 'open'
              AND t.requester IS DISTINCT FROM :caller AND NOT t.requester_may_decide AND {has_words(:caller)})
        THEN '{"verdict": "own_words"}'::jsonb
-       ELSE state.decide_interrupt(:project_id, :channel_id, :interrupt_id, :caller, :decision, :action_digest, :asked::jsonb)
+       ELSE state.decide_interrupt(:project_id, :channel_id, :interrupt_id, :caller, :decision,
+                                   :action_digest, :asked::jsonb)
        END AS decided;
 
 -- name: list_expired :many

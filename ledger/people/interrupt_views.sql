@@ -1,8 +1,8 @@
 -- Questions to people, as people look at them (protocol §13).
 
 -- name: list_open_interrupts :many
--- Open questions of a project, of one channel or agent if that is given, the newest first, those older than a given one. Whoever waits for
--- what is asked asks this again and again: it reads what is open alone.
+-- Open questions of a project, of one channel or agent if that is given, the newest first, those older than a given
+-- one. Whoever waits for what is asked asks this again and again: it reads what is open alone.
 SELECT {interrupt_columns} FROM state.interrupts t
 {waiting_call}
 WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open' AND {interrupts_of_page}
@@ -39,20 +39,26 @@ LEFT JOIN LATERAL (
     SELECT k.content, k.metadata -> 'added' AS added FROM public.cards k
     WHERE k.card_id = coalesce(w.call_card_id, t.tool_call_id || '-call') AND k.tenant_id = t.project_id
       AND state.is_alive(k.expires_at, k.deleted_at)) c ON true
-WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
+WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id
+  AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
 
 -- name: get_interrupt_context :opt
--- What a person should know of a question beside its call: what the turn was asked, what its model said with the call, the tool as it is
--- now, whether that is another than the one that was asked about, the card that was asked about if a person edited it, and the answer.
+-- What a person should know of a question beside its call: what the turn was asked, what its model said with the call,
+-- the tool as it is now, whether that is another than the one that was asked about, the card that was asked about if a
+-- person edited it, and the answer.
 SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(i)}, :text_limit::int) AS asked, (
            SELECT left(k.content ->> 'text', :text_limit::int)
            FROM state.agent_steps s CROSS JOIN LATERAL jsonb_array_elements_text(
-               CASE jsonb_typeof(s.metadata -> 'new_card_ids') WHEN 'array' THEN s.metadata -> 'new_card_ids' ELSE '[]' END) n (card_id)
-           JOIN public.cards k ON k.card_id = n.card_id AND k.tenant_id = t.project_id AND k.metadata ->> 'type' = 'agent.thought'
+               CASE jsonb_typeof(s.metadata -> 'new_card_ids') WHEN 'array' THEN s.metadata -> 'new_card_ids'
+                    ELSE '[]' END) n (card_id)
+           JOIN public.cards k ON k.card_id = n.card_id AND k.tenant_id = t.project_id
+               AND k.metadata ->> 'type' = 'agent.thought'
                AND state.is_alive(k.expires_at, k.deleted_at)
            WHERE s.step_id = t.step_id AND s.project_id = t.project_id LIMIT 1) AS thought,
-       (SELECT to_jsonb(r) - 'project_id' FROM resource.tools r WHERE r.tool_name = t.tool_name AND r.project_id = t.project_id) AS tool,
-       t.tool_changed, t.tool_pin IS NOT NULL AND t.status = 'open' AND t.tool_pin ->> 'target_subject' NOT LIKE '%.cmd.sys.pmo.internal.%'
+       (SELECT to_jsonb(r) - 'project_id' FROM resource.tools r
+        WHERE r.tool_name = t.tool_name AND r.project_id = t.project_id) AS tool,
+       t.tool_changed, t.tool_pin IS NOT NULL AND t.status = 'open'
+           AND t.tool_pin ->> 'target_subject' NOT LIKE '%.cmd.sys.pmo.internal.%'
            AND NOT EXISTS (
                SELECT FROM resource.tools r WHERE r.tool_name = t.tool_name AND r.project_id = t.project_id
                  AND r.target_subject IS NOT DISTINCT FROM t.tool_pin ->> 'target_subject'
@@ -61,13 +67,17 @@ SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(
            SELECT jsonb_build_object('content', k.content, 'added', k.metadata -> 'added')
            FROM public.cards k WHERE k.card_id = t.tool_call_id || '-call' AND k.tenant_id = t.project_id
              AND state.is_alive(k.expires_at, k.deleted_at)) END AS before_edit,
-       CASE WHEN t.decision = 'respond' THEN CASE WHEN t.call_key IS NOT NULL THEN jsonb_build_object('value', t.response) ELSE (
-           SELECT k.content -> 'result' FROM public.cards k WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
+       CASE WHEN t.decision = 'respond' THEN CASE WHEN t.call_key IS NOT NULL
+                                                       THEN jsonb_build_object('value', t.response) ELSE (
+           SELECT k.content -> 'result' FROM public.cards k
+           WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
              AND state.is_alive(k.expires_at, k.deleted_at)) END END AS answer,
        NOT t.requester_may_decide AND {has_words(:reader)} AS own_words
 FROM state.interrupts t
-JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id AND i.message_type IN {turn_types}
-WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
+JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id
+    AND i.message_type IN {turn_types}
+WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id
+  AND (:channel_id::text IS NULL OR t.channel_id = :channel_id);
 
 -- name: list_call_contents :many
 -- The contents of these cards of calls, with the names of what the tools' options added, without those that are large.

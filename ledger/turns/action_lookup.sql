@@ -2,8 +2,8 @@
 
 -- name: find_action :one
 -- The tool that an action names, and the turn that was enqueued under its correlation, with its outcome.
-SELECT to_jsonb(t) - 'project_id' AS tool, i.agent_id, i.channel_id, i.agent_turn_id, i.turn_epoch, i.request_digest, i.context_headers,
-       o.status, o.tool_result_card_id, o.error_code, o.error
+SELECT to_jsonb(t) - 'project_id' AS tool, i.agent_id, i.channel_id, i.agent_turn_id, i.turn_epoch,
+       i.request_digest, i.context_headers, o.status, o.tool_result_card_id, o.error_code, o.error
 FROM (SELECT) AS always
 LEFT JOIN resource.tools t ON t.tool_name = :tool_name AND t.project_id = :project_id
 LEFT JOIN LATERAL (

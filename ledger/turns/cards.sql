@@ -1,16 +1,18 @@
 -- Reading and making cards and boxes (protocol §4).
 
 -- name: get_card :opt
--- One card of a project, unless it is expired or deleted, or, where a channel asks, another channel's turn or box_make made it.
+-- One card of a project, unless it is expired or deleted, or, where a channel asks, another channel's turn or box_make
+-- made it.
 SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM public.cards c
 WHERE c.card_id = :card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
   AND (:channel_id::text IS NULL OR (coalesce(c.metadata ->> 'channel_id', :channel_id) = :channel_id AND NOT EXISTS (
-      SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.project_id = :project_id
+      SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id'
+        AND i.project_id = :project_id
         AND i.message_type IN {turn_types} AND i.channel_id <> :channel_id)));
 
 -- name: box_cards :many
--- The cards of a box in order, without those that are expired or deleted, for each of which there is a row of nulls; one row of
--- nulls for an empty box, no row for an unknown one.
+-- The cards of a box in order, without those that are expired or deleted, for each of which there is a row of nulls;
+-- one row of nulls for an empty box, no row for an unknown one.
 SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
 FROM public.boxes b
 LEFT JOIN public.box_cards p ON p.box_id = b.box_id
@@ -29,4 +31,5 @@ cards AS (
                 :card_metadatas::jsonb[]) c (card_id, content, tool_calls, tool_call_id, metadata)
 )
 INSERT INTO public.box_cards (box_id, position, card_id)
-SELECT box.box_id, c.ordinal, c.card_id FROM box CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal);
+SELECT box.box_id, c.ordinal, c.card_id FROM box
+CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal);

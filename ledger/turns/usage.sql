@@ -1,15 +1,17 @@
 -- Usage and cost of models, and the models that profiles name; for display only.
 
 -- name: sum_usage :many
--- The attempts of a project's steps, of one channel or of these turns if that is given, since a moment, by agent, model or day; the last
--- row, without a name, is the sum of all.
+-- The attempts of a project's steps, of one channel or of these turns if that is given, since a moment, by agent, model
+-- or day; the last row, without a name, is the sum of all.
 WITH attempts AS (
     SELECT s.agent_id, s.agent_turn_id, s.step_id, a.attempt, a.attempt -> 'usage' AS counts, s.started_at,
-           CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
+           CASE jsonb_typeof(a.attempt -> 'response_cost')
+                WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
            coalesce(a.attempt ->> 'usage_kind', 'unknown') AS kind
     FROM state.agent_steps s
     CROSS JOIN LATERAL jsonb_array_elements(
-        CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) AS a (attempt)
+        CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts'
+             ELSE '[]' END) AS a (attempt)
     WHERE s.project_id = :project_id AND (:channel_id::text IS NULL OR s.channel_id = :channel_id)
       AND (:since::timestamptz IS NULL OR s.started_at >= :since)
       AND (:turns::text[] IS NULL OR s.agent_turn_id = ANY (:turns))
@@ -44,7 +46,8 @@ SELECT p.project_id, p.name AS profile_name, m.model
 FROM resource.profiles p
 JOIN public.box_cards b ON b.box_id = state.as_uuid(p.profile_box_id)
 JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' = 'sys.profile'
-CROSS JOIN LATERAL (VALUES (1, c.content #> '{data,llm_config,model}'), (2, c.content #> '{data,memory,summary_model}')) named (place, value)
+CROSS JOIN LATERAL (VALUES (1, c.content #> '{data,llm_config,model}'),
+                           (2, c.content #> '{data,memory,summary_model}')) named (place, value)
 CROSS JOIN LATERAL (SELECT named.value #>> '{}' AS model) m
 WHERE (:project_id::text IS NULL OR p.project_id = :project_id) AND jsonb_typeof(named.value) = 'string'
 ORDER BY p.project_id, lower(p.name), named.place;

@@ -185,6 +185,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "get_card": CARD,
     "holder_of": {"holder"},
     "inject_timeouts": Ring,
+    "is_raised": {"raised"},
     "is_served": {"served"},
     "list_agents": roster_requests.AgentLine,
     "list_canceled_turns": thread_views.ThreadTurn,
@@ -266,6 +267,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "page_conversations_of_channel": views.ConversationLine,
     "page_turns": TurnSummary,
     "page_turns_of_agent": TurnSummary,
+    "page_turns_of_agent_in_channel": TurnSummary,
     "page_turns_of_channel": TurnSummary,
     "page_turns_of_conversation": TurnSummary,
     "page_addressees": addressees.AddresseeLine,
@@ -279,6 +281,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_conversation_turns": views.SaidTurn,
     "find_conversations": views.ConversationLine,
     "find_turns": {"agent_turn_id"},
+    "find_kept_conversations": chats.KeptConversation,
+    "put_conversation": {"verdict", "agent_id", "box_id", "notes"},
     "hold_agent": {"agent_id"},
     "count_agent_work": {"live", "queued"},
     "forget_agent": NOTHING,
@@ -373,7 +377,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_dispatched": AGENT_KEY,
     "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
-    "server_version": {"number", "text", "read_only"},
+    "server_version": {"number", "text", "read_only", "plan_cache_mode"},
+    "session_process": {"pid"},
     "set_agent_status": {"verdict"},
     "steer_turn": steers.AcceptedSteer,
     "stop_queued_turn": intake.QueuedStop,
@@ -492,6 +497,11 @@ def test_results_of_tools_and_a_leased_head_are_spelled_once() -> None:
     assert "enqueue_turn" in text
     assert "ToolResultContent" not in text
     assert not re.search(r"'type', 'tool.result'|step_attempt = 0, model_failures = 0, started_at", text)
+
+
+def test_a_fence_is_a_fragment_with_its_reason() -> None:
+    files = (path for path in (ROOT / "ledger").glob("*/*.sql") if path.parent.name not in SCHEMA)
+    assert [path.name for path in files if re.search(r"^[^-]*OFFSET 0", path.read_text("utf-8"), re.MULTILINE)] == []
 
 
 async def test_a_missing_or_unknown_parameter_is_an_error() -> None:
