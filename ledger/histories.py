@@ -82,9 +82,9 @@ class Histories:
             hosts = await self._by_history(hosts, options)
         standby: _Session | None = None
         failed: Exception | None = None
-        for each in hosts:
+        for host in hosts:
             try:
-                session = await self._enter(each, options)
+                session = await self._enter(host, options)
             except DRIVER_ERRORS as error:
                 if kind_of(error) not in TRANSIENT:
                     raise
@@ -117,7 +117,7 @@ class Histories:
 
     async def _by_history(self, hosts: Sequence[str], options: dict[str, Any]) -> list[str]:
         """The hosts, that with the newest history first; none of them is written to."""
-        asking = {asyncio.create_task(self._ask(each, options)): each for each in hosts}
+        asking = {asyncio.create_task(self._ask(h, options)): h for h in hosts}
         try:
             pending = set(asking)
             while pending and not any(_answered(each) for each in asking):
@@ -129,7 +129,7 @@ class Histories:
             for each in asking:
                 each.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
-        return sorted(hosts, key=lambda each: ranks[each], reverse=True)
+        return sorted(hosts, key=lambda h: ranks[h], reverse=True)
 
     async def _ask(self, host: str, options: dict[str, Any]) -> History | None:
         conn = await open_session(host, options, pooled=self.pooled)

@@ -191,7 +191,7 @@ def all_queries() -> Mapping[str, Query]:
     found: dict[str, Query] = {}
     for room in _ROOMS:
         files = resources.files("turnstile.ledger").joinpath(room).iterdir()
-        for file in sorted((each for each in files if each.name.endswith(".sql")), key=lambda each: each.name):
+        for file in sorted((f for f in files if f.name.endswith(".sql")), key=lambda f: f.name):
             for name, query in parse(file.read_text("utf-8")).items():
                 if name in found:
                     raise ValueError(f"query {name} is defined twice")

@@ -29,7 +29,7 @@ _FINISHED: Final = {"tool_calls": "tool_call", "function_call": "tool_call"}
 
 def asked(messages: Sequence[ModelMessage], clear: Clear) -> Attributes:
     """`gen_ai.input.messages` of a request."""
-    shown: list[JsonValue] = [_message(each, clear) for each in messages]
+    shown: list[JsonValue] = [_message(message, clear) for message in messages]
     while len(shown) > 1 and _size(shown) > LIMIT_BYTES:
         del shown[1 if len(shown) > 2 else 0]
     return {"gen_ai.input.messages": _json(shown)}

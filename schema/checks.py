@@ -169,7 +169,7 @@ class Checks:
 def _best(found: Sequence[Fault]) -> Fault:
     """The fault that is nearest to the root; of alternatives that of the only one which was meant."""
     best = min(found, key=lambda fault: (len(fault.outward), fault.keyword in _WEAK))
-    meant = [each for each in best.branches if each and not _other_shape(each, best)]
+    meant = [branch for branch in best.branches if branch and not _other_shape(branch, best)]
     return _best(meant[0]) if len(meant) == 1 else best
 
 
@@ -269,7 +269,7 @@ class _Compiler:
         self._root = root
         self._id = root.get("$id") if isinstance(root.get("$id"), str) else None
         dialect = root.get("$schema")
-        self.early = isinstance(dialect, str) and any(each in dialect for each in _EARLIER_DRAFTS)
+        self.early = isinstance(dialect, str) and any(draft in dialect for draft in _EARLIER_DRAFTS)
         self._nodes: dict[int, _Node] = {}
         self.annotations: set[str] = set()
 
@@ -325,7 +325,7 @@ class _Compiler:
         if target not in ("", "#") and not target.startswith("#/"):
             raise Unusable(where, "$ref", "it leads out of the schema, or to an anchor")
         steps = [
-            unquote(each).replace("~1", "/").replace("~0", "~") for each in target.removeprefix("#").split("/")[1:]
+            unquote(part).replace("~1", "/").replace("~0", "~") for part in target.removeprefix("#").split("/")[1:]
         ]
         for step in steps:
             if isinstance(found, list):
@@ -830,7 +830,7 @@ def _is_some(value: Json) -> bool:
 
 def _are_names(value: Json) -> bool:
     names = cast("list[Json]", value) if isinstance(value, list) else [None]
-    return all(isinstance(each, str) for each in names) and len(set(names)) == len(names)
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
 
 
 def _is_type(value: Json) -> bool:
@@ -849,7 +849,7 @@ def _is_schema(value: Json) -> bool:
 
 def _are_dependencies(value: Json) -> bool:
     parts = cast("dict[str, Json]", value).values() if isinstance(value, dict) else [None]
-    return all(_is_schema(each) or _are_names(each) for each in parts)
+    return all(_is_schema(part) or _are_names(part) for part in parts)
 
 
 def _is_id(value: Json) -> bool:

@@ -147,7 +147,7 @@ def is_exclusive(worker_target: str) -> bool:
 def split_targets(worker_targets: Iterable[str]) -> tuple[list[str], list[str]]:
     """The shared targets and the exclusive ones."""
     targets = list(worker_targets)
-    return [each for each in targets if not is_exclusive(each)], [each for each in targets if is_exclusive(each)]
+    return [t for t in targets if not is_exclusive(t)], [t for t in targets if is_exclusive(t)]
 
 
 def box_id(value: str, name: str) -> BoxId:

@@ -32,7 +32,7 @@ def read_json(data: bytes) -> JsonValue:
         raise BadRequest("the payload is not valid JSON, or holds a number out of range") from None
     if _opened(data) > DEEPEST_STORED and too_deep(value, DEEPEST_STORED):
         raise BadRequest(f"the payload is nested deeper than {DEEPEST_STORED} levels")
-    if any(each in data for each in _EXPONENTS) and _has_infinity(value):
+    if any(exponent in data for exponent in _EXPONENTS) and _has_infinity(value):
         raise BadRequest("the payload holds a number out of range")
     return value
 

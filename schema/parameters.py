@@ -57,7 +57,7 @@ def within_bounds(schemas: Iterable[object]) -> None:
 
     They may be anything: this is asked before they are read. It looks at each part once, and at no more than allowed.
     """
-    waiting: list[tuple[Any, int]] = [(each, 1) for each in schemas]
+    waiting: list[tuple[Any, int]] = [(schema, 1) for schema in schemas]
     parts, patterns = len(waiting), set[str]()
     while waiting:
         part, depth = waiting.pop()

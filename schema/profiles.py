@@ -202,8 +202,8 @@ class RuntimeConfig(Strict):
 
     def texts(self) -> list[str]:
         """The texts that count towards the size of the request (protocol §6)."""
-        schemas = (json.dumps(each.parameters, ensure_ascii=False) for each in self.choices)
-        return [self.instructions or "", *(each.name + each.description for each in self.choices), *schemas]
+        schemas = (json.dumps(choice.parameters, ensure_ascii=False) for choice in self.choices)
+        return [self.instructions or "", *(choice.name + choice.description for choice in self.choices), *schemas]
 
     def split(self) -> tuple[JsonObject, JsonObject]:
         """The settings for the inbox row, and the text for a card (protocol §4.4); either may be empty."""

@@ -246,7 +246,7 @@ def _descend(form: object, details: ErrorDetails) -> tuple[tuple[str | int, ...]
             path.append(part)
             at = _items(at)
             continue
-        inner = [annotation for each in _models(at) if (annotation := _fields(each).get(part)) is not None]
+        inner = [annotation for model in _models(at) if (annotation := _fields(model).get(part)) is not None]
         if inner:
             path.append(part)
             at = [expanded for annotation in inner for expanded in _expanded(annotation)]
@@ -267,7 +267,7 @@ def _fields(form: type[BaseModel]) -> dict[str, object]:
 
 
 def _models(forms: Sequence[object]) -> list[type[BaseModel]]:
-    return [each for each in forms if isinstance(each, type) and issubclass(each, BaseModel)]
+    return [form for form in forms if isinstance(form, type) and issubclass(form, BaseModel)]
 
 
 def _expanded(form: object) -> list[object]:
@@ -285,12 +285,12 @@ def _expanded(form: object) -> list[object]:
 
 
 def _items(forms: Sequence[object]) -> list[object]:
-    held = [part for each in forms if get_origin(each) in _LISTS for part in get_args(each) if part is not Ellipsis]
+    held = [part for form in forms if get_origin(form) in _LISTS for part in get_args(form) if part is not Ellipsis]
     return [each for part in held for each in _expanded(part)]
 
 
 def _values(forms: Sequence[object]) -> list[object]:
-    held = [get_args(each)[1] for each in forms if get_origin(each) in (dict, Mapping) and len(get_args(each)) == 2]
+    held = [get_args(form)[1] for form in forms if get_origin(form) in (dict, Mapping) and len(get_args(form)) == 2]
     return [each for part in held for each in _expanded(part)] or [object] * len(held)
 
 

@@ -188,7 +188,7 @@ class NatsConnection:
         """
         if not await self._wait_uncancelled(self.nc.flush(timeout=3600), timeout):
             raise ServerUnavailable(f"NATS at {self.shown} does not answer")
-        if refused := [each for each in self.violations if about in each.lower()]:
+        if refused := [violation for violation in self.violations if about in violation.lower()]:
             raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {refused[0]}")
 
     async def may_publish(self, subject: str) -> bool:

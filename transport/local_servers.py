@@ -37,7 +37,7 @@ def is_trusted(data: Path) -> bool:
         stats = [data.stat(), (data / ENDPOINTS).stat()]
     except OSError:
         return False
-    return all(each.st_uid in (os.geteuid(), 0) and not each.st_mode & 0o022 for each in stats)
+    return all(stat.st_uid in (os.geteuid(), 0) and not stat.st_mode & 0o022 for stat in stats)
 
 
 def find_data(data: Path | None = None) -> Path | None:
@@ -47,9 +47,9 @@ def find_data(data: Path | None = None) -> Path | None:
     `.turnstile` in a directory above, such as /tmp, would otherwise choose where commands send what they are given.
     """
     here = Path.cwd()
-    found = (each / DEFAULT_DATA for each in (here, *here.parents))
+    found = (parent / DEFAULT_DATA for parent in (here, *here.parents))
     places = [data] if data is not None else [each for each in found if is_trusted(each)]
-    return next((each for each in places if (each / ENDPOINTS).exists() and is_held(each)), None)
+    return next((place for place in places if (place / ENDPOINTS).exists() and is_held(place)), None)
 
 
 def find_nats() -> str | None:

@@ -110,7 +110,7 @@ async def _probe(conn: NatsConnection, stream: str, subject: str, timeout: float
         await call_api(conn, "INFO", {})  # raises where JetStream itself is off
         raise NoStream(f"no stream takes {subject}") from None
     except NATS_TROUBLE as error:
-        if any(subject.lower() in each.lower() for each in conn.violations):
+        if any(subject.lower() in violation.lower() for violation in conn.violations):
             raise ConfigError("this user may not store messages in it") from None
         trouble = "it did not acknowledge a message" if isinstance(error, TimeoutError) else "it refuses messages"
         raise ServerUnavailable(f"{trouble}: {words_of(error)}") from error
@@ -170,7 +170,7 @@ def tool_consumers(pattern: str, project: ProjectId) -> list[str]:
     parts = pattern.split(".")[6:]
     if len(parts) < 2:
         return []
-    shared = f"turnstile_tool_{'_'.join(token(each, 'target') for each in parts)}"
+    shared = f"turnstile_tool_{'_'.join(token(part, 'target') for part in parts)}"
     return [shared, f"{shared}@{project}"]
 
 
@@ -206,7 +206,7 @@ async def answers(conn: NatsConnection, subject: str, *, timeout: float = 2.0) -
     except nats.errors.NoRespondersError:
         return False
     except NATS_TROUBLE as error:
-        if any(subject.lower() in each.lower() for each in conn.violations):
+        if any(subject.lower() in violation.lower() for violation in conn.violations):
             return None
         raise ServerUnavailable(f"no answer in {amount(timeout)} s: {words_of(error)}") from None
     return True

@@ -173,7 +173,7 @@ def _card(row: Row) -> ChatCard:
     card = Card(
         card_id=row["card_id"],
         content=None if row["content"] is None else stored_json(row["content"]),
-        tool_calls=None if calls is None else [ThoughtCall.model_validate(each) for each in json.loads(calls)],
+        tool_calls=None if calls is None else [ThoughtCall.model_validate(call) for call in json.loads(calls)],
         tool_call_id=row["tool_call_id"],
         metadata=CardMetadata.model_validate_json(row["metadata"]),
     )

@@ -68,7 +68,7 @@ async def sum_costs(
         conn, _Row, project_id=project, channel_id=channel, since=since, row_limit=row_limit
     )
     lines: dict[CostGrouping, list[CostLine]] = {
-        each: _joined([row.line() for row in rows if row.grouped == each]) for each in GROUPINGS
+        grouping: _joined([row.line() for row in rows if row.grouped == grouping]) for grouping in GROUPINGS
     }
     [total] = [row for row in rows if row.grouped == "all"]
     return Costs(lines, total.line(), total.turns_read >= row_limit)

@@ -69,7 +69,7 @@ async def add_token(
         role=role,
         label=label,
         secret_hash=drawn.digest,
-        profiles=None if profiles is None else json.dumps([each.lower() for each in profiles]),
+        profiles=None if profiles is None else json.dumps([profile.lower() for profile in profiles]),
         models=None if models is None else json.dumps(list(models)),
         valid_seconds=None if valid_for is None else valid_for.total_seconds(),
     )

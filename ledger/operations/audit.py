@@ -135,7 +135,7 @@ class _UntimedConnection:
 def rules() -> Mapping[str, Rule]:
     """Every rule of the files `audit*.sql` but `audit_setup.sql`, by name, in the order of the checks."""
     folder = resources.files("turnstile.ledger").joinpath("operations")
-    names = sorted(each.name for each in folder.iterdir() if each.name.startswith("audit"))
+    names = sorted(path.name for path in folder.iterdir() if path.name.startswith("audit"))
     files = [name for name in names if name.endswith(".sql") and name != "audit_setup.sql"]
     texts = [folder.joinpath(name).read_text("utf-8") for name in files]
     return {found.name: _rule(found) for text in texts for found in parse(text).values()}

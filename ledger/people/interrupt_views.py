@@ -135,15 +135,17 @@ async def list_call_arguments(
 
     `with_added`: with the arguments that the tools' options added (`Detail.ADDED`).
     """
-    cards = [each.tool_call_card_id for each in interrupts]
+    cards = [interrupt.tool_call_card_id for interrupt in interrupts]
     rows = await query("list_call_contents").many(conn, project_id=project, card_ids=cards, content_limit=_SHORT_BYTES)
     of_card: dict[str, JsonObject] = {}
     for row in rows:
         if isinstance(content := read_content(stored_json(row["content"])), ToolCallContent):
-            own = content.arguments if with_added else own_arguments(content.arguments, _names(row["added"]))
-            of_card[row["card_id"]] = own
+            arguments = content.arguments if with_added else own_arguments(content.arguments, _names(row["added"]))
+            of_card[row["card_id"]] = arguments
     return {
-        each.interrupt_id: of_card[each.tool_call_card_id] for each in interrupts if each.tool_call_card_id in of_card
+        interrupt.interrupt_id: of_card[interrupt.tool_call_card_id]
+        for interrupt in interrupts
+        if interrupt.tool_call_card_id in of_card
     }
 
 

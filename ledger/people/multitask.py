@@ -96,7 +96,7 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
         case _:
             pass
     turns = [FoundTurn.model_validate(dict(row)) for row in found]
-    stopped = [(each, await _end(conn, command.project_id, each, how.deliverable(each), how.error)) for each in turns]
+    stopped = [(t, await _end(conn, command.project_id, t, how.deliverable(t), how.error)) for t in turns]
     marked: list[AgentTurnId] = []
     for each in turns:
         if each.verdict != "queued":
@@ -104,7 +104,7 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
                 conn, project_id=command.project_id, agent_turn_id=each.agent_turn_id, reason=how.reason, whole=False
             )
             marked += row["marked"] or []
-    reply = done.reply.model_copy(update={"stopped": tuple(each.agent_turn_id for each in turns)})
+    reply = done.reply.model_copy(update={"stopped": tuple(t.agent_turn_id for t in turns)})
     return MadeWay(replace(done, reply=reply), stopped, marked)
 
 

@@ -270,7 +270,7 @@ async def fork(
     await pool.run(lambda conn: open_batch(conn, call, batch, tasks))
     hit(Fault.BATCH_OPENED)
     batch_id = batch_of(call)
-    children = sorted((task for task in tasks if isinstance(task, Child)), key=lambda each: each.task_index)
+    children = sorted((task for task in tasks if isinstance(task, Child)), key=lambda t: t.task_index)
     leases: dict[int, NewLease] = {}
     for first in range(0, len(children), CHILDREN_AT_ONCE):
         some = children[first : first + CHILDREN_AT_ONCE]

@@ -72,9 +72,9 @@ class BoxPrefix:
     def readable(self, now: datetime, upto: int | None) -> tuple[Card, ...]:
         """The cards at these first positions, all without `upto`, that have not expired."""
         return tuple(
-            each.card
-            for each in self.cards
-            if (each.expires_at is None or each.expires_at > now) and (upto is None or each.position <= upto)
+            card.card
+            for card in self.cards
+            if (card.expires_at is None or card.expires_at > now) and (upto is None or card.position <= upto)
         )
 
 

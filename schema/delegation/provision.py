@@ -103,7 +103,7 @@ class ProvisionArguments(Strict):
     @property
     def known_tags(self) -> list[str] | None:
         """The tags without blanks."""
-        return None if self.tags is None else [each for each in self.tags if each.strip()]
+        return None if self.tags is None else [tag for tag in self.tags if tag.strip()]
 
 
 def provision_arguments(given: JsonObject) -> ProvisionArguments:

@@ -37,7 +37,7 @@ class _Described(GenerateJsonSchema):
         texts = {name: text for each in reversed(model.__mro__) for name, text in docstrings(each).items()}
         for name, text in texts.items():
             info = model.model_fields.get(name)
-            key = next((each for each in _names(name, info) if each in properties), None)
+            key = next((n for n in _names(name, info) if n in properties), None)
             if key is not None:
                 properties[key].setdefault("description", text)
         return described
@@ -66,9 +66,9 @@ def _names(name: str, info: FieldInfo | None) -> list[str]:
     """The names that a field may have in JSON."""
     if info is None:
         return []
-    given = info.validation_alias
-    choices = [each for each in given.choices if isinstance(each, str)] if isinstance(given, AliasChoices) else [given]
-    return [each for each in (info.serialization_alias, info.alias, *choices, name) if isinstance(each, str)]
+    alias = info.validation_alias
+    choices = [c for c in alias.choices if isinstance(c, str)] if isinstance(alias, AliasChoices) else [alias]
+    return [n for n in (info.serialization_alias, info.alias, *choices, name) if isinstance(n, str)]
 
 
 @functools.cache

@@ -60,7 +60,7 @@ class Approval(Strict):
 
     def beside(self, other: "Approval") -> "Approval":
         """Both at once: of each field the stricter. A call that neither allows to pass can still be rejected."""
-        both = tuple(each for each in self.allowed_decisions if each in other.allowed_decisions)
+        both = tuple(d for d in self.allowed_decisions if d in other.allowed_decisions)
         texts = dict.fromkeys(each for each in (self.description, other.description) if each is not None)
         return Approval.model_construct(
             allowed_decisions=both or (Decision.REJECT,),
@@ -108,14 +108,14 @@ InterruptRule = Annotated[
 def rules_of(*written: Mapping[str, ApprovalRule]) -> dict[str, ApprovalRule]:
     """The rules of several profiles, by tool: where some have a rule for one, any of them asks."""
     found: dict[str, ApprovalRule] = {}
-    for tool, rule in (each for rules in written for each in rules.items()):
+    for tool, rule in (item for rules in written for item in rules.items()):
         found[tool] = found[tool].with_rule(rule) if tool in found else rule
     return found
 
 
 def approval(rules: tuple[ApprovalRule | None, ...], arguments: JsonObject) -> Approval | None:
     """How a person is asked about a call with these arguments; None if no rule asks."""
-    known = [each for each in rules if each is not None]
+    known = [rule for rule in rules if rule is not None]
     if not any(each.asks(arguments) for each in known):
         return None
     first, *others = known

@@ -254,11 +254,11 @@ class Registry:
         """The instructions about its peers for an agent's handler; empty for a plain handler."""
         if not self._by_name[name].agent:
             return ""
-        return usage_instructions({each.name: (each.description, each.payload) for each in self._peers(name)})
+        return usage_instructions({peer.name: (peer.description, peer.payload) for peer in self._peers(name)})
 
     def tool_instructions(self, name: str) -> str:
         """The instructions about its peers and its tools for an agent of the roster."""
-        peers = {each.name: each.description for each in self._peers(name)}
+        peers = {peer.name: peer.description for peer in self._peers(name)}
         return tool_instructions(peers, send=SEND, respond=RESPOND, think=THINK)
 
     def _peers(self, name: str) -> list[Listener]:
@@ -326,7 +326,7 @@ def _problem(new: Listener) -> str | None:
 
 def _bad_types(new: Listener) -> str | None:
     """Which field has a wrong type, since Python does not check types; None if none has."""
-    given: dict[str, object] = {each.name: getattr(new, each.name) for each in fields(new)}
+    given: dict[str, object] = {f.name: getattr(new, f.name) for f in fields(new)}
     for name in ("name", "description"):
         if not isinstance(given[name], str):
             return f"{name} must be a text, not {_shown(given[name])}"

@@ -108,7 +108,7 @@ def _example(part: Part, indent: str) -> list[str]:
     note = _note(part)
     if isinstance(part.body, Leaf):
         return [f"{indent}<{part.tag}>{_sample(part.body)}</{part.tag}>{note}"]
-    inside = [line for each in part.body.parts for line in _example(each, f"{indent}  ")]
+    inside = [line for p in part.body.parts for line in _example(p, f"{indent}  ")]
     return [f"{indent}<{part.tag}>{note}", *inside, f"{indent}</{part.tag}>"]
 
 

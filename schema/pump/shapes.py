@@ -186,7 +186,7 @@ def _body(
 def _optional(
     args: tuple[object, ...], base: type[BaseModel], nested: dict[type[BaseModel], Shape]
 ) -> tuple[Leaf | Shape, Occurs]:
-    inner = [each for each in args if each is not NoneType]
+    inner = [arg for arg in args if arg is not NoneType]
     if len(inner) > 1:
         raise _Unfit("a union", "one type, or an optional field for each")
     body, occurs = _body(inner[0], base, nested)
@@ -214,10 +214,10 @@ def _single(annotation: object, base: type[BaseModel], nested: dict[type[BaseMod
 
 
 def _choices(values: tuple[object, ...]) -> tuple[Kind, tuple[str, ...]]:
-    kinds = {type(each) for each in values}
-    if kinds == {str} and not any(NOT_XML.search(cast("str", each)) for each in values):
+    kinds = {type(value) for value in values}
+    if kinds == {str} and not any(NOT_XML.search(cast("str", value)) for value in values):
         return Kind.STRING, tuple(cast("tuple[str, ...]", values))
-    if kinds == {int} and all(-(2**63) <= cast("int", each) < 2**63 for each in values):  # pydantic reads no larger
+    if kinds == {int} and all(-(2**63) <= cast("int", value) < 2**63 for value in values):  # pydantic reads no larger
         return Kind.INTEGER, tuple(map(str, values))
     raise _Unfit("a choice of these values", "one among strings, or one among integers of 64 bits")
 

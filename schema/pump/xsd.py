@@ -69,7 +69,7 @@ def _element(part: Part, names: dict[Shape, str], own: str) -> list[str]:
 
 
 def _choices(leaf: Leaf) -> list[str]:
-    values = [f"            <xs:enumeration value={quoteattr(each)}/>" for each in leaf.choices]
+    values = [f"            <xs:enumeration value={quoteattr(choice)}/>" for choice in leaf.choices]
     return [
         "        <xs:simpleType>",
         f'          <xs:restriction base="xs:{leaf.kind}">',

@@ -313,5 +313,5 @@ def steer_events(
     address: Address, turn: AgentTurnId, steers: Iterable[str], status: SteerStatus, step: StepId | None = None
 ) -> list[Message]:
     """Where these steers of a turn stand now."""
-    ids = (SteerId(each) for each in steers)
+    ids = (SteerId(steer) for steer in steers)
     return [address.steer(SteerEvent(agent_turn_id=turn, steer_id=each, status=status, step_id=step)) for each in ids]

@@ -170,7 +170,7 @@ def tool_presence(project: ProjectId, channel: ChannelId, target: str, suffix: s
     """Requests between replicas of a tool about a running call: `req.tool.{target}.{suffix}.{tool_call_id}`."""
     rest = (
         token(target, "target"),
-        *(token(each, "suffix") for each in suffix.split(".")),
+        *(token(part, "suffix") for part in suffix.split(".")),
         token(call, "tool_call_id"),
     )
     return _build(project, channel, "req", "tool", *rest)
