@@ -29,7 +29,16 @@ class Mutation:
     """Whether it shows only where two statements run at once."""
     function: bool = False
     """Whether it is a function, which is replaced in each database that is explored."""
+    behind: tuple[tuple[str, str, str], ...] = ()
+    """Functions with gates behind it that would stop it, each with the text to replace there, too."""
 
+    def functions(self) -> tuple[tuple[str, str, str], ...]:
+        """The functions to replace, each with old and new text."""
+        return ((self.query, self.old, self.new), *self.behind) if self.function else self.behind
+
+
+_WALL_BEHIND = ("is_written_abroad", "RETURN EXISTS (", "RETURN false AND EXISTS (")
+"""Children are enqueued where no other channel writes, whatever the caller has found."""
 
 MUTATIONS: Sequence[Mutation] = (
     Mutation(
@@ -256,14 +265,18 @@ MUTATIONS: Sequence[Mutation] = (
         "CASE WHEN h.active_channel_id = :channel_id THEN h.output_box_id END",
         "h.output_box_id",
         "walls",
+        behind=(_WALL_BEHIND,),
     ),
     Mutation(
         "channel_boxes gives what another channel wrote last",
         "channel_boxes",
-        "CASE WHEN NOT state.is_abroad(project, channel, p.last_output_box_id) THEN p.last_output_box_id END",
+        "CASE WHEN NOT state.is_abroad(project, channel, p.last_output_box_id)\n"
+        "                        AND NOT state.is_read_abroad(project, channel, p.last_output_box_id)\n"
+        "                        THEN p.last_output_box_id END",
         "p.last_output_box_id",
         "walls-clone",
         function=True,
+        behind=(_WALL_BEHIND,),
     ),
     Mutation(
         "make_way asks nobody to stop",
@@ -377,16 +390,17 @@ def mutated(name: str | None) -> Generator[None]:
 
 
 async def mutate(url: str, name: str | None) -> str:
-    """Replace this mutation's function, if it is one, in a database that is to be explored; returns its address."""
+    """Replace this mutation's functions, if it has any, in a database that is to be explored; returns its address."""
     mutation = _named(name)
-    if mutation is None or not mutation.function:
+    if mutation is None or not mutation.functions():
         return url
     session = await connect(url)
     try:
-        right = await session.fetchval(_DEFINITION, f"state.{mutation.query}")
-        if right.count(mutation.old) != 1:
-            raise ValueError(f"{name}: the text to replace is {right.count(mutation.old)} times in {mutation.query}")
-        await session.execute(right.replace(mutation.old, mutation.new))
+        for function, old, new in mutation.functions():
+            right = await session.fetchval(_DEFINITION, f"state.{function}")
+            if right.count(old) != 1:
+                raise ValueError(f"{name}: the text to replace is {right.count(old)} times in {function}")
+            await session.execute(right.replace(old, new))
     finally:
         await session.close()
     return url

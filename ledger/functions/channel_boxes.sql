@@ -8,8 +8,11 @@ LANGUAGE sql VOLATILE AS $$
                     CASE WHEN NOT state.is_abroad(project, channel, p.memory_context_box_id)
                         THEN p.memory_context_box_id END),
            coalesce((SELECT b.box_id FROM public.boxes b WHERE b.box_id = c.last_output_box_id
-               AND NOT state.is_written_abroad(project, channel, b.box_id)),
-                    CASE WHEN NOT state.is_abroad(project, channel, p.last_output_box_id) THEN p.last_output_box_id END)
+               AND NOT state.is_written_abroad(project, channel, b.box_id)
+               AND NOT state.is_read_abroad(project, channel, b.box_id)),
+                    CASE WHEN NOT state.is_abroad(project, channel, p.last_output_box_id)
+                        AND NOT state.is_read_abroad(project, channel, p.last_output_box_id)
+                        THEN p.last_output_box_id END)
     FROM (SELECT) AS always
     LEFT JOIN state.channel_pointers c ON c.agent_id = agent AND c.channel_id = channel AND c.project_id = project
     LEFT JOIN state.agent_state_pointers p ON p.agent_id = agent AND p.project_id = project

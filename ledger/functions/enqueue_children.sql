@@ -19,6 +19,7 @@ DECLARE
     root text;
     stopping timestamptz;
     channel text;
+    held uuid[];
     decided text;
     losers text[] := '{}';
     crowded boolean;
@@ -34,12 +35,10 @@ BEGIN
         RETURN;
     END IF;
     -- boxes, instances, heads: each in one sorted pass
-    PERFORM FROM (
-        SELECT x.box_id FROM public.boxes x
-        WHERE x.tenant_id = project AND x.box_id IN (
-            SELECT i::uuid FROM jsonb_array_elements(children) c CROSS JOIN jsonb_array_elements_text(c -> 'inherits') i
-            UNION SELECT (c ->> 'output_box_id')::uuid FROM jsonb_array_elements(children) c)
-        ORDER BY x.box_id FOR KEY SHARE) held;
+    held := ARRAY(SELECT x.box_id FROM state.hold_boxes(project, ARRAY(
+            SELECT i::uuid FROM jsonb_array_elements(children) c
+            CROSS JOIN jsonb_array_elements_text(c -> 'inherits') i),
+        ARRAY(SELECT (c ->> 'output_box_id')::uuid FROM jsonb_array_elements(children) c)) x);
     PERFORM FROM (
         SELECT a.agent_id FROM resource.project_agents a
         WHERE a.project_id = project AND a.agent_id IN (SELECT c ->> 'agent_id' FROM jsonb_array_elements(children) c)
@@ -136,12 +135,12 @@ BEGIN
                     WHEN t.makes_agent AND t.new_agent IS NULL THEN 'unknown_agent'
                     WHEN NOT t.makes_agent AND t.agent_status NOT IN ('active', 'paused', 'dormant')
                         THEN 'agent_inactive'
-                    WHEN t.output_box_id IS NOT NULL AND NOT EXISTS (
-                        SELECT FROM public.boxes x
-                        WHERE x.box_id = t.output_box_id AND x.tenant_id = project OFFSET 0) THEN 'unknown_output_box'
-                    WHEN EXISTS (SELECT FROM unnest(t.inherits) i (box_id) WHERE NOT EXISTS (
-                        SELECT FROM public.boxes x
-                        WHERE x.box_id = i.box_id AND x.tenant_id = project OFFSET 0)) THEN 'unknown_context_box'
+                    WHEN t.output_box_id IS NOT NULL AND (t.output_box_id <> ALL (held)
+                        OR state.is_written_abroad(project, channel, t.output_box_id)
+                        OR state.is_read_abroad(project, channel, t.output_box_id)) THEN 'unknown_output_box'
+                    WHEN EXISTS (SELECT FROM unnest(t.inherits) i (box_id)  -- the caller has judged their cards
+                        WHERE i.box_id <> ALL (held) OR state.is_written_abroad(project, channel, i.box_id))
+                    THEN 'unknown_context_box'
                     WHEN crowded THEN 'project_full'
                     WHEN max_queued_turns > 0 AND t.queued + t.turn_of_agent - 1 >= max_queued_turns
                         AND NOT (t.idle AND t.queued = 0) THEN 'queue_full'

@@ -21,8 +21,8 @@ BEGIN
     WHERE x.project_id COLLATE "C" = project AND x.conversation_id COLLATE "C" = conversation
       AND x.channel_id = channel
     ORDER BY x.agent_id = agent DESC, x.agent_id LIMIT 1 FOR NO KEY UPDATE;
-    IF added IS NOT NULL THEN  -- locked: retention skips it
-        PERFORM FROM public.boxes b WHERE b.box_id = added AND b.tenant_id = project FOR KEY SHARE;
+    IF added IS NOT NULL THEN  -- locked: retention skips it, and no other channel begins to write there
+        PERFORM FROM state.hold_boxes(project, ARRAY[added], '{}');
         IF NOT FOUND OR state.is_abroad(project, channel, added) THEN
             verdict := 'unknown_box';
             RETURN;

@@ -145,7 +145,8 @@ plan AS MATERIALIZED (  -- always one row
                     OR state.is_abroad(:project_id, :channel_id, :memory_box_id::uuid))
                THEN 'unknown_context_box'
                WHEN :output_box_id::uuid IS NOT NULL AND (:output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
-                    OR state.is_abroad(:project_id, :channel_id, :output_box_id::uuid))
+                    OR state.is_abroad(:project_id, :channel_id, :output_box_id::uuid)
+                    OR state.is_read_abroad(:project_id, :channel_id, :output_box_id::uuid))
                THEN 'unknown_output_box'
                WHEN EXISTS (SELECT FROM held JOIN state.agent_state_head busy ON busy.output_box_id = held.box_id
                             WHERE busy.agent_id <> :agent_id OR busy.project_id <> :project_id) THEN 'output_box_busy'

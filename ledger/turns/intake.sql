@@ -18,22 +18,16 @@ first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
 -- only for boxes
-held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if retention has the lock, this waits
-    SELECT b.box_id FROM public.boxes b
-    WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, (
+held AS MATERIALIZED (  -- the existing boxes, locked
+    SELECT b.box_id FROM state.hold_boxes(:project_id, ARRAY[:context_box_id::uuid, (
             SELECT m.memory_context_box_id FROM state.channel_boxes(:project_id, :channel_id, :agent_id) m
-            WHERE NOT :has_instruction::boolean)])
-      AND b.tenant_id = :project_id
-    ORDER BY b.box_id FOR KEY SHARE
+            WHERE NOT :has_instruction::boolean)], ARRAY[:output_box_id::uuid]) b
 ),
-written AS MATERIALIZED (
-    -- locked harder: of two channels that name a box which nobody has, the second sees the first one's turn
-    SELECT b.box_id FROM public.boxes b WHERE b.box_id = :output_box_id::uuid AND b.tenant_id = :project_id
-    FOR NO KEY UPDATE
-),
-usable AS MATERIALIZED (  -- those in which no other channel has anything
-    SELECT x.box_id FROM (TABLE held UNION TABLE written) x
+usable AS MATERIALIZED (  -- those in which no other channel has anything, and where none reads what this turn writes
+    SELECT x.box_id FROM held x
     WHERE NOT state.is_abroad(:project_id, :channel_id, x.box_id)
+      AND (x.box_id IS DISTINCT FROM :output_box_id::uuid
+           OR NOT state.is_read_abroad(:project_id, :channel_id, x.box_id))
 ),
 -- end
 instance AS MATERIALIZED (  -- locked, or retention could put it to sleep meanwhile

@@ -318,6 +318,21 @@ async def test_a_provisioned_agent_brings_its_profile_alone(dumped: tuple[Tenant
     assert SAID not in json.dumps((await blue.ended(child_of(child))).deliverable())
 
 
+async def test_nobody_writes_in_the_box_that_another_channel_reads(dumped: tuple[Tenant, Tenant, Ended]) -> None:
+    """What were written there before the turn begins, it would read."""
+    red, blue, _ = dumped
+    box = BoxId(uuid7())
+    await red.rows("INSERT INTO public.boxes (box_id, tenant_id) VALUES ($1::text::uuid, $2)", box, red.project)
+    writes: JsonObject = {"agent_id": CHIEF, "output_box_id": box}
+    asked = await blue.ask({"agent_id": DUMPER, "context_box_id": box})
+    refused = await red.client.request("enqueue", {**writes, "instruction": SAID})
+    assert refused["error_code"] == "unknown_output_box"
+    await blue.ended(turn_of(asked))
+    assert await read_by(blue, box) == "[]"
+    own = await blue.client.request("enqueue", {**writes, "instruction": says("mine")})
+    assert (await blue.ended(AgentTurnId(str(own["agent_turn_id"])))).deliverable() == "mine"
+
+
 async def test_of_two_channels_that_name_a_box_of_nobody_one_has_it(dumped: tuple[Tenant, Tenant, Ended]) -> None:
     """By SQL, as tools of v1r4 make boxes: no channel has it until a turn does."""
     red, blue, _ = dumped
