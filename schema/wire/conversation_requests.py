@@ -4,10 +4,9 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnstile.schema.base import AgentToken, Strict, Tolerant
+from turnstile.schema.base import AgentToken, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentId, BoxId, CardId, ConversationId, box_id, token
 from turnstile.schema.wire.box_requests import CARD_LIMIT
-from turnstile.schema.wire.inbox import Reply
 
 NOTE_LIMIT = 64
 """Pairs of a conversation's metadata."""
