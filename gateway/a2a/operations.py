@@ -17,7 +17,7 @@ from turnstile.gateway.a2a.tasks import moment_of, state_of, task_of
 from turnstile.gateway.events.stream import attend
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.pages import Place
-from turnstile.ledger.access.tasks import TaskRow, count_tasks, page_tasks
+from turnstile.ledger.access.tasks import TaskRow, count_tasks, page_tasks, read_tasks
 from turnstile.schema.access import Right
 from turnstile.schema.api import TurnStop
 from turnstile.schema.ids import ConversationId
@@ -104,33 +104,40 @@ async def list_tasks(asked: Asked, request: ListTasksRequest) -> TaskPage:
 async def _scanned(
     asked: Asked, request: ListTasksRequest, context: ConversationId | None, size: int, *, with_history: bool
 ) -> tuple[list[TaskRow], Place | None]:
-    """The tasks of a page, and the place behind which the next begins; None if there is none."""
-    fits, place, found = _filter(request), place_of(request.page_token or None), list[TaskRow]()
-    for _ in range(_SCANS):
-        rows = await asked.kernel.pool.run(
-            lambda conn, before=place: page_tasks(
-                conn,
-                asked.scope,
-                conversation=context,
-                before=before,
-                with_artifacts=request.include_artifacts or with_history,
-                with_history=with_history,
-                row_limit=size + 1,
-            )
+    """The tasks of a page, and the place behind which the next begins; None if there is none.
+
+    Where not all fit, `_SCANS` pages are looked through without what the tasks hold, which is read of those that fit.
+    """
+    fits, begin = _filter(request), place_of(request.page_token or None)
+    with_artifacts = request.include_artifacts or with_history
+    most = size if fits is None else size * _SCANS
+
+    rows = await asked.kernel.pool.run(
+        lambda conn: page_tasks(
+            conn,
+            asked.scope,
+            conversation=context,
+            before=begin,
+            with_artifacts=with_artifacts and fits is None,
+            with_history=with_history and fits is None,
+            row_limit=most + 1,
         )
-        for row in rows[:size]:
-            place = Place(row.created_at, row.agent_turn_id)
-            found += [row] if fits(row) else []
-            if len(found) == size:
-                return found, None if row is rows[-1] else place
-        if len(rows) <= size:
-            return found, None
+    )
+    found = [row for row in rows[:most] if fits is None or fits(row)][:size]
+    last = found[-1] if len(found) == size else rows[:most][-1] if rows else None
+    place = None if last is None or last is rows[-1] else Place(last.created_at, last.agent_turn_id)
+    if fits is not None and with_artifacts and found:
+        project, turns = asked.scope.project_id, [row.agent_turn_id for row in found]
+        found = await asked.kernel.pool.run(lambda conn: read_tasks(conn, project, turns, with_history=with_history))
     return found, place
 
 
-def _filter(request: ListTasksRequest) -> Callable[[TaskRow], bool]:
+def _filter(request: ListTasksRequest) -> Callable[[TaskRow], bool] | None:
+    """Whether a task is one of those that are wanted; None if all are."""
     since = request.status_timestamp_after.ToDatetime(UTC) if request.HasField("status_timestamp_after") else None
     state = TaskState.Name(request.status) if request.status else None
+    if state is None and since is None:
+        return None
     return lambda row: state in (None, state_of(row)) and (since is None or moment_of(row) > since)
 
 

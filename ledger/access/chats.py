@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic import Json
 
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import Place, narrowed
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.views import ConversationLine, ConversationName
 from turnstile.schema.base import Tolerant, stored_json
@@ -99,7 +99,9 @@ async def list_recent_conversations(
     row_limit: int,
 ) -> list[ConversationName]:
     """The conversations that the newest turns are in, the last used first."""
-    rows = await query("list_recent_conversations").many(
+    in_channel = None if channel is None else agent
+    name = narrowed("list_recent_conversations", agent_in_channel=in_channel, agent=agent, channel=channel)
+    rows = await query(name).many(
         conn,
         project_id=project,
         channel_id=channel,

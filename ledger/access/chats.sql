@@ -2,6 +2,9 @@
 -- (protocol §14).
 
 -- name: list_recent_conversations :many
+-- variant: list_recent_conversations_of_agent, without any_agent
+-- variant: list_recent_conversations_of_channel, without any_channel
+-- variant: list_recent_conversations_of_agent_in_channel, without any_agent, any_channel
 -- The conversations that a project's newest turns are in, of one channel or agent if that is given, the last used
 -- first. How many turns are looked through is given: an index of when a conversation was last used would make each
 -- enqueue write it.
@@ -9,8 +12,16 @@ SELECT t.agent_id, t.conversation_id, t.channel_id FROM (
     SELECT i.created_at, i.agent_id, i.channel_id, i.payload ->> 'conversation_id' AS conversation_id
     FROM state.agent_inbox i
     WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+-- only for any_channel
       AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- else
+      AND i.channel_id COLLATE "C" = :channel_id AND i.agent_turn_id >= ''
+-- end
+-- only for any_agent
       AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+-- else
+      AND i.agent_id COLLATE "C" = :agent_id AND i.agent_turn_id >= ''
+-- end
     ORDER BY i.created_at DESC LIMIT :looked_through::int) t
 WHERE t.conversation_id IS NOT NULL
 GROUP BY t.agent_id, t.conversation_id, t.channel_id ORDER BY max(t.created_at) DESC LIMIT :row_limit::int;

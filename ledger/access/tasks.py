@@ -1,5 +1,6 @@
 """Turns as tasks of A2A, and what an agent or a profile says of itself (protocol §17.3). Reads only."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -99,6 +100,15 @@ async def page_tasks(
     )
 
 
+async def read_tasks(
+    conn: Connection, project: ProjectId, turns: Sequence[AgentTurnId], *, with_history: bool
+) -> list[TaskRow]:
+    """These turns with their deliverables, in this order, whoever's they are in the project."""
+    return await query("read_tasks").all_as(
+        conn, TaskRow, project_id=project, turns=list(turns), with_artifacts=True, with_history=with_history
+    )
+
+
 async def count_tasks(conn: Connection, scope: TaskScope, *, conversation: ConversationId | None, most: int) -> int:
     """How many there are, counted up to `most`."""
     found = _narrowed("count_tasks", scope, conversation)
@@ -117,7 +127,9 @@ async def describe_target(
 
 def _narrowed(name: str, scope: TaskScope, conversation: ConversationId | None) -> Query:
     talk = conversation if scope.agent_id is None else None
-    return query(narrowed(name, instances_talk=talk, conversation=conversation, agent=scope.agent_id))
+    in_channel = None if scope.channel_id is None else scope.agent_id
+    by = {"instances_talk": talk, "conversation": conversation, "agent_in_channel": in_channel, "agent": scope.agent_id}
+    return query(narrowed(name, **by))
 
 
 def _of(statement: Query, scope: TaskScope) -> JsonObject:

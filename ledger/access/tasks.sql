@@ -10,6 +10,7 @@ WHERE {task_of_target};
 
 -- name: page_tasks :many
 -- variant: page_tasks_of_agent, without any_agent, profiles
+-- variant: page_tasks_of_agent_in_channel, without any_agent, any_channel, profiles
 -- variant: page_tasks_of_conversation, without any_conversation, profiles
 -- variant: page_tasks_of_instances_talk, without any_conversation
 -- The newest turns of an agent or a profile before a place, in one conversation if that is given.
@@ -17,7 +18,11 @@ SELECT {task_columns}, CASE WHEN :with_history::boolean THEN {instruction_of(i)}
 FROM state.agent_inbox i
 {task_joins}
 WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+-- only for any_channel
   AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- else
+  AND i.channel_id COLLATE "C" = :channel_id AND i.agent_turn_id >= ''
+-- end
 -- only for any_agent
   AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
 -- else
@@ -36,15 +41,30 @@ WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
        OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
 ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int;
 
+-- name: read_tasks :many
+-- These turns, which were found among those of an agent or a profile, in their order.
+SELECT {task_columns}, CASE WHEN :with_history::boolean THEN {instruction_of(i)} END AS instruction
+FROM unnest(:turns::text[]) WITH ORDINALITY t (agent_turn_id, place)
+CROSS JOIN LATERAL (
+    SELECT x.* FROM state.agent_inbox x
+    WHERE x.agent_turn_id = t.agent_turn_id AND x.project_id = :project_id AND x.message_type IN {turn_types} LIMIT 1) i
+{task_joins}
+ORDER BY t.place;
+
 -- name: count_tasks :one
 -- variant: count_tasks_of_agent, without any_agent, profiles
+-- variant: count_tasks_of_agent_in_channel, without any_agent, any_channel, profiles
 -- variant: count_tasks_of_conversation, without any_conversation, profiles
 -- variant: count_tasks_of_instances_talk, without any_conversation
 -- How many turns an agent or a profile has, in one conversation if that is given, counted up to a number.
 SELECT count(*)::int AS total FROM (
     SELECT FROM state.agent_inbox i
     WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
+-- only for any_channel
   AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+-- else
+  AND i.channel_id COLLATE "C" = :channel_id AND i.agent_turn_id >= ''
+-- end
 -- only for any_agent
   AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
 -- else

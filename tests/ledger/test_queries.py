@@ -73,10 +73,13 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "get_task": TaskRow,
     "page_tasks": TaskRow,
     "page_tasks_of_agent": TaskRow,
+    "read_tasks": TaskRow,
     "page_tasks_of_conversation": TaskRow,
     "page_tasks_of_instances_talk": TaskRow,
     "count_tasks": {"total"},
     "count_tasks_of_agent": {"total"},
+    "page_tasks_of_agent_in_channel": TaskRow,
+    "count_tasks_of_agent_in_channel": {"total"},
     "count_tasks_of_conversation": {"total"},
     "count_tasks_of_instances_talk": {"total"},
     "describe_target": TargetDescription,
@@ -245,6 +248,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_chat_turns": chats.ChatTurn,
     "list_chat_cards": CARD | {"agent_turn_id", "step_id", "part", "place", "steer_status", "size"},
     "list_recent_conversations": {"agent_id", "conversation_id", "channel_id"},
+    **{
+        f"list_recent_conversations_of_{by}": {"agent_id", "conversation_id", "channel_id"}
+        for by in ("agent", "channel", "agent_in_channel")
+    },
     "get_turn_request": past.TurnRequest,
     "list_turn_past": {"card_id"},
     "list_calls_out": calls_out.ListedCall,

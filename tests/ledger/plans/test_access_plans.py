@@ -98,8 +98,10 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
 
     scope = tasks.TaskScope(project_id=PROJECT, channel_id=None, agent_id=RARE, profile_name=None)
 
+    quiet = scope.model_copy(update={"channel_id": QUIET, "agent_id": ALICE})
+
     def listed(
-        conversation: ConversationId | None, before: pages.Place | None = None
+        conversation: ConversationId | None, before: pages.Place | None = None, scope: tasks.TaskScope = scope
     ) -> Callable[[Connection], Awaitable[object]]:
         return lambda conn: tasks.page_tasks(
             conn,
@@ -135,6 +137,17 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "page_tasks of a rare agent": listed(None),
         "page_tasks of a rare agent after a place": listed(None, place),
         "page_tasks of a conversation": listed(SPOKEN),
+        "page_tasks of an agent in a quiet channel": listed(None, scope=quiet),
+        "read_tasks": lambda conn: tasks.read_tasks(conn, PROJECT, [turn], with_history=True),
+        "count_tasks of an agent in a quiet channel": lambda conn: tasks.count_tasks(
+            conn, quiet, conversation=None, most=PAGE
+        ),
+        "list_recent_conversations of a rare agent": lambda conn: chats.list_recent_conversations(
+            conn, PROJECT, agent=RARE, looked_through=ROWS, row_limit=PAGE
+        ),
+        "list_recent_conversations of a quiet channel": lambda conn: chats.list_recent_conversations(
+            conn, PROJECT, channel=QUIET, looked_through=ROWS, row_limit=PAGE
+        ),
         "count_tasks of a rare agent": lambda conn: tasks.count_tasks(conn, scope, conversation=None, most=PAGE),
         "count_tasks of a conversation": lambda conn: tasks.count_tasks(conn, scope, conversation=SPOKEN, most=PAGE),
         "page_conversations": lambda conn: pages.page_conversations(
