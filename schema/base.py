@@ -1,12 +1,11 @@
-"""The base classes of models: `Strict` for input from outside, `Tolerant` between versions, `Reply`; a field type."""
+"""The base classes of models: `Strict` for input from outside, `Tolerant` between versions, and a field type."""
 
 import json
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
-from turnstile.schema.ids import AgentId, token
-from turnstile.schema.states import ReplyStatus
+from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, token
 
 
 class Strict(BaseModel):
@@ -21,23 +20,6 @@ class Tolerant(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
-class Reply(Tolerant):
-    """The fields of every primitive's reply (protocol §6)."""
-
-    status: ReplyStatus
-    """`accepted`: done. `steered` (of `enqueue`): an earlier turn hears it. `busy`: try again. `rejected`: refused.
-    `error`: a server failed."""
-    error_code: str | None = None
-    """The reason as a stable code; null if accepted."""
-    error: str | None = None
-    """The reason, for people."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the request was done, now or before."""
-        return self.status in {ReplyStatus.ACCEPTED, ReplyStatus.STEERED}
-
-
 JsonObject = dict[str, JsonValue]
 
 
@@ -47,6 +29,35 @@ def _agent_token(value: AgentId) -> AgentId:
 
 AgentToken = Annotated[AgentId, AfterValidator(_agent_token)]
 """An agent's id from outside, which must be a token of a subject."""
+
+
+def _conversation_token(value: ConversationId) -> ConversationId:
+    return ConversationId(token(value, "conversation_id"))
+
+
+ConversationToken = Annotated[ConversationId, AfterValidator(_conversation_token)]
+"""A conversation's id from outside."""
+
+
+def _box_uuid(value: BoxId) -> BoxId:
+    return box_id(value, "box id")
+
+
+BoxUuid = Annotated[BoxId, AfterValidator(_box_uuid)]
+"""A box's id from outside, in its canonical form once it is read."""
+
+_LONGEST_ID = 256
+_Id = TypeVar("_Id", bound=str)
+
+
+def _printable(value: _Id) -> _Id:
+    if not 0 < len(value) <= _LONGEST_ID or not value.isprintable():
+        raise ValueError(f"must be 1 to {_LONGEST_ID} printable characters")
+    return value
+
+
+IdOf = Annotated[_Id, AfterValidator(_printable)]
+"""The id, from outside, of what may be there or not: a text that the ledger can look up."""
 
 DEEPEST = 64
 """The most levels of JSON that strangers write: arguments, schemas. What is deeper is refused where it enters."""

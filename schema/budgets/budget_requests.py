@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, WithJsonSchema, model_validator
 
-from turnstile.schema.base import Reply, Strict
+from turnstile.schema.base import IdOf, Strict
 from turnstile.schema.budgets.limits import (
     MAX_DOLLARS,
     MAX_TOKENS,
@@ -21,6 +21,7 @@ from turnstile.schema.budgets.plans import BudgetId, BudgetPeriod
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ProjectId
+from turnstile.schema.wire.inbox import Reply
 
 ID_LIMIT: Final = 256
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -113,7 +114,7 @@ class BudgetListRequest(Strict):
     """Only these: turns' own grants, or the project's by day or month."""
     status: Literal["open", "ended", "closed"] | None = None
     """Only those that are so."""
-    after: BudgetId | None = Field(default=None, min_length=1, max_length=ID_LIMIT)
+    after: IdOf[BudgetId] | None = Field(default=None, min_length=1, max_length=ID_LIMIT)
     """Only those older than this one: `next` of the reply before."""
     limit: int = Field(default=100, ge=1, le=1000)
     """At most this many."""
@@ -133,7 +134,7 @@ class BudgetListReply(Reply):
 class BudgetRequest(Strict):
     """Arguments of `budget.get`."""
 
-    budget_id: BudgetId = Field(min_length=1, max_length=ID_LIMIT)
+    budget_id: IdOf[BudgetId] = Field(min_length=1, max_length=ID_LIMIT)
     """The budget; `day` or `month` for the project's of now."""
 
 
@@ -147,7 +148,7 @@ class BudgetReply(Reply):
 class BudgetRaiseRequest(BudgetChange):
     """Arguments of `raise_budget`: how much more a budget shall have."""
 
-    budget_id: BudgetId = Field(min_length=1, max_length=ID_LIMIT)
+    budget_id: IdOf[BudgetId] = Field(min_length=1, max_length=ID_LIMIT)
     """The budget; `day` or `month` for the project's of now."""
 
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from turnstile.schema.base import JsonObject, Reply, Strict, Tolerant
+from turnstile.schema.base import IdOf, JsonObject, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, InterruptId, ToolCallId
+from turnstile.schema.wire.inbox import Reply
 
 DelegatingTool = Literal["delegate_async", "ask_expert", "fork_join"]
 """The delegating tools that a tool may use; it always waits for what it asks."""
@@ -19,7 +20,7 @@ AskedTool = DelegatingTool | Literal["ask_human"]
 class DelegateRequest(Strict):
     """Arguments of `delegate`: what a tool asks of agents or people under a call that it has not answered."""
 
-    tool_call_id: ToolCallId = Field(min_length=1, max_length=128)
+    tool_call_id: IdOf[ToolCallId] = Field(min_length=1, max_length=128)
     """The call, whose turn is the caller: its policy, its boxes and its depth are those that count."""
     key: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")
     """The tool's name for this request under the call; a repeat asks how it stands, and makes nothing twice."""

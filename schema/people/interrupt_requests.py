@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from turnstile.schema.base import AgentToken, JsonObject, Reply, Strict
+from turnstile.schema.base import AgentToken, IdOf, JsonObject, Strict
 from turnstile.schema.cards import own_arguments
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.digests import NotCanonical, action_digest
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.wire.inbox import Reply
 
 
 class InterruptView(Interrupt):
@@ -52,9 +53,9 @@ class InterruptListRequest(Strict):
     """Only those that are so."""
     agent_id: AgentToken | None = None
     """Only of this agent."""
-    agent_turn_id: AgentTurnId | None = Field(default=None, min_length=1, max_length=128)
+    agent_turn_id: IdOf[AgentTurnId] | None = Field(default=None, min_length=1, max_length=128)
     """Only of this turn."""
-    after: InterruptId | None = Field(default=None, min_length=1, max_length=160)
+    after: IdOf[InterruptId] | None = Field(default=None, min_length=1, max_length=160)
     """Only those older than this one: `next` of the reply before."""
     limit: int = Field(default=100, ge=1, le=1000)
     """At most this many."""
@@ -72,7 +73,7 @@ class InterruptListReply(Reply):
 class InterruptRequest(Strict):
     """Arguments of `interrupt.get`."""
 
-    interrupt_id: InterruptId = Field(min_length=1, max_length=160)
+    interrupt_id: IdOf[InterruptId] = Field(min_length=1, max_length=160)
     """The question."""
 
 

@@ -11,9 +11,10 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from turnstile.schema.base import JsonObject, Reply, Strict, Tolerant
+from turnstile.schema.base import IdOf, JsonObject, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, StepId, ToolCallId
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, Decision
+from turnstile.schema.wire.inbox import Reply
 
 _PLAIN = r"^[!-~]+$"
 
@@ -123,7 +124,7 @@ class Interrupt(Tolerant):
 class DecideRequest(Strict):
     """Arguments of `decide`."""
 
-    interrupt_id: InterruptId = Field(max_length=160, pattern=_PLAIN)
+    interrupt_id: IdOf[InterruptId] = Field(max_length=160, pattern=_PLAIN)
     """The question."""
     decision: Decision
     """One of its `allowed_decisions`."""

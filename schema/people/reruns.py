@@ -5,11 +5,12 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from turnstile.schema.base import JsonObject, Reply, Strict
+from turnstile.schema.base import IdOf, JsonObject, Strict
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import InboxStatus
+from turnstile.schema.wire.inbox import Reply
 
 LINE_LIMIT = 100
 """How many turns a rerun may have before it: the one that it runs again, the one that this had run again, and so on."""
@@ -18,7 +19,7 @@ LINE_LIMIT = 100
 class RerunRequest(Strict):
     """Arguments of `rerun`."""
 
-    agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
+    agent_turn_id: IdOf[AgentTurnId] = Field(min_length=1, max_length=128)
     """The turn to run again. It must be over."""
     from_step: int | None = Field(default=None, ge=1, le=100_000)
     """The step, from 1, from which on it is run again; by default the one that failed, if it failed, else the first."""

@@ -10,9 +10,10 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.schema.base import Reply, Strict, Tolerant
+from turnstile.schema.base import IdOf, Strict, Tolerant
 from turnstile.schema.ids import AgentTurnId, SteerId, StepId
 from turnstile.schema.states import SteerPriority, SteerStatus
+from turnstile.schema.wire.inbox import Reply
 
 MOST_WAITING: Final = 100
 """How many steers of one turn may wait for its next step."""
@@ -21,7 +22,7 @@ MOST_WAITING: Final = 100
 class SteerRequest(Strict):
     """Arguments of `steer`."""
 
-    agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
+    agent_turn_id: IdOf[AgentTurnId] = Field(min_length=1, max_length=128)
     """The turn: queued, running or asleep."""
     text: str = Field(min_length=1)
     """What its model shall read next, as the user's words."""

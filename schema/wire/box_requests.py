@@ -5,9 +5,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from turnstile.schema.base import AgentToken, Reply, Strict, Tolerant
+from turnstile.schema.base import AgentToken, BoxUuid, IdOf, Strict, Tolerant
 from turnstile.schema.cards import CardType, ResultField
-from turnstile.schema.ids import BoxId, CardId, ChannelId, box_id
+from turnstile.schema.ids import BoxId, CardId, ChannelId
+from turnstile.schema.wire.inbox import Reply
 
 CARD_LIMIT = 10_000
 """Cards of a box that `box_make` makes, and parts of one request."""
@@ -18,15 +19,10 @@ BOX_PART_LIMIT = 100
 class BoxForkRequest(Strict):
     """Arguments of `box_fork`."""
 
-    box_id: BoxId
+    box_id: BoxUuid
     """The box (uuid) whose list is copied as it is now, even if a turn writes it meanwhile."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the request; a repeat for the same box returns the same new box."""
-
-    @field_validator("box_id")
-    @classmethod
-    def _box_uuid(cls, value: BoxId) -> BoxId:
-        return box_id(value, "box_id")
 
 
 class BoxForkReply(Reply):
@@ -41,23 +37,18 @@ class BoxForkReply(Reply):
 class BoxPart(Strict):
     """The cards of a box, in their order; deleted and expired ones are left out."""
 
-    box_id: BoxId
+    box_id: BoxUuid
     """The box (uuid)."""
     last: int | None = Field(default=None, ge=1, le=CARD_LIMIT)
     """Only this many of its last cards; of those of `types`, if that is given."""
     types: list[CardType] | None = Field(default=None, min_length=1, max_length=len(CardType))
     """Only cards of these types."""
 
-    @field_validator("box_id")
-    @classmethod
-    def _box_uuid(cls, value: BoxId) -> BoxId:
-        return box_id(value, "box_id")
-
 
 class CardPart(Strict):
     """One card that is in a box of the project."""
 
-    card_id: CardId = Field(min_length=1, max_length=256)
+    card_id: IdOf[CardId] = Field(min_length=1, max_length=256)
     """The card."""
 
 
@@ -145,15 +136,10 @@ class BoxReplaceRequest(Strict):
 
     agent_id: AgentToken
     """The agent of the project whose pointers are set."""
-    memory_context_box_id: BoxId | None = None
+    memory_context_box_id: BoxUuid | None = None
     """The box (uuid) that a turn enqueued without instruction and context box reads; null removes it."""
-    last_output_box_id: BoxId | None = None
+    last_output_box_id: BoxUuid | None = None
     """The box (uuid) that counts as the agent's last output until its next turn ends."""
-
-    @field_validator("memory_context_box_id", "last_output_box_id")
-    @classmethod
-    def _box_uuid(cls, value: BoxId | None) -> BoxId | None:
-        return value and box_id(value, "box id")
 
     @model_validator(mode="after")
     def _names_a_box(self) -> Self:

@@ -2,11 +2,12 @@
 
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from turnstile.schema.base import AgentToken, Reply, Strict, Tolerant
-from turnstile.schema.ids import AgentId, BoxId, CardId, ConversationId, box_id, token
+from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, Strict, Tolerant
+from turnstile.schema.ids import AgentId, BoxId, CardId, ConversationId
 from turnstile.schema.wire.box_requests import CARD_LIMIT
+from turnstile.schema.wire.inbox import Reply
 
 NOTE_LIMIT = 64
 """Pairs of a conversation's metadata."""
@@ -24,7 +25,7 @@ class ConversationNotes(Tolerant):
 class ConversationPutRequest(Strict):
     """Arguments of `conversation.put`. A conversation that is not there is made; what is left out is not changed."""
 
-    conversation_id: ConversationId
+    conversation_id: ConversationToken
     """The conversation of the channel."""
     agent_id: AgentToken | None = None
     """The agent whose it is from now on, if it is no agent's yet; else its agent."""
@@ -32,22 +33,12 @@ class ConversationPutRequest(Strict):
     """Takes the place of all pairs before."""
     removed: bool | None = None
     """Whether its clients have removed it."""
-    box_id: BoxId | None = None
+    box_id: BoxUuid | None = None
     """The box (uuid) that it is in, as the caller knows it; needed to change its cards."""
-    add_box_id: BoxId | None = None
+    add_box_id: BoxUuid | None = None
     """The box (uuid) whose cards follow."""
-    drop_card_ids: list[CardId] = Field(default_factory=list[CardId], max_length=CARD_LIMIT)
+    drop_card_ids: list[IdOf[CardId]] = Field(default_factory=list[CardId], max_length=CARD_LIMIT)
     """Cards that it has no more. They stay in the boxes before."""
-
-    @field_validator("conversation_id")
-    @classmethod
-    def _is_token(cls, value: ConversationId) -> ConversationId:
-        return ConversationId(token(value, "conversation_id"))
-
-    @field_validator("box_id", "add_box_id")
-    @classmethod
-    def _box_uuid(cls, value: BoxId | None) -> BoxId | None:
-        return value and box_id(value, "box id")
 
     @model_validator(mode="after")
     def _knows_its_box(self) -> Self:

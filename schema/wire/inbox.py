@@ -4,9 +4,9 @@ import hashlib
 import json
 from typing import Literal, Self
 
-from pydantic import AliasChoices, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, JsonValue, model_validator
 
-from turnstile.schema.base import AgentToken, JsonObject, Reply, Strict, Tolerant
+from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, JsonObject, Strict, Tolerant
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
@@ -21,9 +21,7 @@ from turnstile.schema.ids import (
     InterruptId,
     ProjectId,
     ToolCallId,
-    box_id,
     instance_id,
-    token,
 )
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.profiles import RuntimeConfig, StoredConfig
@@ -32,6 +30,7 @@ from turnstile.schema.states import (
     AfterExecution,
     InboxStatus,
     MultitaskStrategy,
+    ReplyStatus,
     SteerPriority,
     TurnStatus,
 )
@@ -52,13 +51,13 @@ class EnqueueRequest(Strict):
     """The agent of the project that shall run the turn; left out, an instance of the profile does."""
     instruction: str | None = Field(default=None, min_length=1)
     """The instruction as text; it becomes a card after those of the context box."""
-    context_box_id: BoxId | None = None
+    context_box_id: BoxUuid | None = None
     """A box (uuid) whose cards the turn reads."""
     profile_name: str | None = Field(default=None, min_length=1, max_length=128)
     """A profile of the project for this turn, instead of the agent's own. Without `agent_id` it must have instances."""
-    conversation_id: ConversationId | None = None
+    conversation_id: ConversationToken | None = None
     """A conversation with the agent in this channel: its turns follow each other and remember what was said."""
-    output_box_id: BoxId | None = None
+    output_box_id: BoxUuid | None = None
     """The box (uuid) to which the turn appends its cards; by default the conversation's, else a new one."""
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
     """Fields that the deliverable must have."""
@@ -74,16 +73,6 @@ class EnqueueRequest(Strict):
     """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
     """The caller's own notes; stored, and never shown to a model."""
-
-    @field_validator("conversation_id")
-    @classmethod
-    def _conversation_token(cls, value: ConversationId | None) -> ConversationId | None:
-        return None if value is None else ConversationId(token(value, "conversation_id"))
-
-    @field_validator("context_box_id", "output_box_id")
-    @classmethod
-    def _box_uuid(cls, value: BoxId | None) -> BoxId | None:
-        return None if value is None else box_id(value, "box id")
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -115,6 +104,23 @@ class EnqueueRequest(Strict):
         texts = [self.instruction or "", *(f.name + f.description for f in self.result_fields or [])]
         texts += self.runtime_config.texts()
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+class Reply(Tolerant):
+    """The fields of every primitive's reply (protocol §6)."""
+
+    status: ReplyStatus
+    """`accepted`: done. `steered` (of `enqueue`): an earlier turn hears it. `busy`: try again. `rejected`: refused.
+    `error`: a server failed."""
+    error_code: str | None = None
+    """The reason as a stable code; null if accepted."""
+    error: str | None = None
+    """The reason, for people."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request was done, now or before."""
+        return self.status in {ReplyStatus.ACCEPTED, ReplyStatus.STEERED}
 
 
 class EnqueueReply(Reply):
@@ -151,11 +157,11 @@ class EnqueueReply(Reply):
 class DescribeRequest(Strict):
     """Arguments of `describe`: exactly one id of a turn, a card or a call of the caller's project."""
 
-    agent_turn_id: AgentTurnId | None = None
+    agent_turn_id: IdOf[AgentTurnId] | None = None
     """A turn."""
-    card_id: CardId | None = None
+    card_id: IdOf[CardId] | None = None
     """A card."""
-    tool_call_id: ToolCallId | None = None
+    tool_call_id: IdOf[ToolCallId] | None = None
     """A call."""
     tree: bool = False
     """With a turn: whether to answer its whole tree, too."""
@@ -266,13 +272,15 @@ class ReportRequest(Strict):
 
     model_config = ConfigDict(json_schema_extra=_by_either_name)
 
-    tool_call_id: ToolCallId = Field(validation_alias=AliasChoices("tool_call_id", "correlation_id"), max_length=128)
+    tool_call_id: IdOf[ToolCallId] = Field(
+        validation_alias=AliasChoices("tool_call_id", "correlation_id"), max_length=128
+    )
     """The call; the field may also be named `correlation_id`."""
     status: TurnStatus
     """How the call ended."""
     after_execution: AfterExecution | None = None
     """What the result does to the turn; null: what the tool's row says."""
-    tool_result_card_id: CardId | None = Field(default=None, min_length=1, max_length=256)
+    tool_result_card_id: IdOf[CardId] | None = Field(default=None, min_length=1, max_length=256)
     """A `tool.result` card that the tool has stored itself."""
     result: JsonValue = None
     """The inline result: at most 512 KiB of JSON."""
@@ -300,7 +308,7 @@ class ReportReply(Reply):
 class StopRequest(Strict):
     """Arguments of `stop`."""
 
-    agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
+    agent_turn_id: IdOf[AgentTurnId] = Field(min_length=1, max_length=128)
     """The turn to end, in any state."""
     reason: str = Field(default="", max_length=1024)
     """The reason, for people."""
@@ -333,7 +341,7 @@ class SendRequest(Strict):
     """The name of a listener. It is shown in lists of threads, so it must not hold content."""
     payload: str | JsonObject
     """XML as text, or the fields of the listener's payload."""
-    thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
+    thread_id: IdOf[ThreadId] | None = Field(default=None, min_length=1, max_length=128)
     """The thread that the message joins; by default a new one."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the message; a repeat with the same content is sent once."""
@@ -373,5 +381,5 @@ class ListenerListRequest(Strict):
 class ThreadDescribeRequest(Strict):
     """Arguments of `thread.describe`."""
 
-    thread_id: ThreadId = Field(min_length=1, max_length=128)
+    thread_id: IdOf[ThreadId] = Field(min_length=1, max_length=128)
     """The thread."""

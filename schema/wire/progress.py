@@ -4,8 +4,9 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.schema.base import JsonObject, Reply, Strict, Tolerant
+from turnstile.schema.base import IdOf, JsonObject, Strict, Tolerant
 from turnstile.schema.ids import AgentTurnId, StepId, ToolCallId
+from turnstile.schema.wire.inbox import Reply
 
 PROGRESS_RATE: Final = 2.0
 """Events a second of one call; what comes faster is dropped."""
@@ -16,7 +17,7 @@ MESSAGE_CHARACTERS: Final = 200
 class ProgressRequest(Strict):
     """Arguments of `progress`."""
 
-    tool_call_id: ToolCallId = Field(min_length=1, max_length=128)
+    tool_call_id: IdOf[ToolCallId] = Field(min_length=1, max_length=128)
     """The call, which waits."""
     progress: float = Field(allow_inf_nan=False)
     """How far it is: more than the last time."""

@@ -2,8 +2,9 @@
 
 from pydantic import Field
 
-from turnstile.schema.base import Reply, Strict
+from turnstile.schema.base import IdOf, Strict
 from turnstile.schema.ids import AgentTurnId, ReceiverId
+from turnstile.schema.wire.inbox import Reply
 
 _ID = r"^[A-Za-z0-9_.:-]+$"
 _VISIBLE = r"^[!-~]+$"
@@ -12,9 +13,9 @@ _VISIBLE = r"^[!-~]+$"
 class PushSetRequest(Strict):
     """Arguments of `push.set`."""
 
-    agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
+    agent_turn_id: IdOf[AgentTurnId] = Field(min_length=1, max_length=128)
     """The turn."""
-    receiver_id: ReceiverId = Field(max_length=128, pattern=_ID)
+    receiver_id: IdOf[ReceiverId] = Field(max_length=128, pattern=_ID)
     """The caller's own name for the receiver; the same again replaces what was set."""
     url: str = Field(max_length=2048, pattern=_VISIBLE)
     """Where it is told: https, at a public address, unless the settings allow others."""
@@ -25,9 +26,9 @@ class PushSetRequest(Strict):
 class PushRemoveRequest(Strict):
     """Arguments of `push.remove`."""
 
-    agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
+    agent_turn_id: IdOf[AgentTurnId] = Field(min_length=1, max_length=128)
     """The turn."""
-    receiver_id: ReceiverId = Field(max_length=128, pattern=_ID)
+    receiver_id: IdOf[ReceiverId] = Field(max_length=128, pattern=_ID)
     """The receiver."""
 
 
