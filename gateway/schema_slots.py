@@ -15,6 +15,8 @@ from typing import Final, NoReturn, cast
 from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.json_reading import check_json
 from turnstile.schema.visible import is_hidden
 
 _MOST_CHOICES = 50
@@ -184,9 +186,12 @@ def shown_json(value: JsonValue) -> str:
 def read_json(text: str) -> JsonValue:
     """The JSON that was typed; raises `Fault`, which says where it is none."""
     try:
+        check_json(text.encode("utf-8", "surrogatepass"))
         return cast("JsonValue", json.loads(text, parse_constant=_no_number, object_pairs_hook=_once))
     except json.JSONDecodeError as error:
         raise Fault(f"No JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
+    except BadRequest as error:
+        raise Fault(f"{error}.".replace("the payload", "It", 1)) from None
     except RecursionError:
         raise Fault("It is nested too deeply.") from None
     except ValueError as error:

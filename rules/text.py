@@ -4,11 +4,12 @@ Pure. It never raises, and returns clean text unchanged.
 """
 
 import json
-from typing import NoReturn
 
 from pydantic import JsonValue
 
 from turnstile.schema.base import DEEPEST, JsonObject, too_deep
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.json_reading import check_json, read_json_text
 
 _SHORTEST_SECRET = 4  # removing a shorter value would damage ordinary words
 _CUT = "***"
@@ -42,21 +43,24 @@ def storable_json(value: JsonValue) -> JsonValue:
 def parse_arguments(text: str) -> JsonObject | None:
     """A tool call's arguments as a storable JSON object, `{}` if empty.
 
-    None if they are anything else, hold NaN, or are nested deeper than `DEEPEST`.
+    None if they are anything else, hold NaN or too many values, or are nested deeper than `DEEPEST`.
     """
     if not text.strip():
         return {}
     try:
-        value: JsonValue = json.loads(text, parse_constant=_not_json, parse_float=_finite)
-        return storable_object(value) if isinstance(value, dict) and not too_deep(value) else None
-    except (ValueError, RecursionError):
+        value = read_json_text(text)
+    except BadRequest:
         return None
+    return storable_object(value) if isinstance(value, dict) and not too_deep(value) else None
 
 
 def bad_arguments(name: str, text: str) -> str:
     """What to tell a model whose arguments `parse_arguments` did not take."""
     try:
+        check_json(text.encode("utf-8", "surrogatepass"))
         deep = too_deep(json.loads(text))
+    except BadRequest as error:
+        return f"The arguments of {name} are too much: {error}."
     except ValueError:
         deep = False
     except RecursionError:
@@ -67,17 +71,6 @@ def bad_arguments(name: str, text: str) -> str:
 def storable_object(value: JsonObject) -> JsonObject:
     """`storable_json` for an object."""
     return {storable(key): storable_json(item) for key, item in value.items()}
-
-
-def _not_json(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError("a number out of range")
-    return number
 
 
 def cleared(text: str, secrets: frozenset[str]) -> str:

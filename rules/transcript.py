@@ -20,7 +20,9 @@ from turnstile.schema.cards import (
     value_of,
     without_added,
 )
+from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import StepId, ToolCallId
+from turnstile.schema.json_reading import read_json_text
 from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED, Compaction
@@ -232,8 +234,8 @@ def _answer(card: Card) -> dict[str, JsonValue]:
 
 def _parse_arguments(arguments: str) -> JsonValue:
     try:
-        found: JsonValue = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
+        found = read_json_text(arguments) if arguments.strip() else {}
+    except BadRequest:
         return arguments
     return arguments if too_deep(found) else found
 

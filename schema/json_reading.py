@@ -5,6 +5,7 @@ bounded by passes over the bytes, about 1 ms for each MB; only what is near a bo
 strings. What is read here may be walked in Python: it has at most `MOST_VALUES` values.
 """
 
+import json
 from typing import cast
 
 from pydantic import JsonValue
@@ -31,7 +32,7 @@ def read_json(data: bytes) -> JsonValue:
     except ValueError:
         raise BadRequest("the payload is not valid JSON, or holds a number out of range") from None
     if _opened(data) > DEEPEST_STORED and too_deep(value, DEEPEST_STORED):
-        raise BadRequest(f"the payload is nested deeper than {DEEPEST_STORED} levels")
+        raise _too_deep(DEEPEST_STORED)
     if any(exponent in data for exponent in _EXPONENTS) and _has_infinity(value):
         raise BadRequest("the payload holds a number out of range")
     return value
@@ -45,13 +46,27 @@ def read_json_object(data: bytes) -> JsonObject:
     return value
 
 
-def check_json(data: bytes) -> None:
+def read_json_text(text: str) -> JsonValue:
+    """The JSON in a text of a model or a person, lone surrogates included; raises `BadRequest`, also for NaN."""
+    check_json(text.encode("utf-8", "surrogatepass"))
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except ValueError:
+        raise BadRequest("this is not valid JSON, or holds a number out of range") from None
+    except RecursionError:
+        raise _too_deep(DEEPEST_STORED) from None
+    if too_deep(value, DEEPEST_STORED):
+        raise _too_deep(DEEPEST_STORED)
+    return value
+
+
+def check_json(data: bytes, most: int = MOST_VALUES) -> None:
     """Raises `BadRequest` if a parser would find more values or digits than there may be. Reads no value."""
-    many, long = _values(data) > MOST_VALUES, _LONG in data.translate(_ZEROS)
+    many, long = _values(data) > most, _LONG in data.translate(_ZEROS)
     if not many and not long:
         return
     bare = _without_strings(data)
-    if many and _values(bare) > MOST_VALUES:
+    if many and _values(bare) > most:
         raise _too_many()
     if long and _LONG in bare.translate(_ZEROS):
         raise BadRequest(f"the payload holds a number of more than {MOST_DIGITS} digits")
@@ -61,6 +76,21 @@ def _too_many() -> BadRequest:
     return BadRequest(
         f"the payload has more than {MOST_VALUES} values in its lists and objects: send less at a time, or one text"
     )
+
+
+def _too_deep(most: int) -> BadRequest:
+    return BadRequest(f"the payload is nested deeper than {most} levels")
+
+
+def _no_number(name: str) -> JsonValue:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(text)
+    return value
 
 
 def _opened(data: bytes) -> int:

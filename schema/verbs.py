@@ -10,7 +10,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from turnstile.schema.base import Reply
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
     BudgetListRequest,
@@ -44,6 +43,7 @@ from turnstile.schema.wire.inbox import (
     EnqueueReply,
     EnqueueRequest,
     ListenerListRequest,
+    Reply,
     ReportReply,
     ReportRequest,
     SendReply,

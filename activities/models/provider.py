@@ -27,7 +27,8 @@ from turnstile.runtime.ports import (
     ToolCallDelta,
 )
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import ModelError
+from turnstile.schema.errors import BadRequest, ModelError
+from turnstile.schema.json_reading import read_json_text
 
 log = logging.getLogger(__name__)
 
@@ -218,6 +219,6 @@ def _begins_another(call: _Started, piece: ToolCallFragment) -> bool:
 
 def _is_complete(arguments: str) -> bool:
     try:
-        return isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
+        return isinstance(read_json_text(arguments), dict)
+    except BadRequest:
         return False

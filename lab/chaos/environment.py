@@ -21,7 +21,6 @@ import psutil
 from lab.chaos.program import Program
 from lab.chaos.proxy import HOST, Proxy
 from lab.chaos.script import ASKED
-from lab.chaos.tools import NATS_URL
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.processes.migration import migrate_all
 from turnstile.settings import Settings, load_settings
@@ -203,12 +202,11 @@ def _programs(environment: Environment, size: Size) -> list[Program]:
             made.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", f"{role} serves"))
     for number in range(1, size.tools + 1):
         name = f"tools-{number}"
-        argv = (sys.executable, "-m", "lab.chaos.tools", "--executions", str(environment.executions))
-        program = Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve")
-        program.env = {NATS_URL: environment.seen_by(name).nats_url}
-        made.append(program)
+        where = ("--nats", environment.seen_by(name).nats_url, "--executions", str(environment.executions))
+        argv = (sys.executable, "-m", "lab.chaos.tools", *where)
+        made.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve"))
     for program in made:
-        program.env = {**program.env, ASKED: str(environment.asked)}
+        program.env = {ASKED: str(environment.asked)}
         program.on_death = environment.on_death
     return made
 

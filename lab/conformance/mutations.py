@@ -53,7 +53,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/messages.py",
         "_rendered((*memory, *context, *current))",
         "_rendered((*context, *memory, *current))",
-        "tests/rules/test_messages.py::test_order_of_sources",
+        "tests/activities/test_messages.py::test_order_of_sources",
     ),
     Mutation(
         "Role",
@@ -325,7 +325,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/tool_specs.py",
         'warnings.append(f"allowed tool {name} is not among the project\'s tools")',
         "pass",
-        "tests/rules/test_toolspecs.py::test_the_whitelist_decides_and_mismatches_are_warnings",
+        "tests/activities/test_toolspecs.py::test_the_whitelist_decides_and_mismatches_are_warnings",
     ),
     Mutation(
         "Tool specs",
@@ -341,7 +341,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/tool_specs.py",
         "return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC),",
         "return ToolSpecs((SUBMIT_RESULT_SPEC, *specs, *map(choice_spec, choices)),",
-        "tests/rules/test_choices.py::test_choices_stand_between_tools_and_submit_result",
+        "tests/activities/test_choices.py::test_choices_stand_between_tools_and_submit_result",
     ),
     Mutation(
         "Events",
@@ -943,7 +943,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "    if response is None:\n        return NoMessage()\n",
         "    if response is None:\n        return timed_out()\n",
-        "tests/rules/test_routing.py::test_nothing_is_nothing",
+        "tests/activities/test_routing.py::test_nothing_is_nothing",
     ),
     Mutation(
         "Handlers",
@@ -951,7 +951,7 @@ MUTATIONS: Sequence[Mutation] = (
         "schema/pump/listeners.py",
         "if target is None or (sender.agent and target is not sender and target.name not in sender.peers):",
         "if target is None:",
-        "tests/rules/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
+        "tests/activities/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
     ),
     Mutation(
         "Handlers",
@@ -991,7 +991,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         '    if tag.startswith("{") or is_reserved(tag):\n',
         "    if False:\n",
-        "tests/rules/test_routing.py::test_what_leaves_is_written_by_the_pump",
+        "tests/activities/test_routing.py::test_what_leaves_is_written_by_the_pump",
     ),
     Mutation(
         "System messages",
@@ -1015,7 +1015,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "Huh.of(text.encode()) if listener.agent else SystemErrorMessage.routing()",
         "Huh.of(text.encode())",
-        "tests/rules/test_routing.py::test_a_plain_handler_cannot_tell_which_listeners_are_there",
+        "tests/activities/test_routing.py::test_a_plain_handler_cannot_tell_which_listeners_are_there",
     ),
     Mutation(
         "System messages",
@@ -1039,7 +1039,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "return Iterate(text_of(message), system=True)",
         "return Respond(text_of(message), system=True)",
-        "tests/rules/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
+        "tests/activities/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
     ),
     Mutation(
         "Iteration",
@@ -1047,7 +1047,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "    if target is listener:\n        return Iterate(text)\n",
         "",
-        "tests/rules/test_routing.py::test_a_message_to_itself_stays_in_its_place",
+        "tests/activities/test_routing.py::test_a_message_to_itself_stays_in_its_place",
     ),
     Mutation(
         "Iteration",
@@ -1063,7 +1063,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "        return Respond(outgoing(listener.response.from_text(text)))\n",
         '        return Respond(outgoing(listener.response.from_text(text.partition("</todo-until>")[2] or text)))\n',
-        "tests/rules/test_routing.py::test_planning_in_text_is_text",
+        "tests/activities/test_routing.py::test_planning_in_text_is_text",
     ),
     Mutation(
         "Responding",

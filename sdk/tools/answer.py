@@ -14,10 +14,11 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from turnstile.rules.text import cleared
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import DEEPEST_STORED, JsonObject, Tolerant, too_deep
 from turnstile.schema.cards import ToolError, ToolResultContent
-from turnstile.schema.errors import TurnstileError
+from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
+from turnstile.schema.json_reading import MOST_VALUES, check_json
 from turnstile.schema.states import AfterExecution, TurnStatus, WaitStatus
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
@@ -28,6 +29,9 @@ MESSAGE_LIMIT: Final = 500
 """Characters of an error message that the model gets."""
 
 _ENV_KEY = "$env"
+_MOST_VALUES: Final = MOST_VALUES - 100
+_DEEPEST: Final = DEEPEST_STORED - 1
+"""What a report leaves of the values and levels of a request."""
 Result = TypeVar("Result")
 
 
@@ -149,9 +153,15 @@ def answer(value: object, secrets: frozenset[str]) -> ToolReport:
     if isinstance(value, Terminate):
         value, after = value.result, AfterExecution.TERMINATE  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # of anything
     try:
-        result: JsonValue = from_json(to_json(value, inf_nan_mode="null"))
+        written = to_json(value, inf_nan_mode="null")
+        check_json(written, _MOST_VALUES)
+        result: JsonValue = from_json(written)
+    except BadRequest as error:  # no bridge would read the report
+        return failed("result_too_large", f"the tool's result cannot be sent: {error}", secrets)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         return failed("tool_error", f"the tool's result cannot be written as JSON: {error}", secrets)
+    if too_deep(result, _DEEPEST):
+        return failed("tool_error", f"the tool's result is nested deeper than {_DEEPEST} levels", secrets)
     result = _cleared(result, secrets)
     content = ToolResultContent(status=TurnStatus.SUCCESS, after_execution=after, result=result)
     if (size := len(content.model_dump_json().encode())) > RESULT_LIMIT_BYTES:

@@ -9,6 +9,7 @@ from turnstile.ledger.turns.cards import card_of
 from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import DEEPEST, DEEPEST_STORED, stored_json, too_deep
 from turnstile.schema.cards import content_of, value_of
+from turnstile.schema.json_reading import MOST_VALUES
 
 
 def nested(levels: int) -> str:
@@ -24,11 +25,17 @@ def test_levels_are_counted() -> None:
     assert not too_deep({"a": [1, {"b": 2}], "c": [[]]}, 3)
 
 
-@pytest.mark.parametrize("levels", [65, 198, 480, 900, 5_000, 100_000])
+@pytest.mark.parametrize("levels", [65, 198, 480, 900, 5_000, 15_000])
 def test_deep_arguments_are_none_and_said(levels: int) -> None:
     text = f'{{"q": {nested(levels)}}}'
     assert parse_arguments(text) is None
     assert bad_arguments("search", text) == "The arguments of search are nested deeper than 64 levels."
+
+
+def test_arguments_of_too_many_values_are_none_and_said() -> None:
+    text = f'{{"q": [{"0," * MOST_VALUES}0]}}'
+    assert parse_arguments(text) is None
+    assert f"more than {MOST_VALUES} values" in bad_arguments("search", text)
 
 
 @pytest.mark.parametrize("levels", [1, DEEPEST_STORED, 200, 254, 480, 900, 5_000, 100_000])

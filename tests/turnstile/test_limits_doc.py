@@ -3,6 +3,7 @@
 import re
 
 from tests.support.paths import ROOT
+from turnstile.gateway.a2a.rpc import MOST_VALUES as A2A_VALUES
 from turnstile.gateway.http.guard import MOST_PARAMETERS
 from turnstile.rules.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
 from turnstile.schema.base import DEEPEST_STORED
@@ -31,6 +32,7 @@ def test_the_sizes_are_the_codes() -> None:
     assert told == {
         "text of a request": (str(TEXT_LIMIT_BYTES), "text_too_large"),
         "values of a request": (str(MOST_VALUES), BadRequest.code),
+        "values of an A2A request": (str(A2A_VALUES), "-32602"),
         "nesting of a request": (str(DEEPEST_STORED), BadRequest.code),
         "digits of a number": (str(MOST_DIGITS), BadRequest.code),
         "parameters of an address": (str(MOST_PARAMETERS), BadRequest.code),

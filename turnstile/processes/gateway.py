@@ -130,6 +130,7 @@ async def serve_gateway(
             links=links or Links(),
             once=once,
         )
+        await asyncio.to_thread(gateway.console.templates.compile)
         for address in gateway.missing:
             log.info("/%s is off: it needs the extra turnstile-kernel[%s]", address, address)
         telemetry.meter.watch(Metric.HTTP_CONNECTIONS, lambda: len(connections))

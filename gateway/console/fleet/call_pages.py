@@ -3,7 +3,6 @@
 A report by hand is the verb `report`, asked with the session's token as its sender: it counts as the tool's, once.
 """
 
-import json
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
@@ -24,6 +23,7 @@ from turnstile.schema.base import AgentToken, JsonObject, Strict
 from turnstile.schema.cards import ToolCallContent, ToolResultContent, names_or_none, own_arguments, read_content
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, ToolCallId
+from turnstile.schema.json_reading import read_json_text
 
 CALLS = f"{CONSOLE}/calls"
 _PAGE = 100
@@ -145,14 +145,9 @@ def _result(form: ReportForm) -> JsonValue:
     if form.kind == "text":
         return form.result
     try:
-        found: JsonValue = json.loads(form.result, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        raise BadRequest("the result is no JSON: mend it, or send it as text") from None
-    return found
-
-
-def _refuse(name: str) -> JsonValue:
-    raise ValueError(name)
+        return read_json_text(form.result)
+    except BadRequest as error:
+        raise BadRequest(f"the result is no JSON that can be sent ({error}): mend it, or send it as text") from None
 
 
 async def _seen(visit: Visit[NoQuery, NoForm] | Visit[NoQuery, ReportForm]) -> CallFile:

@@ -4,7 +4,6 @@ It is made of the turns' rows and cards. What is too large to be shown here, or 
 turn's own page has all of it. The more there is on a page, the less is shown of each.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast
@@ -23,7 +22,9 @@ from turnstile.schema.cards import (
     ToolResultContent,
     readable_content,
 )
+from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, StepId, ToolCallId
+from turnstile.schema.json_reading import read_json_text
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.states import SteerStatus
 
@@ -209,9 +210,9 @@ def _thought(each: ChatCard, calls: dict[ToolCallId | None, Call], delivered: De
 
 def _call(call: ThoughtCall) -> Call:
     try:
-        value = cast("JsonValue", json.loads(call.arguments))
+        value = read_json_text(call.arguments)
         shown = call.arguments if too_deep(value) else shown_json(value)
-    except (ValueError, RecursionError):
+    except BadRequest:
         shown = call.arguments
     return Call(call.tool_call_id, call.tool_name, shown)
 

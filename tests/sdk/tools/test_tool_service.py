@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field, SecretStr
 
 from tests.sdk.tools.stack import Call, Stack, eventually
+from turnstile.schema.json_reading import MOST_VALUES
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
 from turnstile.sdk.tools.service import Terminate, ToolCall, ToolFailed, ToolService
@@ -207,6 +208,8 @@ async def test_a_result_that_is_too_large_or_no_json_is_a_failed_one(stack: Stac
         return {
             "ascii": "x" * (RESULT_LIMIT_BYTES + 1),
             "object": object(),
+            "many": [0] * (MOST_VALUES + 1),
+            "values": [[0]] * (MOST_VALUES // 2 - 100),
             "deep": deep,
             "nul": "a\0b",
             "fits": "x" * (RESULT_LIMIT_BYTES - 200),
@@ -219,10 +222,12 @@ async def test_a_result_that_is_too_large_or_no_json_is_a_failed_one(stack: Stac
 
     async with stack.serving(service):
         assert await code("ascii") == "result_too_large"
+        assert await code("many") == "result_too_large"
         assert await code("object") == "tool_error"
         assert await code("deep") == "tool_error"
         assert (await stack.play(agent, Call("big", {"what": "nul"}))).result["result"] == "a\ufffdb"
-        assert (await stack.play(agent, Call("big", {"what": "fits"}))).result["status"] == "success"
+        for what in ("fits", "values"):
+            assert (await stack.play(agent, Call("big", {"what": what}))).result["status"] == "success"
 
 
 async def test_terminate_ends_the_turn_with_the_result(stack: Stack, target: str) -> None:

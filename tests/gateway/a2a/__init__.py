@@ -1,0 +1,1 @@
+"""Parts of A2A that need no servers."""
