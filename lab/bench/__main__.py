@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.bench.plan import GatewayPart, Plan, Scenario
+from lab.bench.plan import BY_NAME, GatewayPart, Plan, Scenario
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 _DEFAULT = Plan()
+_USUAL = [scenario for scenario in Scenario if scenario not in BY_NAME]
+_NAMED = [scenario for scenario in Scenario if scenario in BY_NAME]
 OUT = Path("bench-results")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,7 +25,10 @@ async def bench(
     session: "Session",
     scenarios: Annotated[
         list[Scenario] | None,
-        typer.Argument(help=f"Scenarios to measure; all by default: {', '.join(Scenario)}.", metavar="[SCENARIO]..."),
+        typer.Argument(
+            help=f"Scenarios to measure; by default {', '.join(_USUAL)}. Only by name: {', '.join(_NAMED)}.",
+            metavar="[SCENARIO]...",
+        ),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of turns and yardsticks; the medians count.")
@@ -76,6 +81,10 @@ async def bench(
         int, typer.Option(min=1, help="Conversations of the old turns; a million take some 5 GB.")
     ] = _DEFAULT.old_conversations,
     day_turns: Annotated[int, typer.Option(min=1, help="Turns of the day that is audited.")] = _DEFAULT.day_turns,
+    ended_turns: Annotated[
+        int, typer.Option(min=1, help="Ended turns for `audit` and `retention`; a million take some 4 GB.")
+    ] = _DEFAULT.ended_turns,
+    flood: Annotated[int, typer.Option(min=1, help="Turns of the flood in `fairness`.")] = _DEFAULT.flood,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = _DEFAULT.workers,
     split: Annotated[bool, typer.Option("--split", help="Run worker and bridge as separate processes.")] = False,
     out: Annotated[Path, typer.Option(help="Directory for the JSON file and the pictures.", metavar="DIR")] = OUT,
@@ -120,11 +129,13 @@ async def bench(
         old_conversations=old_conversations,
         day_turns=day_turns,
         growth_turns=2 * turns,
+        ended_turns=ended_turns,
+        flood=flood,
         workers=workers,
         split=split,
     )
     with open_bars() as bars:
-        report = await run_bench(session.settings, plan, scenarios or Scenario, bars)
+        report = await run_bench(session.settings, plan, scenarios or _USUAL, bars)
     written = save(report, out)
     if session.out.as_json:
         session.out.document(plain(report))

@@ -22,6 +22,8 @@ LONG_SECONDS = 180.0
 BIG_BYTES = 400_000
 """What the turn says that stuck clients ask for."""
 PROFILE = "bench"
+SLOW = "bench_slow"
+"""A script that takes a tenth of a second."""
 _WORD = "word "
 _ANSWER_TOKENS = 128
 """The most tokens of a real model's answer."""
@@ -45,6 +47,7 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
         "bench_stream": [_stream(plan.stream_seconds)],
         "bench_long": [_stream(LONG_SECONDS)],
         "bench_big": [{"text": _WORD * (BIG_BYTES // len(_WORD))}],
+        SLOW: [{"text": "Slowly done.", "delay_seconds": 0.1}],
         "bench_told": [
             {"text": told_text(plan), "chunks": plan.sse_chunks, "delay_seconds": plan.sse_gap_seconds},
         ],

@@ -22,7 +22,7 @@ from turnstile.settings.model import ENV_PREFIX
 _LAUNCH = Path(turnstile.embedded.__file__).with_name("launch.py")
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 20.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.01
 _LINE_BYTES = 16_777_216
 
 TURNSTILE = ("-c", "from turnstile.cli import main; main()")

@@ -20,6 +20,17 @@ class Scenario(StrEnum):
     GATEWAY = "gateway"
     GROWTH = "growth"
     SUSPENDED = "suspended"
+    FAIRNESS = "fairness"
+    SYNC = "sync"
+    START = "start"
+    AUDIT = "audit"
+    RETENTION = "retention"
+
+
+BY_NAME = frozenset(
+    {Scenario.FAIRNESS, Scenario.SYNC, Scenario.START, Scenario.AUDIT, Scenario.RETENTION},
+)
+"""Scenarios that run only if they are named."""
 
 
 class GatewayPart(StrEnum):
@@ -90,6 +101,12 @@ class Plan:
     day_turns: int = 10_000
     """Turns of the day that is audited, about what a day of the past has."""
     growth_turns: int = 600
+    ended_turns: int = 100_000
+    """Ended turns of the ledger that `audit` and `retention` work on; a million take some 4 GB and 4 minutes."""
+    flood: int = 1000
+    """Turns of the project that floods."""
+    quiet_turns: int = 5
+    """Turns of the project beside it."""
     tpcb_scale: int = 8
     tpcb_seconds: float = 2.0
     nats_messages: int = 10_000

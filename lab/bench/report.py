@@ -23,6 +23,11 @@ _TITLES = {
     "gateway": "gateway: streams that are cut, streams that are timed, turns over HTTP and NATS",
     "growth": "growth: statements on a ledger with a past",
     "suspended": "suspended: turns asleep",
+    "fairness": "fairness: turns of one project while another floods",
+    "sync": "sync: NATS that syncs each message, next to its default",
+    "start": "start: imports, commands, `turnstile up`, a worker's first turn",
+    "audit": "audit: a ledger of ended turns, by all rules",
+    "retention": "retention: what is older than 30 days, of 90",
 }
 
 

@@ -14,17 +14,21 @@ from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
 from lab.bench.plan import Plan, Scenario
 from lab.bench.proc import load_average, machine, require_proc
+from lab.bench.scenarios.audit import run_audit, run_retention
 from lab.bench.scenarios.budget import run_budget
 from lab.bench.scenarios.conversations import run_conversations
+from lab.bench.scenarios.fairness import run_fairness
 from lab.bench.scenarios.fanout import run_fanout
 from lab.bench.scenarios.fork import run_fork
 from lab.bench.scenarios.gateway import run_gateway
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
 from lab.bench.scenarios.stages import run_stages
+from lab.bench.scenarios.start import run_start
 from lab.bench.scenarios.stop import run_stop
 from lab.bench.scenarios.stream import run_stream
 from lab.bench.scenarios.suspended import run_suspended
+from lab.bench.scenarios.sync import run_sync
 from lab.bench.scenarios.turn import run_tool, run_turn
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import TurnstileError
@@ -44,6 +48,11 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.GATEWAY: run_gateway,
     Scenario.GROWTH: run_growth,
     Scenario.SUSPENDED: run_suspended,
+    Scenario.FAIRNESS: run_fairness,
+    Scenario.SYNC: run_sync,
+    Scenario.START: run_start,
+    Scenario.AUDIT: run_audit,
+    Scenario.RETENTION: run_retention,
 }
 
 

@@ -180,7 +180,7 @@ async def open_system(
     await setup.close()  # the session reports the rows it touched when it closes, before the count begins
     before = await environment.pool.run(rows_touched)
     async with AsyncExitStack() as stack:
-        children = await _start(environment, name, sections or {}, stack)
+        children = await start_processes(environment, name, sections or {}, stack)
         if tool:
             words = ("-m", "lab.bench.tool", environment.endpoints.nats_url)
             log = environment.directory / f"{name}-tool.log"
@@ -196,9 +196,10 @@ async def open_system(
     system.rows = RowsTouched(read=after.read - before.read, written=after.written - before.written)
 
 
-async def _start(
+async def start_processes(
     environment: Environment, name: str, sections: Mapping[str, Section], stack: AsyncExitStack
 ) -> list[tuple[str, Child, int]]:
+    """Start worker and bridge as the plan composes them; returns role, process and metrics port of each."""
     plan = environment.plan
     workers = [("worker" if plan.split else TOGETHER, number) for number in range(plan.workers)]
     started: list[tuple[str, Child, int]] = []

@@ -18,7 +18,7 @@ from rich.console import Console
 from lab.chaos.run import QUIET_SECONDS, RunOptions, run_chaos
 from lab.chaos.scenarios import SCENARIOS
 from lab.chaos.trees import TURNS_A_TREE
-from tests.support.processes.power_failure import STRACE
+from lab.support.power_failure import STRACE
 
 RATE = 12.0
 """Turns a second that two cores can run while processes are restarted."""

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psutil
 
 from lab.chaos.program import Program
-from lab.chaos.proxy import HOST, Proxy
 from lab.chaos.script import ASKED
+from lab.support.proxy import HOST, Proxy
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.processes.migration import migrate_all
 from turnstile.settings import Settings, load_settings

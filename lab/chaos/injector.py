@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from lab.chaos.environment import SERVERS, Environment
 from lab.chaos.observer import STREAMS, Observer
-from lab.chaos.proxy import Proxy
 from lab.chaos.schedule import Fault
-from tests.support.processes.power_failure import PowerFailure
+from lab.support.power_failure import PowerFailure
+from lab.support.proxy import Proxy
 
 LATE_SECONDS = 9.0
 """Longer than the heartbeat timeout and the retry of a step elsewhere."""

@@ -8,11 +8,10 @@ import json
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import asyncpg
 from temporalio.client import Client
@@ -22,7 +21,6 @@ from lab.chaos.environment import TURNSTILE, Environment
 from lab.chaos.injector import Injector, Late, read_notes
 from lab.chaos.load import Load
 from lab.chaos.program import ROOT
-from tests.support.ledger.invariants import assert_invariants
 from turnstile.ledger.operations.audit import Bounds, Scope, arguments, rules
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, parse
@@ -34,15 +32,10 @@ QUERIES, TREE_RULES, WITNESS = (
     parse(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     for name in ("verdict.sql", "trees.sql", "witness.sql")
 )
-AUDIT = ROOT / "turnstile" / "cli" / "operations" / "audit.py"
 EXPECTED = {"stop": {"success", "canceled"}, "budget": {"success", "partial"}}
 LOOK_SECONDS = 1.0
 """Between two looks at the budgets while a run goes on."""
 _SHOWN = 12
-
-
-class _Auditor(Connection, Protocol):
-    async def close(self) -> None: ...
 
 
 @dataclass
@@ -296,25 +289,15 @@ def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> C
 
 
 async def _audit(environment: Environment, verdict: Verdict) -> None:
-    if AUDIT.exists():
-        config = environment.config("direct", environment.direct)
-        process = await asyncio.create_subprocess_exec(
-            *(*TURNSTILE, "audit", "--engine", "--config", str(config)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=ROOT,
-        )
-        said, _ = await process.communicate()
-        verdict.audit, verdict.audit_clean = said.decode(), process.returncode == 0
-        return
-    # not a pool's: there the planner avoids what whole tables want, and a statement ends after 60 s
-    connect = cast("Callable[[str], Awaitable[_Auditor]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
-    conn = await connect(environment.direct.database_url)
-    try:
-        await assert_invariants(conn)
-    except AssertionError as error:
-        verdict.audit = str(error)
-    else:
-        verdict.audit, verdict.audit_clean = "the invariants hold", True
-    finally:
-        await conn.close()
+    process = await asyncio.create_subprocess_exec(
+        *TURNSTILE,
+        "audit",
+        "--engine",
+        "--config",
+        str(environment.config("direct", environment.direct)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+    )
+    output, _ = await process.communicate()
+    verdict.audit, verdict.audit_clean = output.decode(), process.returncode == 0

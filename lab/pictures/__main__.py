@@ -16,7 +16,7 @@ from lab.pictures.scripts import PRICES
 from lab.pictures.shots import SHOTS
 from lab.pictures.story import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
 from lab.pictures.waterfall import ask_for_quotes, draw
-from tests.observability.collector import Collector, collecting
+from lab.support.collector import Collector, collecting
 from turnstile.ledger.pool import Pool
 from turnstile.processes.up import Running, run_up
 from turnstile.runtime.telemetry import Telemetry

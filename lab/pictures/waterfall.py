@@ -4,6 +4,7 @@ The demo project's Rafael asks three readers at once, each of which searches the
 collector on loopback. Nothing is drawn that it did not receive.
 """
 
+import asyncio
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +12,7 @@ from typing import Any
 
 from lab.pictures.plays import QUOTES
 from lab.pictures.story import Shop
-from tests.observability.collector import Collector, Seen
-from tests.support.conditions import until
+from lab.support.collector import Collector, Seen
 
 COLORS = {
     "invoke_agent": "#3b6ea8",
@@ -24,6 +24,7 @@ COLORS = {
 """By what a span is; the conventions' own are the strong ones."""
 _NANOSECONDS = 1e9
 _TURNS = 4
+_PATIENCE = 30.0
 
 
 async def ask_for_quotes(shop: Shop, collector: Collector) -> list[Seen]:
@@ -31,13 +32,17 @@ async def ask_for_quotes(shop: Shop, collector: Collector) -> list[Seen]:
     turn = await shop.ask("shop", "rafael", QUOTES, conversation_id="posters")
     trace = str((await shop.until(turn))["trace_id"])
 
-    async def whole() -> list[Seen] | None:
-        spans = collector.of_trace(trace)
-        known = {span.span_id for span in spans}
-        orphans = [span for span in spans if span.parent and span.parent not in known]
-        return spans if sum(span.name == "finish" for span in spans) == _TURNS and not orphans else None
+    async with asyncio.timeout(_PATIENCE):
+        while not _whole(spans := collector.of_trace(trace)):  # noqa: ASYNC110 -- the spans come over HTTP
+            await asyncio.sleep(0.02)
+    return spans
 
-    return await until(whole, 30, "all spans of the tree")
+
+def _whole(spans: list[Seen]) -> bool:
+    """Whether each turn has finished and each span's parent has come."""
+    known = {span.span_id for span in spans}
+    orphans = [span for span in spans if span.parent and span.parent not in known]
+    return sum(span.name == "finish" for span in spans) == _TURNS and not orphans
 
 
 def draw(spans: list[Seen], file: Path) -> None:

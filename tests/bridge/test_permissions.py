@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 from nats.aio.msg import Msg
 
-from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.verbs.durable_commands import DurableCommands
 from turnstile.bridge.verbs.micro_service import VerbRequest, VerbService

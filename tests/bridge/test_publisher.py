@@ -6,7 +6,8 @@ import time
 import pytest
 from nats.aio.msg import Msg
 
-from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, ProjectId, uuid7

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 from nats.aio.msg import Msg
 
-from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, VerbService
 from turnstile.schema.access import Caller
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.support.nats_server import NatsServer
 from tests.deploy.tls import Certificates, make_certificates, tls_before
 from tests.support.databases import Databases
-from tests.support.processes.nats_server import NatsServer, eventually
+from tests.support.processes.nats_server import eventually
 from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool

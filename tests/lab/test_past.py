@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 from lab.bench.agents import add_agents
+from lab.bench.ledgers.ended_turns import fill
 from lab.bench.ledgers.ledger import Ledger
 from lab.bench.ledgers.past import FIRST_CONVERSATION, add_past
-from lab.benchmarks.audit import fill
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.steps import begin_step

@@ -57,6 +57,9 @@ TINY = Plan(
     old_conversations=40,
     day_turns=100,
     growth_turns=3,
+    ended_turns=200,
+    flood=10,
+    quiet_turns=2,
     tpcb_scale=1,
     tpcb_seconds=0.2,
     nats_messages=100,
@@ -253,6 +256,40 @@ async def test_turns_sleep_and_some_are_woken(environment: Environment, bars: Ba
     result = await RUNNERS[Scenario.SUSPENDED](environment, bars)
     check_turns(result)
     assert (result.value("report to task event p50") or 0) > 0
+
+
+@pytest.mark.long
+async def test_one_project_floods_and_another_goes_on(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.FAIRNESS](environment, bars)
+    assert 0 < (result.value("from enqueue to begin p99") or 0) < 20_000
+    assert 0 <= (result.value("turns of the flood left after the last") or 0) <= TINY.flood
+
+
+@pytest.mark.long
+async def test_servers_that_sync_and_those_that_do_not_are_compared(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.SYNC](environment, bars)
+    for name in ("stored, one by one", "enqueue p99", "plain turns", "engine share"):
+        assert (result.value(f"{name}: always ÷ every 2 min") or 0) > 0, name
+
+
+@pytest.mark.long
+async def test_starts_are_timed(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.START](environment, bars)
+    seconds = {figure.name: figure.value for figure in result.figures}
+    assert len(seconds) == 8
+    assert 0 < seconds["python alone"] < seconds["turnstile --help"] < seconds["turnstile up, in an empty directory"]
+    assert seconds["a worker's first turn, ended"] > 0
+
+
+@pytest.mark.long
+async def test_ended_turns_are_audited_and_pruned(environment: Environment, bars: Bars) -> None:
+    audited = await RUNNERS[Scenario.AUDIT](environment, bars)
+    assert audited.value("turns") == TINY.ended_turns
+    assert audited.value("violations") == 0
+    pruned = await RUNNERS[Scenario.RETENTION](environment, bars)
+    assert 0 < (pruned.value("prune: turns") or 0) == pruned.value("dry run: turns")
+    assert pruned.value("second prune: turns") == 0
+    assert pruned.value("violations") == 0
 
 
 async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from tests.observability.collector import Collector, collecting
+from lab.support.collector import Collector, collecting
 from tests.sdk.tools.stack import TARGET, Stack
 from tests.support.databases import Databases
 from tests.support.paths import TESTS

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.observability.collector import Collector, Seen
+from lab.support.collector import Collector, Seen
 from tests.sdk.tools.stack import Stack as Tools
 from tests.support.conditions import until
 from tests.support.databases import Databases

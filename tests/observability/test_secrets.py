@@ -21,9 +21,9 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
+from lab.support.collector import Collector
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, Fault, Said
-from tests.observability.collector import Collector
 from tests.observability.test_metrics import scrape
 from tests.support.conditions import until
 from tests.support.databases import Databases

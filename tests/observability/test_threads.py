@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from tests.observability.collector import Collector, Seen
+from lab.support.collector import Collector, Seen
 from tests.observability.test_metrics import Samples, scrape, value
 from tests.observability.test_traces import spans_of, tree
 from tests.sdk.tools.stack import PROJECT, TARGET, Stack

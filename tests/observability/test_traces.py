@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from tests.observability.collector import Collector, Seen
+from lab.support.collector import Collector, Seen
 from tests.observability.tools import a_tool
 from tests.sdk.tools.stack import CHANNEL, PROJECT, Stack, fresh
 from tests.support.conditions import until

@@ -9,8 +9,8 @@ from urllib.parse import quote, urlsplit
 
 import asyncpg
 
+from lab.support.nats_server import NatsServer
 from tests.support.paths import ROOT
-from tests.support.processes.nats_server import NatsServer
 from turnstile.embedded.postgres_server import find_postgres_program
 
 DEPLOY = ROOT / "deploy"

@@ -5,7 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.support.processes.nats_server import CHANNEL, NatsServer
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import CHANNEL
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ProjectId, uuid7
 from turnstile.schema.states import TurnStatus

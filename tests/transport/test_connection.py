@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.processes.nats_server import NatsServer, eventually
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import eventually
 from turnstile.schema.errors import ConfigError
 from turnstile.transport.connection import connect
 

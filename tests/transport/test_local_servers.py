@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.nats_server import NatsServer, eventually
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import eventually
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.connection import connect
 from turnstile.transport.local_servers import find_data, find_nats

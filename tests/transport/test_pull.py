@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
+from lab.support.nats_server import NatsServer
+from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ProjectId, uuid7
 from turnstile.schema.wire.subjects import CMD_STREAM, wakeup

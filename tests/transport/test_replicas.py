@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
+from lab.support.nats_server import NatsCluster
 from tests.support.conditions import until
-from tests.support.processes.nats_server import NatsCluster
 from turnstile.doctor.checks import Check
 from turnstile.doctor.storage import check_storage
 from turnstile.embedded import Endpoints

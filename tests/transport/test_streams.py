@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.processes.nats_server import NatsServer
+from lab.support.nats_server import NatsServer
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId

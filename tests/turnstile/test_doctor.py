@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.support.nats_server import NatsServer, unused_port
 from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.gateway import serving
 from tests.support.ledger.agents import rows
-from tests.support.processes.nats_server import NatsServer, unused_port
 from tests.support.processes.stack import Run, Stack, open_stack, running_here
 from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine

@@ -13,10 +13,10 @@ import asyncpg
 from lab.bench.bars import Advance, Bars
 from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result, at_most, percentile, ratio
+from lab.bench.ledgers.ended_turns import fill
 from lab.bench.ledgers.ledger import Ledger, open_ledger
 from lab.bench.ledgers.past import FIRST_CONVERSATION, add_past
 from lab.bench.plan import Plan
-from lab.benchmarks.audit import fill
 from turnstile.ledger.operations.audit import Audit
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ConversationId, ProjectId

@@ -55,6 +55,16 @@ class TurnMoments(Tolerant):
     announced: datetime | None
 
 
+class Delay(Tolerant):
+    """How long an ended turn waited for its begin, and the ended turns of a project that floods the same processes."""
+
+    seconds: float
+    meanwhile: int
+    """Turns of the flood that began while the turn waited."""
+    ended: int
+    """Turns of the flood that have ended by now."""
+
+
 class WaitingCall(Tolerant):
     """An unanswered call, and its turn."""
 
@@ -106,3 +116,8 @@ async def list_waiting_calls(conn: Connection, project: ProjectId, row_limit: in
 async def rows_touched(conn: Connection) -> RowsTouched:
     """Rows touched in the whole database, by every session that has reported."""
     return RowsTouched.model_validate(dict(await _QUERIES["rows_touched"].one(conn)))
+
+
+async def read_delay(conn: Connection, turn: AgentTurnId, loud: ProjectId) -> Delay:
+    """The delay of an ended turn next to the flood of the project `loud`."""
+    return Delay.model_validate(dict(await _QUERIES["read_delay"].one(conn, agent_turn_id=turn, loud=loud)))

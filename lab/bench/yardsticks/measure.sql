@@ -53,3 +53,12 @@ WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]);
 SELECT coalesce(sum(coalesce(t.seq_tup_read, 0) + coalesce(t.idx_tup_fetch, 0)), 0)::int8 AS read,
        coalesce(sum(t.n_tup_ins + t.n_tup_upd + t.n_tup_del), 0)::int8 AS written
 FROM pg_stat_user_tables t;
+
+-- name: read_delay :one
+-- The seconds from a turn's enqueue to its begin, and the ended turns of the project `loud`: those that began meanwhile, and all.
+SELECT extract(epoch FROM o.started_at - i.created_at)::float8 AS seconds,
+       (SELECT count(*) FROM state.turn_outcomes f
+        WHERE f.project_id = :loud AND f.started_at BETWEEN i.created_at AND o.started_at) AS meanwhile,
+       (SELECT count(*) FROM state.turn_outcomes f WHERE f.project_id = :loud) AS ended
+FROM state.turn_outcomes o JOIN state.agent_inbox i USING (inbox_id)
+WHERE o.agent_turn_id = :agent_turn_id;

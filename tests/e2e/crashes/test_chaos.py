@@ -11,7 +11,7 @@ from rich.console import Console
 from lab.chaos.environment import Size
 from lab.chaos.run import RunOptions, run_chaos
 from lab.chaos.schedule import make_schedule
-from tests.support.processes.power_failure import STRACE
+from lab.support.power_failure import STRACE
 
 
 class _Small(TypedDict):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lab.chaos.proxy import HOST, Proxy
+from lab.support.proxy import HOST, Proxy
 from tests.support.databases import Databases
 from tests.support.faults.points import DONE
 from tests.support.ledger.invariants import assert_invariants

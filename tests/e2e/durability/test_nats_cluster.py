@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from lab.chaos.program import Program
-from lab.chaos.proxy import Proxy
 from lab.chaos.tools import definitions
+from lab.support.nats_server import NatsCluster, divisible_cluster
+from lab.support.proxy import Proxy
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
-from tests.support.processes.nats_server import NatsCluster, divisible_cluster
 from tests.support.processes.process import ROLES, Processes, Role, processes_of
 from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.processes.stacks import Stacks

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
+from lab.support.nats_server import NatsServer
+from lab.support.power_failure import STRACE, PowerFailure, read_trace
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.nats_server import NatsServer
-from tests.support.processes.power_failure import STRACE, PowerFailure, read_trace
 from tests.support.processes.stack import QUICK, Config, Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import CHANNEL, Tenant, new_tenant

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lab.chaos.proxy import HOST
+from lab.support.proxy import HOST
 from tests.e2e.crashes.test_slow_servers import proxied
 from tests.support.conditions import until
 from tests.support.databases import Databases

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.support.nats_server import NatsServer
 from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.delegation import CHIEF, says, staff, task
@@ -28,7 +29,6 @@ from tests.support.ledger.actions import (
     turns,
 )
 from tests.support.paths import ROOT
-from tests.support.processes.nats_server import NatsServer
 from tests.support.processes.net import workflow
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
 from tests.support.processes.stacks import Stacks

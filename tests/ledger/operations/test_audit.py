@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from lab.benchmarks.audit import fill
+from lab.bench.ledgers.ended_turns import fill
 from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, PROJECT, add_agents, ask
 from tests.support.ledger.healthy import make_healthy

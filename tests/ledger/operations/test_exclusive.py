@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lab.chaos.proxy import Proxy
+from lab.support.proxy import Proxy
 from tests.support.conditions import until
 from turnstile.ledger.operations.exclusive import Held, Hold, LockTimes, try_hold
 from turnstile.ledger.pool import Pool

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.benchmarks.audit import fill
+from lab.bench.ledgers.ended_turns import fill
 from tests.ledger.plans.test_plans import literal, nodes
 from tests.support.databases import Databases
 from tests.support.ledger.agents import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.support.nats_server import NatsServer
 from tests.support.paths import ROOT
-from tests.support.processes.nats_server import NatsServer
 
 WORD_COUNT = ROOT / "examples" / "tools" / "word_count.py"
 DEAF = """

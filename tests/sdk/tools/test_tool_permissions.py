@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.support.nats_server import NatsServer
 from tests.sdk.tools.stack import eventually
-from tests.support.processes.nats_server import NatsServer
 from turnstile.schema.errors import ConfigError
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.connection import connect

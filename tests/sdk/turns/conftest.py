@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from lab.support.nats_server import NatsServer
 from tests.support.databases import Databases
 from tests.support.delegation import staff
 from tests.support.gateway import serving, token_of
-from tests.support.processes.nats_server import NatsServer
 from tests.support.processes.stack import open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant
 from turnstile import Client, SyncClient

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from lab.support.nats_server import NatsServer
 from tests.sdk.turns.conftest import Way
 from tests.sdk.turns.test_turns import WORDS
 from tests.support.conditions import until
 from tests.support.gateway import gateway_process, serving
-from tests.support.processes.nats_server import NatsServer
 from tests.support.tenants import ALICE, Tenant
 from turnstile import Client
 

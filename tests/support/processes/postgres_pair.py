@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from lab.support.nats_server import unused_port
 from tests.support.conditions import until
-from tests.support.processes.nats_server import unused_port
 from turnstile.embedded.account import postgres_account
 from turnstile.embedded.postgres_server import INITDB, find_postgres_program
 from turnstile.embedded.protocol import StartProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.benchmarks.audit import fill
+from lab.bench.ledgers.ended_turns import fill
 from tests.support.conditions import until
 from tests.support.databases import Databases
 from tests.support.ledger.agents import value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from lab.benchmarks.audit import fill
+from lab.bench.ledgers.ended_turns import fill
 from tests.support.console.visiting import visiting
 from tests.support.delegation import CHIEF, fork, staff, steps, task
 from tests.support.gateway import composed, token_of
