@@ -11,10 +11,9 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from lab.pictures.camera import chromium, take
-from lab.pictures.scripts import PRICES
-from lab.pictures.shots import SHOTS
-from lab.pictures.story import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
+from lab.pictures.camera import SHOTS, chromium, take
+from lab.pictures.plays import PRICES
+from lab.pictures.seed import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
 from lab.pictures.waterfall import ask_for_quotes, draw
 from lab.support.collector import Collector, collecting
 from turnstile.ledger.pool import Pool
@@ -36,7 +35,7 @@ TRACE = "trace"
 
 def settings() -> Settings:
     """Those of the demo project: its models with their prices, and no limit of requests."""
-    scripts = Path(__file__).with_name("scripts.py")
+    scripts = Path(__file__).with_name("plays.py")
     return Settings(
         protocol=ProtocolSettings(default_project=PROJECT),
         model=ModelSettings(scripts=[scripts], prices=dict(PRICES)),

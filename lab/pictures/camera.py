@@ -1,4 +1,4 @@
-"""Pages of the console as pictures, in Chromium without a window: light, dark, and as wide as a phone."""
+"""Pages of the console in Chromium without a window, and their pictures: light, dark, and as wide as a phone."""
 
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -11,14 +11,17 @@ from urllib.parse import urlsplit
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from starlette.datastructures import Headers
 
-from lab.pictures.story import Shop
+from lab.pictures.seed import CUSTOMER, DESK, Shop
 from turnstile.gateway.console.sessions import cookie_name
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Quiet: a browser that reports home hangs where there is no way out.
 ARGS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
 ZONE = "Europe/Berlin"
-WIDE, PHONE = (1280, 800), (390, 844)
+Scheme = Literal["light", "dark"]
+Size = tuple[int, int]
+WIDE: Size = (1280, 800)
+PHONE: Size = (390, 844)
 
 
 async def _nothing(page: Page) -> None:
@@ -31,8 +34,8 @@ class Shot:
 
     name: str
     path: str
-    scheme: Literal["light", "dark"] = "light"
-    size: tuple[int, int] = WIDE
+    scheme: Scheme = "light"
+    size: Size = WIDE
     height: int | None = None
     """Of the picture; by default the window's."""
     do: Callable[[Page], Awaitable[None]] = _nothing
@@ -42,12 +45,12 @@ class Shot:
 
 
 @asynccontextmanager
-async def chromium() -> AsyncGenerator[Browser]:
-    """A browser; raises `RuntimeError` if the machine has none."""
+async def chromium(*args: str) -> AsyncGenerator[Browser]:
+    """A browser with these arguments too; raises `RuntimeError` if the machine has none."""
     if CHROMIUM is None:
         raise RuntimeError("no chromium here: apt-get install chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGS, *args])
         yield browser
         await browser.close()
 
@@ -57,17 +60,20 @@ async def signed_in(
     url: str,
     token: str | None,
     *,
-    scheme: Literal["light", "dark"] = "light",
-    size: tuple[int, int] = WIDE,
+    scheme: Scheme = "light",
+    size: Size = WIDE,
+    scale: float = 1.5,
+    script: bool = True,
 ) -> BrowserContext:
-    """A context with the session of a token."""
+    """A context with the session of a token; it runs scripts unless `script` is false."""
     context = await browser.new_context(
         viewport={"width": size[0], "height": size[1]},
         color_scheme=scheme,
         reduced_motion="reduce",
         timezone_id=ZONE,
         locale="en-GB",
-        device_scale_factor=1.5,
+        device_scale_factor=scale,
+        java_script_enabled=script,
     )
     if token is not None:
         name = cookie_name(Headers({"host": urlsplit(url).netloc}))
@@ -91,3 +97,24 @@ async def take(browser: Browser, shop: Shop, shot: Shot, out: Path) -> Path:
     await page.screenshot(path=file)
     await context.close()
     return file
+
+
+async def _edit(page: Page) -> None:
+    await page.keyboard.press("e")
+    await page.mouse.wheel(0, -10_000)
+
+
+SHOTS = (
+    Shot("enter", "/console/enter", size=(720, 420), who=None),
+    Shot("now", "/console"),
+    Shot("turn", "/console/turns/{refund}", height=1040),
+    Shot("tree", "/console/turns/{printers}/tree", height=520),
+    Shot("approval", "/console/approvals/{torn_question}", do=_edit, height=900),
+    Shot("chat", f"/console/conversations/{DESK}/{CUSTOMER}", height=900),
+    Shot("agents", "/console/agents", height=640),
+    Shot("calls", "/console/calls", height=560),
+    Shot("costs", "/console/costs", height=1000),
+    Shot("health", "/console/health", height=760),
+    Shot("dark", "/console/turns/{refund}", scheme="dark", height=1040),
+    Shot("phone", "/console", size=PHONE),
+)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.pictures.plays import QUOTES
-from lab.pictures.story import Shop
+from lab.pictures.seed import Shop
 from lab.support.collector import Collector, Seen
 
 COLORS = {

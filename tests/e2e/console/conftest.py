@@ -10,10 +10,11 @@ import httpx
 import pytest
 from playwright.async_api import Browser
 
-from lab.pictures.scripts import PRICES
-from lab.pictures.story import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
+from lab.pictures.camera import CHROMIUM
+from lab.pictures.plays import PRICES
+from lab.pictures.seed import Shop, close_shop, open_shop, this_afternoon, this_morning, two_weeks
 from tests.support.console.visiting import visiting
-from tests.support.console.windows import CHROMIUM, Window, launched, window
+from tests.support.console.windows import Window, launched, window
 from tests.support.gateway import serving, token_of
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, running_here
 from tests.support.processes.stacks import Stacks

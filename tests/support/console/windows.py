@@ -1,32 +1,20 @@
 """The console in Chromium: windows of people who are signed in, and what must never happen in one."""
 
 import json
-import shutil
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any
 
-from playwright.async_api import Browser, ConsoleMessage, Dialog, Error, Page, Response, async_playwright, expect
-from starlette.datastructures import Headers
+from playwright.async_api import Browser, ConsoleMessage, Dialog, Error, Page, Response, expect
 
+from lab.pictures.camera import WIDE, Scheme, Size, chromium, signed_in
 from tests.support.conditions import until
-from turnstile.gateway.console.sessions import cookie_name
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# Quiet: a browser that reports home hangs where there is no way out.
-ARGS = (
-    *("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"),
-    *("--js-flags=--expose-gc", "--enable-precise-memory-info"),
-)
+_ARGS = ("--js-flags=--expose-gc", "--enable-precise-memory-info")
 PATIENCE = 15.0
 expect.set_options(timeout=PATIENCE * 1000)
-Scheme = Literal["light", "dark"]
-Size = tuple[int, int]
-WIDE: Size = (1280, 800)
-PHONE: Size = (390, 844)
 _WATCH = """
 window.__ran = [];
 window.__violations = [];
@@ -154,18 +142,11 @@ AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(
 """axe-core, as its package carries it."""
 
 
-def cookie_of(url: str) -> str:
-    """The name of the cookie that the gateway at this address reads."""
-    return cookie_name(Headers({"host": urlsplit(url).netloc}))
-
-
 @asynccontextmanager
 async def launched() -> AsyncGenerator[Browser]:
-    """Chromium without a window."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+    """Chromium without a window, whose pages may collect their garbage and measure their memory."""
+    async with chromium(*_ARGS) as browser:
         yield browser
-        await browser.close()
 
 
 @asynccontextmanager
@@ -179,16 +160,7 @@ async def window(
     script: bool = True,
 ) -> AsyncGenerator[Window]:
     """A window with the session of a token, and with nothing of any other; nothing may have gone wrong at its end."""
-    context = await browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme=scheme,
-        reduced_motion="reduce",
-        java_script_enabled=script,
-        timezone_id="Europe/Berlin",
-        locale="en-GB",
-    )
-    if token is not None:
-        await context.add_cookies([{"name": cookie_of(url), "value": token, "url": f"{url}/console"}])
+    context = await signed_in(browser, url, token, scheme=scheme, size=size, scale=1.0, script=script)
     if script:
         await context.add_init_script(_WATCH)
     opened = Window(await context.new_page(), url)

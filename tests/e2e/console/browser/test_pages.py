@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lab.pictures.story import CUSTOMER, DESK, Shop
+from lab.pictures.camera import PHONE, WIDE
+from lab.pictures.seed import CUSTOMER, DESK, Shop
 from tests.e2e.console.conftest import Windows
-from tests.support.console.windows import PHONE, WIDE, Window
+from tests.support.console.windows import Window
 from tests.support.gateway import composed
 from tests.support.processes.stack import Stack
 

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lab.pictures.camera import PHONE
 from tests.e2e.console.conftest import Seats, Windows
-from tests.support.console.windows import PHONE
 from tests.support.people import Person
 from tests.support.tenants import ALICE
 from tests.support.tools import Hand, call_of, calling, definition, hand_of

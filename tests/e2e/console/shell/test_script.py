@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack
 import pytest
 from playwright.async_api import Browser, Request
 
+from lab.pictures.camera import CHROMIUM
 from tests.e2e.console.conftest import Seats, Windows
-from tests.support.console.windows import CHROMIUM, window
+from tests.support.console.windows import window
 from tests.support.gateway import serving
 from tests.support.tenants import ALICE
 from tests.support.tools import Hand, call_of, calling, definition, hand_of

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from lab.pictures.camera import CHROMIUM
 from tests.e2e.gateway.agui.test_runs import LONG, SLOW, WORDS, script
 from tests.e2e.people.asking import PAY
 from tests.support.conditions import until
-from tests.support.console.windows import CHROMIUM, Window, launched, window
+from tests.support.console.windows import Window, launched, window
 from tests.support.gateway import serving, token_of
 from tests.support.paths import ROOT
 from tests.support.processes.piped import Piped, piped
