@@ -159,6 +159,8 @@ async def _clean_up(environment: Environment) -> None:
             await environment.conn.request(f"$JS.API.CONSUMER.DELETE.{subjects.CMD_STREAM}.{consumer}", b"", timeout=5)
     if "temporal" not in environment.servers.embedded:
         query = f"WorkerTarget = '{environment.target}' AND ExecutionStatus = 'Running'"
-        async for each in environment.temporal.list_workflows(query):
+        async for workflow in environment.temporal.list_workflows(query):
             with contextlib.suppress(RPCError):  # the workflow has ended meanwhile
-                await environment.temporal.get_workflow_handle(each.id, run_id=each.run_id).terminate("measured")
+                await environment.temporal.get_workflow_handle(workflow.id, run_id=workflow.run_id).terminate(
+                    "measured"
+                )

@@ -38,7 +38,7 @@ def cpu_seconds(pid: int) -> float:
 
 def tree_cpu_seconds(pid: int) -> float:
     """CPU time of a process and its descendants, including children that it has waited for."""
-    parents = {int(each.name): _stat(int(each.name)) for each in _PROC.iterdir() if each.name.isdigit()}
+    parents = {int(path.name): _stat(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit()}
     family, found = {pid}, True
     while found:
         grown = {child for child, fields in parents.items() if fields and int(fields[1]) in family} - family

@@ -43,7 +43,7 @@ def table(report: Report) -> Table:
         found.add_row(Text(_TITLES[result.scenario], style="bold"))
         for stem, figures in rows(result.figures):
             *_, last = figures
-            measured = " / ".join([*(number(each.value) for each in figures[:-1]), shown(last)])
+            measured = " / ".join([*(number(figure.value) for figure in figures[:-1]), shown(last)])
             found.add_row(f"  {stem}", measured, _goal(last), _verdict(last))
     return found
 

@@ -79,7 +79,7 @@ def stages_of(turns: Sequence[Mapping[str, float]]) -> list[Stage]:
     """The stages of turns by their moments, in ms since their requests: first the way to the event, then the others."""
     names = [moment.name for moment in MOMENTS if any(moment.name in turn for turn in turns)]
     at = {name: median(turn[name] for turn in turns if name in turn) for name in names}
-    known = sorted((moment for moment in MOMENTS if moment.name in at), key=lambda each: at[each.name])
+    known = sorted((moment for moment in MOMENTS if moment.name in at), key=lambda m: at[m.name])
     path = [moment for moment in known if not moment.since and at[moment.name] <= at.get(HEARD, 0.0)]
     found: list[Stage] = []
     ends, last = {REQUESTED: 0.0}, REQUESTED

@@ -117,9 +117,9 @@ class System:
         turns = await pool.run(lambda conn: list_turn_timings(conn, self.project))
         steps = await pool.run(lambda conn: list_step_timings(conn, self.project))
         return [
-            *spread("queue_delay_ms", [each.queue_delay_ms for each in turns]),
-            *spread("step_ms", [each.step_ms for each in steps]),
-            *spread("e2e_ms", [each.e2e_ms for each in turns]),
+            *spread("queue_delay_ms", [turn.queue_delay_ms for turn in turns]),
+            *spread("step_ms", [step.step_ms for step in steps]),
+            *spread("e2e_ms", [turn.e2e_ms for turn in turns]),
         ]
 
     async def common(self, begun: int | None = None) -> list[Figure]:

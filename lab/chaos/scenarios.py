@@ -140,11 +140,11 @@ def _scenario(
         began = time.monotonic()
         console.print(f"logs, data and notes: {options.directory}")
         async with open_run(replace(options, kills=0), console) as state:
-            before = {each.name: (each.pid, each.starts) for each in state.environment.programs.values()}
+            before = {program.name: (program.pid, program.starts) for program in state.environment.programs.values()}
             async with printing_progress(state, began):
                 notes = await scenario(state)
                 verdict = await conclude(state)
-            after = {each.name: (each.pid, each.starts) for each in state.environment.programs.values()}
+            after = {program.name: (program.pid, program.starts) for program in state.environment.programs.values()}
             same = "unchanged" if before == after else "CHANGED"
             passed = report(state, verdict, name, time.monotonic() - began, (*notes, ("processes of ours", same)))
             return passed and before == after

@@ -32,7 +32,7 @@ def _note(key: str, request: ModelRequest, what: str) -> None:
 
 def instruction(request: ModelRequest) -> dict[str, Any]:
     """The last instruction: `{"key": …, "steps": [line, …]}`."""
-    contents = [each.content for each in request.messages if each.role == "user"]
+    contents = [message.content for message in request.messages if message.role == "user"]
     return json.loads(contents[-1])
 
 

@@ -138,8 +138,9 @@ async def _workflow(client: Client, turn: str) -> str:
     except RPCError as error:
         return f"workflow: {error.status.name if error.status else error}"
     pending = [
-        f"{each.activity_type.name} {each.activity_id} attempt {each.attempt} ({each.last_failure.message[:120]})"
-        for each in found.raw_description.pending_activities
+        f"{activity.activity_type.name} {activity.activity_id} attempt {activity.attempt}"
+        f" ({activity.last_failure.message[:120]})"
+        for activity in found.raw_description.pending_activities
     ]
     return f"workflow {found.status.name if found.status else '?'}, {', '.join(pending) or 'no activity pending'}"
 

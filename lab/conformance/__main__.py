@@ -82,7 +82,11 @@ class Place:
 def main() -> int:
     """Run the mutations that are wanted; returns 1 unless each was found."""
     given = _arguments()
-    wanted = [each for each in MUTATIONS if given.only.lower() in f"{each.section}: {each.row} {each.test}".lower()]
+    wanted = [
+        mutation
+        for mutation in MUTATIONS
+        if given.only.lower() in f"{mutation.section}: {mutation.row} {mutation.test}".lower()
+    ]
     wanted = [each for each in wanted if not _is_found(each, given.results)]
     if given.list:
         for each in wanted:
@@ -128,7 +132,7 @@ async def _run(wanted: Sequence[Mutation], given: argparse.Namespace) -> int:
         codes = await asyncio.gather(*(work(Path(directory) / str(number)) for number in range(processes)))
     if given.intact:
         return max(codes)
-    missed = [each for each in results if each.verdict != "found"]
+    missed = [r for r in results if r.verdict != "found"]
     console.print(f"{len(results)} mutations: {len(results) - len(missed)} found")
     for each in missed:
         console.print(f"  {each.verdict}: {each.mutation.section}: {each.mutation.row}… [{each.mutation.test}]")

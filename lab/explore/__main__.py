@@ -44,7 +44,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--mutations", nargs="*", default=None, metavar="WORDS", help="explore wrong statements: each must be found"
     )
-    parser.add_argument("--mutation", choices=[each.name for each in MUTATIONS], default=None)
+    parser.add_argument("--mutation", choices=[mutation.name for mutation in MUTATIONS], default=None)
     parser.add_argument(
         "--replay", type=Path, default=None, metavar="FILE", help="make the moves in a file, one a line"
     )
@@ -67,8 +67,8 @@ async def main() -> int:
         reports = [await _explore(make, console, name, given) for name in names]
         pairs = [await _pairs(make, console, name, given) for name in names] if given.pairs else []
     console.print(worlds_table(reports, pairs))
-    bad = [each for report in reports for each in report.violations] + [
-        each for pair in pairs for each in pair.violations
+    bad = [violation for report in reports for violation in report.violations] + [
+        violation for pair in pairs for violation in pair.violations
     ]
     for each in bad[:20]:
         console.print(shown(each))
@@ -153,7 +153,7 @@ async def find_mutation(make: MakeDatabase, mutation: Mutation) -> Violation | N
 
 
 def _shortest(violations: Sequence[Violation]) -> Violation | None:
-    return min(violations, key=lambda each: len(each.path), default=None)
+    return min(violations, key=lambda violation: len(violation.path), default=None)
 
 
 def _summary(report: Report) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _summary(report: Report) -> dict[str, Any]:
         "rounds_alone": report.alone[0],
         "rounds_healthy": report.healthy[0],
         "answers": {f"{move}: {answer}": count for (move, answer), count in sorted(graph.answers.items())},
-        "violations": [asdict(each) for each in report.violations],
+        "violations": [asdict(violation) for violation in report.violations],
     }
 
 

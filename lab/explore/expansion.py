@@ -126,7 +126,7 @@ class Explorer:
             self._edges[digest, result.made.move] = result.made.digest
             if result.state is not None:
                 self._meet(result.state, unmoved)
-        return Expanded(digest, tuple(broken), [each.made for each in results.values()], tuple(self.world.at_end(view)))
+        return Expanded(digest, tuple(broken), [r.made for r in results.values()], tuple(self.world.at_end(view)))
 
     async def _audit(self, digest: bytes, rows: Rows) -> list[str]:
         """What the audit and the world's checks find in the state."""

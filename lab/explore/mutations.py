@@ -410,7 +410,7 @@ _DEFINITION = "SELECT pg_get_functiondef($1::regproc)"
 
 
 def _named(name: str | None) -> Mutation | None:
-    return None if name is None else next(each for each in MUTATIONS if each.name == name)
+    return None if name is None else next(mutation for mutation in MUTATIONS if mutation.name == name)
 
 
 def _numbered(text: str, query: Query) -> str:

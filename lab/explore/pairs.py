@@ -209,7 +209,7 @@ class _Arena:
         end = await self._end()
         if end in ends:
             return []
-        differ = min((_difference(end, each) for each in ends), key=len)
+        differ = min((_difference(end, e) for e in ends), key=len)
         return [f"{how}: the end is that of no order: {differ}"]
 
     async def _overtaken(self, rows: Rows, first: Move, second: Move) -> bool:

@@ -30,8 +30,8 @@ def worlds_table(reports: Sequence[Report], pairs: Sequence[PairsReport]) -> Tab
             f"{report.healthy[0]} rounds",
             str(len(report.violations)),
         )
-    for each in pairs:
-        table.caption = f"{table.caption or ''}{each.world}: {each.summary()}\n"
+    for pair in pairs:
+        table.caption = f"{table.caption or ''}{pair.world}: {pair.summary()}\n"
     return table
 
 

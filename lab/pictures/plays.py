@@ -371,7 +371,7 @@ def at_pace(pace: float) -> dict[str, Script]:
 
 def _answer(request: ModelRequest) -> ScriptLine:
     """The line of the play that was asked for last, for this step and attempt."""
-    said = [each.content for each in request.messages if each.role == "user"]
+    said = [message.content for message in request.messages if message.role == "user"]
     asked = next((each for each in reversed(said) if each in PLAYS), None)
     if asked is None:
         return _everyday(request, said[-1] if said else "")

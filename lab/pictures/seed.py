@@ -278,8 +278,8 @@ async def age(pool: Pool, project: ProjectId, turns: Sequence[AgentTurnId]) -> N
     queries = parse(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
     async with pool.connection() as conn, conn.transaction():
         await conn.fetch(_BY_TRIGGERS)
-        for each in queries.values():
-            await each.many(conn, project_id=project, turns=list(turns), ages=ages)
+        for query in queries.values():
+            await query.many(conn, project_id=project, turns=list(turns), ages=ages)
 
 
 PEOPLE = {

@@ -60,7 +60,7 @@ def draw(spans: list[Seen], file: Path) -> None:
     axes.set_xlim(-0.47 * lasted, lasted * 1.01)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks([])
-    axes.set_xticks([each for each in axes.get_xticks() if 0 <= each <= lasted])
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= lasted])
     axes.set_xlabel("seconds", fontsize=8)
     axes.tick_params(labelsize=8)
     for side in ("top", "right", "left"):

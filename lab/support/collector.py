@@ -42,11 +42,11 @@ class Collector:
         self.bodies.append(body)
         request = ExportTraceServiceRequest.FromString(body)
         for resource in request.resource_spans:
-            of_process = {each.key: each.value.string_value for each in resource.resource.attributes}
+            of_process = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
             service = of_process["service.name"]
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    attributes = {each.key: _value(each.value) for each in span.attributes}
+                    attributes = {attribute.key: _value(attribute.value) for attribute in span.attributes}
                     self.spans.append(
                         Seen(
                             service,
@@ -65,7 +65,7 @@ class Collector:
 
 def _value(value: AnyValue) -> object:
     if value.HasField("array_value"):
-        return [_value(each) for each in value.array_value.values]
+        return [_value(v) for v in value.array_value.values]
     return getattr(value, value.WhichOneof("value") or "string_value")
 
 

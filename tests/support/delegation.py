@@ -52,9 +52,9 @@ async def staff(tenant: Tenant, *, policy: JsonObject | None = ALL, tools: Seque
 @asynccontextmanager
 async def serving(tenant: Tenant, service: ToolService, **fields: Any) -> AsyncGenerator[None]:
     """The service, while its tools may be called by the chief."""
-    for each in service.definitions():
-        await put_tool(tenant.pool, tenant.project, each)
-    await staff(tenant, tools=[each.tool_name for each in service.definitions()], **fields)
+    for definition in service.definitions():
+        await put_tool(tenant.pool, tenant.project, definition)
+    await staff(tenant, tools=[definition.tool_name for definition in service.definitions()], **fields)
     async with running(tenant, service):
         yield
 

@@ -86,7 +86,9 @@ VALUES = [
 ]
 MODELS: dict[str, type[BaseModel]] = {
     **{verb.name: verb.request for verb in VERBS},
-    **{each.name: each.payload for each in ENTRIES if each.payload is not None and each.subject.startswith("cmd.")},
+    **{
+        entry.name: entry.payload for entry in ENTRIES if entry.payload is not None and entry.subject.startswith("cmd.")
+    },
 }
 """The models of messages that others send, by verb or by subject."""
 
@@ -267,8 +269,8 @@ class Tally:
         """One line of counts for each kind."""
         kinds = sorted({kind for kind, _ in self.counts})
         return [
-            f"{kind}: {sum(self.counts[each] for each in self.counts if each[0] == kind)} cases, "
-            + ", ".join(f"{self.counts[each]} {each[1]}" for each in sorted(self.counts) if each[0] == kind)
+            f"{kind}: {sum(self.counts[key] for key in self.counts if key[0] == kind)} cases, "
+            + ", ".join(f"{self.counts[key]} {key[1]}" for key in sorted(self.counts) if key[0] == kind)
             for kind in kinds
         ]
 

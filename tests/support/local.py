@@ -38,7 +38,7 @@ async def asked_server(servers: LocalServers, path: str, payload: JsonObject | N
 async def busy_slots(servers: LocalServers) -> int:
     """How many of its slots write an answer."""
     slots = await asked_server(servers, "/slots")
-    return sum(bool(each["is_processing"]) for each in slots)
+    return sum(bool(slot["is_processing"]) for slot in slots)
 
 
 async def count_tokens(servers: LocalServers, text: str) -> int:

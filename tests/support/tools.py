@@ -96,18 +96,18 @@ class Hand:
         """Wait until the tool has received `times` commands of the call; returns them."""
 
         async def often() -> bool:
-            return [each.call for each in self.commands].count(call) >= times
+            return [command.call for command in self.commands].count(call) >= times
 
         await until(often, timeout, f"{call} is heard {times} times")
-        return [each for each in self.commands if each.call == call]
+        return [command for command in self.commands if command.call == call]
 
     async def suspended(self, *steps: JsonObject, **fields: Any) -> AgentTurnId:
         """Start a turn; returns when the calls of its first step are sent and it sleeps."""
-        before = len({each.call for each in self.commands})
+        before = len({command.call for command in self.commands})
         turn = await self.start(*steps, **fields)
 
         async def heard() -> bool:
-            return len({each.call for each in self.commands}) > before
+            return len({command.call for command in self.commands}) > before
 
         await until(heard, 10, "a call is out")
         return turn

@@ -28,7 +28,7 @@ def draw_load(load: Result, path: Path) -> bool:
     picture = canvas(8, 5)
     if picture is None:
         return False
-    points: Sequence[_Point] = [_Point.model_validate(each) for each in _points(load)]
+    points: Sequence[_Point] = [_Point.model_validate(p) for p in _points(load)]
     axes = picture.subplots()
     offered = [point.offered for point in points]
     for name in ("p99", "p95", "p50"):

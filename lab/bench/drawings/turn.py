@@ -64,8 +64,8 @@ def _stages(result: Result) -> list[Stage]:
 
 
 def _draw_stages(axes: _Axes, stages: Sequence[Stage], whole: float) -> None:
-    path, beside = ([each for each in stages if each.beside is which] for which in (False, True))
-    end = min(max([whole, *(each.ended for each in stages)]), whole * _LONGEST)
+    path, beside = ([s for s in stages if s.beside is which] for which in (False, True))
+    end = min(max([whole, *(s.ended for s in stages)]), whole * _LONGEST)
     rows = [*enumerate(path, 1), *enumerate(beside, len(path) + 2)]
     axes.barh(0, whole, color=_INK, height=_BAR)
     axes.text(whole / 2, 0, f"{whole:.1f} ms", ha="center", va="center_baseline", color="white", fontsize=15)

@@ -266,7 +266,7 @@ async def read(reader: Reader, shared: Readers) -> Answer:
 
 async def read_turns(shared: Readers) -> list[Answer]:
     """All clients at once."""
-    return list(await asyncio.gather(*(read(each, shared) for each in shared.readers)))
+    return list(await asyncio.gather(*(read(reader, shared) for reader in shared.readers)))
 
 
 def split(readers: Sequence[Reader], processes: int) -> list[tuple[Reader, ...]]:

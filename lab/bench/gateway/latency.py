@@ -46,8 +46,8 @@ async def measure_latency(system: System, gateway: GatewayProcess, bars: Bars, l
                 await system.load.wait(turn)
             advance(1)
     cpu = gateway.cpu() - cpu
-    for each in subscriptions:
-        await environment.conn.unsubscribe(each)
+    for subscription in subscriptions:
+        await environment.conn.unsubscribe(subscription)
     open_at = max(answer.began for answer in found.answers) + plan.stream_seconds * _OPENED
     added = _added(found.answers, heard, open_at)
     while_opening = _added(found.answers, heard, 0.0, open_at)

@@ -30,8 +30,8 @@ async def measure_streams(system: System, gateway: GatewayProcess, bars: Bars) -
             readers = [_reader(plan, turns[n % len(turns)], drawn) for n in range(plan.sse_clients)]
             text = told_text(plan)
             shares = [
-                Readers(urls=(gateway.url,), token=gateway.token, readers=each, text=text)
-                for each in split(readers, _PROCESSES)
+                Readers(urls=(gateway.url,), token=gateway.token, readers=part, text=text)
+                for part in split(readers, _PROCESSES)
             ]
             found, peak = await read_all(gateway, clients, shares)
             for turn in turns:
@@ -47,22 +47,22 @@ def _reader(plan: Plan, turn: str, drawn: random.Random) -> Reader:
 
 
 def _exactness(answers: list[Answer]) -> list[Figure]:
-    refused = sum((Counter(each.refused) for each in answers), Counter[int]())
+    refused = sum((Counter(answer.refused) for answer in answers), Counter[int]())
     return [
-        Figure(name="chunks lost", value=sum(each.lost for each in answers), goal=at_most(0)),
-        Figure(name="chunks doubled", value=sum(each.doubled for each in answers), goal=at_most(0)),
-        Figure(name="clients whose text differs", value=sum(not each.exact for each in answers), goal=at_most(0)),
+        Figure(name="chunks lost", value=sum(answer.lost for answer in answers), goal=at_most(0)),
+        Figure(name="chunks doubled", value=sum(answer.doubled for answer in answers), goal=at_most(0)),
+        Figure(name="clients whose text differs", value=sum(not answer.exact for answer in answers), goal=at_most(0)),
         Figure(name="clients", value=len(answers)),
-        Figure(name="chunks to all clients", value=sum(each.chunks for each in answers)),
-        Figure(name="resumes", value=sum(each.resumes for each in answers)),
-        Figure(name="connections that broke by themselves", value=sum(each.broken for each in answers)),
+        Figure(name="chunks to all clients", value=sum(answer.chunks for answer in answers)),
+        Figure(name="resumes", value=sum(answer.resumes for answer in answers)),
+        Figure(name="connections that broke by themselves", value=sum(answer.broken for answer in answers)),
         *(Figure(name=f"requests answered {status}", value=count) for status, count in sorted(refused.items())),
-        Figure(name="resets", value=sum(each.resets for each in answers)),
+        Figure(name="resets", value=sum(answer.resets for answer in answers)),
     ]
 
 
 def _costs(plan: Plan, answers: list[Answer], cpu: float, grown_mb: float, peak_mb: float) -> list[Figure]:
-    chunks = sum(each.chunks for each in answers)
+    chunks = sum(answer.chunks for answer in answers)
     return [
         Figure(name="gateway's memory a stream", value=grown_mb * 1000 / len(answers), unit="kB"),
         Figure(name="gateway's memory, most", value=peak_mb, unit="MB"),

@@ -48,7 +48,7 @@ async def run_growth(environment: Environment, bars: Bars) -> Result:
             await _turns(both, empty.agents[:plain], "", None, advance)
             await _turns(both, alone, _TALK, FIRST_CONVERSATION, advance)
         audited, rules = await _audits(both, plan, bars)
-    named = [*_STATEMENTS, *(f"{each}{_TALK}" for each in _STATEMENTS)]
+    named = [*_STATEMENTS, *(f"{statement}{_TALK}" for statement in _STATEMENTS)]
     figures = [figure for name in named for figure in _compared(name, both, plan.warm)]
     details: JsonObject = {"past_seconds": round(written - began, 1), "audit_ms": rules}
     return Result(scenario="growth", figures=(*figures, *audited), details=details)

@@ -63,15 +63,15 @@ async def run_stages(environment: Environment, bars: Bars) -> Result:
     offsets = [{name: (at - each[REQUESTED]) * 1000 for name, at in each.items()} for each in told]
     stages = stages_of(offsets)
     figures = [
-        *spread("a turn alone, request to event", [each[HEARD] for each in offsets]),
+        *spread("a turn alone, request to event", [offset[HEARD] for offset in offsets]),
         *(
-            Figure(name=f"{'beside it' if each.beside else 'of it'}: {each.text}", value=each.took, unit="ms")
-            for each in stages
+            Figure(name=f"{'beside it' if stage.beside else 'of it'}: {stage.text}", value=stage.took, unit="ms")
+            for stage in stages
         ),
     ]
     details: JsonObject = {
-        "took_ms": [round(each[HEARD], 2) for each in offsets],
-        "stages": [each.model_dump(mode="json") for each in stages],
+        "took_ms": [round(offset[HEARD], 2) for offset in offsets],
+        "stages": [stage.model_dump(mode="json") for stage in stages],
     }
     return Result(scenario="stages", figures=tuple(figures), details=details)
 
@@ -93,8 +93,8 @@ async def _chunks(system: System) -> AsyncGenerator[Mapping[AgentTurnId, Moments
     try:
         yield heard
     finally:
-        for each in subscriptions:
-            await conn.unsubscribe(each)
+        for subscription in subscriptions:
+            await conn.unsubscribe(subscription)
 
 
 async def _one(system: System, agent: AgentId) -> dict[AgentTurnId, Moments]:
@@ -113,7 +113,7 @@ async def _settled(system: System, turns: Sequence[AgentTurnId]) -> list[TurnMom
     while True:
         await asyncio.sleep(_ENGINE_SECONDS)
         rows = await system.environment.pool.run(lambda conn: list_turn_moments(conn, turns))
-        if time.monotonic() > until or all(each.announced is not None for each in rows):
+        if time.monotonic() > until or all(row.announced is not None for row in rows):
             return rows
 
 

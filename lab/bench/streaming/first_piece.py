@@ -103,8 +103,8 @@ async def _heard(system: System) -> AsyncGenerator[Mapping[AgentTurnId, _Piece]]
     try:
         yield pieces
     finally:
-        for each in subscriptions:
-            await conn.unsubscribe(each)
+        for subscription in subscriptions:
+            await conn.unsubscribe(subscription)
 
 
 async def _turns(system: System, agent: AgentId, delay: float) -> Requests:
@@ -121,4 +121,4 @@ async def _stream(system: System, agent: AgentId) -> Requests:
 
 
 def _joined(requests: Iterable[Requests]) -> Requests:
-    return {turn: at for each in requests for turn, at in each.items()}
+    return {turn: at for request in requests for turn, at in request.items()}

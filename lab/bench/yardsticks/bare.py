@@ -159,7 +159,7 @@ async def _run(client: Client, target: str, order: Order, first: int) -> Done:
         return (time.perf_counter() - began) * 1000
 
     began, numbers = time.perf_counter(), range(first, first + order.count)
-    took = list(await asyncio.gather(*map(one, numbers))) if order.at_once else [await one(each) for each in numbers]
+    took = list(await asyncio.gather(*map(one, numbers))) if order.at_once else [await one(n) for n in numbers]
     return Done(seconds=time.perf_counter() - began, took_ms=took)
 
 

@@ -34,11 +34,11 @@ class Bares:
 
     async def at_once(self, kind: Kind, count: int) -> dict[str, float]:
         """Start `count` workflows concurrently; returns workflows per second and CPU ms of each."""
-        before = sum(cpu_seconds(each.pid) for each in self.children)
+        before = sum(cpu_seconds(c.pid) for c in self.children)
         began = time.perf_counter()
         await self._order(kind, count, at_once=True)
         seconds = time.perf_counter() - began
-        cpu = sum(cpu_seconds(each.pid) for each in self.children) - before
+        cpu = sum(cpu_seconds(c.pid) for c in self.children) - before
         return {f"bare {kind} rate": count / seconds, f"bare {kind} cpu": ratio(cpu * 1000, count)}
 
     async def alone(self, kind: Kind, count: int) -> dict[str, float]:
@@ -53,7 +53,7 @@ class Bares:
     async def _order(self, kind: Kind, count: int, *, at_once: bool) -> None:
         share, rest = divmod(count, len(self.children))
         counts = [share + (number < rest) for number in range(len(self.children))]
-        orders = [Order(kind=kind, count=each, at_once=at_once) for each in counts]
+        orders = [Order(kind=kind, count=c, at_once=at_once) for c in counts]
         await asyncio.gather(*(self._one(each, order) for each, order in zip(self.children, orders, strict=True)))
 
     @staticmethod

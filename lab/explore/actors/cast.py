@@ -205,7 +205,7 @@ class Cast:
         return frozenset(self.by(fork.parent).call(1, "x") for fork in self.forks)
 
     def by(self, letter: str) -> Script:
-        return next(each for each in self.scripts if each.letter == letter)
+        return next(script for script in self.scripts if script.letter == letter)
 
 
 async def prepare(pool: Pool, agents: Iterable[AgentId]) -> None:

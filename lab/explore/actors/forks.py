@@ -44,7 +44,7 @@ def forks(cast: Cast, view: View) -> list[Move]:
             continue
         moves.append(_enqueue(f"fork {fork.name}", parent, children))
         if fork.start == "asked":  # as a fork of more than one statement does
-            moves += [_enqueue(f"fork {fork.name} {each[1].letter}", parent, [each]) for each in children]
+            moves += [_enqueue(f"fork {fork.name} {child[1].letter}", parent, [child]) for child in children]
         batch_id: str = batch["batch_id"]
         if batch["status"] == "running" and batch["deadline_at"] > "2090":
             moves.append(Move(f"due {fork.name}", lambda pool, b=batch_id: _pass(pool, b)))

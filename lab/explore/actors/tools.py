@@ -120,7 +120,7 @@ async def _expire(pool: Pool, turn: TurnRef) -> str:
 
 def _apply(script: Script, turn: TurnRef, rows: Sequence[str]) -> Move:
     async def do(pool: Pool) -> str:
-        ids = [InboxId(each) for each in rows]
+        ids = [InboxId(row) for row in rows]
         return (await pool.run(lambda conn: apply_reports(conn, turn, ids))).status.value
 
     return Move(f"apply {script.letter} {','.join(rows)}", gated(do))

@@ -69,7 +69,7 @@ def steps(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: begin(pool, turn, n))))
         if number <= begun:
             for told, use in (("", None), *used(script, number, view)):
-                may = [each for each in choices if _may_be(script, each, view)]
+                may = [choice for choice in choices if _may_be(script, choice, view)]
                 moves += [_move(script, turn, number, each, view, told, use) for each in may]
             moves += reservations(script, turn, number)
             ends = Ends() in choices and _may_be(script, Ends(), view)
@@ -166,13 +166,13 @@ async def call(
     calls = [script.call(number, name) for name in names]
     sent = [
         ToolCommand(
-            tool_call_id=each,
+            tool_call_id=c,
             tool_name="search",
-            tool_call_card_id=CardId(f"{each}-call"),
+            tool_call_card_id=CardId(f"{c}-call"),
             after_execution=AfterExecution.SUSPEND,
             subject=f"cg.v1r4.{PROJECT}.{CHANNEL}.cmd.tool.search.run",
         )
-        for each in calls
+        for c in calls
     ]
     cards = [
         make_card(
@@ -190,7 +190,7 @@ async def call(
     ]
     thoughts = [] if script.action else [_thought(turn, number)]
     ids = _ids(said)
-    asked = [_HOLD if each in {*script.held()} else None for each in calls]
+    asked = [_HOLD if c in {*script.held()} else None for c in calls]
     held = tuple(each for each, hold in zip(calls, asked, strict=True) if hold)
     metadata = SuspendMetadata(commands=tuple(sent), new_card_ids=ids, held=held)
     made = [*said, *thoughts, *cards]
@@ -217,7 +217,7 @@ def _ids(said: Sequence[Card]) -> tuple[CardId, ...]:
 def _may_be_steered(turn: TurnRef, number: int, view: View) -> bool:
     """Whether an attempt of this step may have been told that a steer waits: there is one that none before took."""
     rows = view.all("steers", agent_turn_id=turn.agent_turn_id)
-    until = {step_id(turn.agent_turn_id, each) for each in range(1, number + 1)}
+    until = {step_id(turn.agent_turn_id, n) for n in range(1, number + 1)}
     return any(row["step_id"] not in until for row in rows)
 
 

@@ -54,7 +54,7 @@ class Receiver:
 
     def states(self, turn: str) -> list[str]:
         """The states that it was told of a turn, in order."""
-        return [each.state for each in self.notes if each.update["taskId"] == turn]
+        return [note.state for note in self.notes if note.update["taskId"] == turn]
 
     async def told(self, turn: str, state: str, timeout: float = 15.0) -> Note:
         """The first notification of a turn in a state."""

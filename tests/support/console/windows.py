@@ -76,7 +76,7 @@ class Window:
 
         async def seen() -> bool:
             text = await self.text()
-            return all(each in text for each in words)
+            return all(word in text for word in words)
 
         try:
             await until(seen, timeout, f"the page shows {words}", pause=0.05)
@@ -135,7 +135,7 @@ class Window:
 
 def _why(node: dict[str, Any]) -> str:
     checks: Sequence[dict[str, Any]] = [*node["any"], *node["all"], *node["none"]]
-    return "; ".join(each["message"] for each in checks)[:300]
+    return "; ".join(check["message"] for check in checks)[:300]
 
 
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")

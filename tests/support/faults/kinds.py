@@ -409,7 +409,7 @@ async def pushed(scene: Scene) -> None:
     await scene.insist("push.set", {**named, "url": receiver.url, "token": "secret"})
     await scene.insist("push.remove", {**named, "receiver_id": "another"})
     await scene.until_count(1, "state.push_receivers", "status = 'done'")
-    assert {(each.id, each.state) for each in receiver.notes} == {(f"{turn}.one.1", "COMPLETED")}
+    assert {(note.id, note.state) for note in receiver.notes} == {(f"{turn}.one.1", "COMPLETED")}
 
 
 PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {

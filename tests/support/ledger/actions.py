@@ -93,7 +93,7 @@ async def acks(tenant: Tenant) -> list[StoredEvent]:
 
 async def statuses(tenant: Tenant) -> list[JsonValue]:
     """The statuses of all acks of the project."""
-    return [each.payload["status"] for each in await acks(tenant)]
+    return [ack.payload["status"] for ack in await acks(tenant)]
 
 
 async def turns(tenant: Tenant) -> int:

@@ -58,5 +58,5 @@ async def violations(conn: Connection, bounds: Bounds = AT_ONCE) -> list[Violati
 
 async def assert_invariants(conn: Connection, *, skip: Container[str] = ()) -> None:
     """Raise `AssertionError` with the violations of all rules."""
-    broken = [each for each in await violations(conn) if each.rule not in skip]
+    broken = [v for v in await violations(conn) if v.rule not in skip]
     assert not broken, "\n".join(f"{each.rule} {each.section} {each.ids} {each.detail}" for each in broken[:_LIMIT])

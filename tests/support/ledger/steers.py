@@ -47,11 +47,11 @@ async def steers(pool: Pool, turn: TurnRef | AgentTurnId) -> dict[str, tuple[str
 
 def _record(turn: TurnRef, begun: BegunStep, *, last: bool = False, steered: bool = False) -> StepRecord:
     number = begun.head.step_count + 1
-    said = [each.card_id for each in begun.steers]
+    said = [s.card_id for s in begun.steers]
     cards = [*begun.steers, card(turn, number, "thought")]
     if last:
         cards.append(card(turn, number, "deliverable", CardType.DELIVERABLE))
-    metadata = (EndMetadata if last else ContinueMetadata)(new_card_ids=tuple(each.card_id for each in cards))
+    metadata = (EndMetadata if last else ContinueMetadata)(new_card_ids=tuple(c.card_id for c in cards))
     return StepRecord(number, metadata, cards, [], STARTED, kept=said, steers=said, steered=steered)
 
 

@@ -30,12 +30,12 @@ _MARKER = re.compile(r"m-(\d+)")
 
 def told(request: ModelRequest) -> list[int]:
     """The numbers of the user's messages of a request, in order."""
-    return [int(n) for each in request.messages if each.role == "user" for n in _MARKER.findall(each.content)]
+    return [int(n) for message in request.messages if message.role == "user" for n in _MARKER.findall(message.content)]
 
 
 def is_summed_up(request: ModelRequest) -> bool:
     """Whether a summary stands in the request."""
-    return any("summed up here" in each.content for each in request.messages)
+    return any("summed up here" in message.content for message in request.messages)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Cast:
 
     def talker(self, request: ModelRequest) -> ScriptLine:
         """Calls a tool that is not there, then says what it was told of."""
-        words = sum(len(each.content.split()) for each in request.messages)
+        words = sum(len(message.content.split()) for message in request.messages)
         if self.window is not None and words > self.window:
             raise ModelError("context_window_exceeded", "too long", retryable=False)
         self.asked.append(request)
@@ -128,12 +128,12 @@ class Said:
     @property
     def prompts(self) -> list[int]:
         """The tokens of each request to its own model."""
-        return [each["llm_usage"]["prompt_tokens"] for each in self.steps if "compaction" not in each]
+        return [step["llm_usage"]["prompt_tokens"] for step in self.steps if "compaction" not in step]
 
     @property
     def compactions(self) -> list[dict[str, Any]]:
         """How its memory was cut."""
-        return [each["compaction"] for each in self.steps if "compaction" in each]
+        return [step["compaction"] for step in self.steps if "compaction" in step]
 
 
 @dataclass
@@ -201,5 +201,5 @@ class Talk:
             "SELECT metadata FROM state.agent_steps WHERE agent_turn_id = $1 ORDER BY started_at",
             turn.agent_turn_id,
         )
-        found = [json.loads(each["metadata"]) for each in steps]
+        found = [json.loads(step["metadata"]) for step in steps]
         return Said(turn.agent_turn_id, turn.output_box_id, **ended, steps=found, rows=read)

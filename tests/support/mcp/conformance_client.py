@@ -54,7 +54,7 @@ async def main(url: str) -> None:
         listing = await connection.listing()
         asked: list[dict[str, Any]] = json.loads(os.environ.get(CONTEXT, "{}")).get("toolCalls") or []
         wanted = [(each["name"], each["arguments"]) for each in asked]
-        for name, arguments in wanted or [(each.name, arguments_of(each)) for each in listing.tools.values()]:
+        for name, arguments in wanted or [(tool.name, arguments_of(tool)) for tool in listing.tools.values()]:
             try:
                 calling = connection.call(name, arguments, meta={}, ask=takes_defaults, progress=unheard)
                 result_of(entry, listing.tools[name], await calling)

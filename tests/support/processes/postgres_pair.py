@@ -41,7 +41,7 @@ class PostgresPair:
 
     async def start(self, name: Name) -> None:
         """Start it and wait until it answers."""
-        settings = (word for each in (*SETTINGS, f"port={self.ports[name]}") for word in ("-c", each))
+        settings = (word for setting in (*SETTINGS, f"port={self.ports[name]}") for word in ("-c", setting))
         await self._supervisor.start(self._program(name, "postgres", "-D", self._home(name), *settings))
 
         async def answers() -> bool:

@@ -106,7 +106,7 @@ class Caller:
     async def chain(self, sent: SendReply) -> list[str]:
         """One line for each message of a thread: sender, chain, kind, status and effect."""
         lines = await self.messages(sent)
-        return [f"{each.from_id} > {each.chain} {each.kind} {each.status} {each.effect}" for each in lines]
+        return [f"{line.from_id} > {line.chain} {line.kind} {line.status} {line.effect}" for line in lines]
 
     async def stored(self) -> list[str]:
         """The messages whose answers are in the event stream, once for each time."""
@@ -150,7 +150,7 @@ def noting_statements(ours: set[str]) -> Generator[list[str]]:
     fetch = _CountingConnection.fetch
 
     async def counted(self: _CountingConnection, query: str, *args: Any) -> list[Any]:
-        if ours & {str(each) for each in args}:
+        if ours & {str(arg) for arg in args}:
             seen.append(query)
         return await fetch(self, query, *args)
 

@@ -96,7 +96,7 @@ class Talk:
         name = name or (await self.lines())[-1].message_id
         await self.settle(await self.begun(name), effect)
         lines = await self.lines()
-        return next((each.message_id for each in lines if each.cause_id == name), lines[-1].message_id)
+        return next((line.message_id for line in lines if line.cause_id == name), lines[-1].message_id)
 
     async def wait(
         self, name: MessageId, seconds: float = 60, box: BoxId | None = None, turn: AgentTurnId | None = None
@@ -119,9 +119,9 @@ class Talk:
     async def shape(self) -> list[str]:
         """One line for each message: sender, chain, kind, and effect or status."""
         return [
-            f"{each.from_id} > {each.chain.removeprefix(f'{USER}.')} {each.kind} {each.effect or each.status}"
-            + (" canceled" if each.effect and each.status == "canceled" else "")
-            for each in await self.lines()
+            f"{line.from_id} > {line.chain.removeprefix(f'{USER}.')} {line.kind} {line.effect or line.status}"
+            + (" canceled" if line.effect and line.status == "canceled" else "")
+            for line in await self.lines()
         ]
 
     async def answers(self) -> list[ReplyLine]:
@@ -130,7 +130,7 @@ class Talk:
 
     async def replies(self) -> dict[MessageId, str]:
         """The reason of each request's answer."""
-        return {each.request_id: each.reason.value for each in await self.answers()}
+        return {answer.request_id: answer.reason.value for answer in await self.answers()}
 
     async def row(self) -> dict[str, Any]:
         """The thread's row."""
