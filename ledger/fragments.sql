@@ -76,40 +76,6 @@ mark AS MATERIALIZED (
 (SELECT min(q.expires_at) FROM state.interrupts q
  WHERE q.agent_turn_id = {agent_turn_id} AND q.status = 'open' AND q.expires_at > now())
 
--- fragment: has_words(who)
--- Whether a principal has words in the call that a question `t` is about (protocol §13.3): what it asked for, said,
--- answered, edited, reported or rejected with a message in the turn, in those above it before they asked, in those
--- below any of these that had ended before, and in turns that these run again. All of it was there before the question
--- was, so that a later look finds the same.
-EXISTS (
-    WITH RECURSIVE fed (agent_turn_id, until, above) AS (
-        SELECT t.agent_turn_id, t.created_at, true
-        UNION
-        SELECT x.agent_turn_id, x.until, x.above FROM fed CROSS JOIN LATERAL (
-            SELECT n.parent_turn_id, i.created_at, true FROM state.turn_nodes n
-            JOIN state.agent_inbox i ON i.agent_turn_id = n.agent_turn_id AND i.message_type IN {turn_types}
-            WHERE fed.above AND n.agent_turn_id = fed.agent_turn_id AND n.parent_turn_id IS NOT NULL
-            UNION ALL
-            SELECT n.agent_turn_id, fed.until, false FROM state.turn_nodes n
-            JOIN state.turn_outcomes o ON o.agent_turn_id = n.agent_turn_id
-            WHERE n.parent_turn_id = fed.agent_turn_id AND o.ended_at <= fed.until
-            UNION ALL
-            SELECT l.agent_turn_id, fed.until, true FROM state.agent_inbox i
-            CROSS JOIN LATERAL jsonb_array_elements_text(i.payload -> 'rerun' -> 'line') l (agent_turn_id)
-            WHERE i.agent_turn_id = fed.agent_turn_id AND i.message_type = 'turn'
-              AND i.payload ? 'rerun') x (agent_turn_id, until, above)
-    )
-    SELECT FROM fed WHERE EXISTS (
-            SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = fed.agent_turn_id AND i.project_id = t.project_id
-              AND (i.message_type IN {turn_types} OR (i.message_type IN {report_types} AND i.created_at <= fed.until))
-              AND i.context_headers ->> 'CG-Sender' = {who} {by_key})
-        OR EXISTS (
-            SELECT FROM state.steers s WHERE s.agent_turn_id = fed.agent_turn_id AND s.steered_by = {who}
-              AND s.status IN ('taken', 'applied') AND s.created_at <= fed.until {by_key})
-        OR EXISTS (
-            SELECT FROM state.interrupts q WHERE q.agent_turn_id = fed.agent_turn_id AND q.decided_by = {who}
-              AND (q.decision IN ('edit', 'respond') OR q.comment IS NOT NULL) AND q.decided_at <= fed.until {by_key}))
-
 -- fragment: interrupt_columns
 -- A question `t`, whose call waits as `w`, as people see it.
 t.interrupt_id, t.channel_id, t.agent_id, t.agent_turn_id, t.step_id, t.tool_call_id, t.tool_name,

@@ -51,7 +51,7 @@ BEGIN
     END IF;
     INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id, step_id, tool_call_id,
                                   tool_name, reason, message, allowed_decisions, response_schema, requester,
-                                  requester_may_decide, wait_seconds, expires_at, call_key, call_digest)
+                                  requester_may_decide, wait_seconds, expires_at, call_key, call_digest, created_at)
     SELECT interrupt, project, coalesce(h.active_channel_id, 'public'), w.agent_id, w.agent_turn_id, w.step_id, call,
            w.tool_name, 'input_required', asked ->> 'message', ARRAY['respond', 'reject'],
            nullif(asked -> 'response_schema', 'null'), coalesce((
@@ -61,7 +61,7 @@ BEGIN
                SELECT i.context_headers ->> 'CG-Sender' FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id)),
            (asked ->> 'requester_may_decide')::boolean, left_over,
            clock_timestamp() + make_interval(secs => (asked ->> 'open_seconds')::float8), asked ->> 'key',
-           asked ->> 'digest'
+           asked ->> 'digest', clock_timestamp()  -- behind the lock, as the moments of what people say are
     RETURNING * INTO t;
     UPDATE state.turn_waiting_tools x SET left_seconds = left_over
     WHERE x.tool_call_id = call AND x.project_id = project;

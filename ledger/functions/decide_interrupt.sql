@@ -4,8 +4,8 @@
 -- commit. One that is rejected or responded to has its result. What a tool has asked under its call is answered in its
 -- own row, and settles nothing.
 -- verdict: accepted | duplicate (the same decision, by the same principal) | already_decided | expired | withdrawn |
--- unknown_interrupt | own_request | decision_not_allowed | digest_mismatch. It runs with the caller's rights: a worker
--- has none to decide.
+-- unknown_interrupt | own_request | own_words | decision_not_allowed | digest_mismatch. It runs with the caller's
+-- rights: a worker has none to decide.
 CREATE OR REPLACE FUNCTION state.decide_interrupt(project text, channel text, interrupt text, who text, wanted text,
     digest text, asked jsonb)
 RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -45,6 +45,11 @@ BEGIN
                     AND i.project_id = project AND i.message_type = 'stop' AND i.archived_at IS NULL) THEN
         RETURN jsonb_build_object('verdict', 'withdrawn');
     END IF;
+    IF NOT t.requester_may_decide THEN  -- a report locks its call alone: one that is on its way may be older than this
+        PERFORM FROM state.turn_waiting_tools x
+        WHERE x.agent_turn_id = t.agent_turn_id AND x.project_id = project AND x.wait_status = 'waiting'
+        ORDER BY x.tool_call_id FOR SHARE;
+    END IF;
     SELECT n.stopping_at INTO stopping FROM state.turn_nodes n WHERE n.agent_turn_id = t.agent_turn_id FOR SHARE;
     IF stopping IS NOT NULL THEN
         RETURN jsonb_build_object('verdict', 'withdrawn');
@@ -52,6 +57,8 @@ BEGIN
         RETURN jsonb_build_object('verdict', 'expired');
     ELSIF t.requester = who AND NOT t.requester_may_decide THEN
         RETURN jsonb_build_object('verdict', 'own_request');
+    ELSIF NOT t.requester_may_decide AND state.has_words(t, who) THEN
+        RETURN jsonb_build_object('verdict', 'own_words');
     ELSIF wanted <> ALL (t.allowed_decisions) THEN
         RETURN jsonb_build_object('verdict', 'decision_not_allowed');
     ELSIF t.action_digest IS DISTINCT FROM digest THEN

@@ -45,7 +45,7 @@ BEGIN
         SELECT count(*) + 1 FROM state.interrupts q WHERE q.agent_turn_id = w.agent_turn_id AND q.tool_call_id = call);
     INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id, step_id, tool_call_id,
                                   tool_name, reason, message, action_digest, allowed_decisions, requester,
-                                  requester_may_decide, wait_seconds, expires_at)
+                                  requester_may_decide, wait_seconds, expires_at, created_at)
     SELECT interrupt, project, coalesce(h.active_channel_id, 'public'), w.agent_id, w.agent_turn_id, w.step_id, call,
            w.tool_name, 'confirmation', question, digest, ARRAY['approve', 'reject', 'respond'], coalesce((
                SELECT r.context_headers ->> 'CG-Sender' FROM state.turn_nodes n
@@ -54,7 +54,7 @@ BEGIN
                SELECT i.context_headers ->> 'CG-Sender' FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id)),
            coalesce(known.requester_may_decide, true),
            coalesce(known.wait_seconds, extract(epoch FROM coalesce(w.deadline,
-               h.resume_deadline) - w.created_at)::float8, 120), until;
+               h.resume_deadline) - w.created_at)::float8, 120), until, clock_timestamp();
     UPDATE state.turn_waiting_tools x SET held_by = interrupt, deadline = NULL, begun_by = NULL, doubted_at = NULL,
         updated_at = now()
     WHERE x.tool_call_id = call AND x.project_id = project;

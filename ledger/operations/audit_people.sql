@@ -142,7 +142,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.agent_t
        format('%s decided, and has words in what led to the call', t.decided_by) AS detail
 FROM state.interrupts t
 WHERE t.status = 'resolved' AND NOT t.requester_may_decide AND (:since_id::text IS NULL OR t.agent_turn_id >= :since_id)
-  AND (:project_id::text IS NULL OR t.project_id = :project_id) AND {has_words(t.decided_by)}
+  AND (:project_id::text IS NULL OR t.project_id = :project_id) AND state.has_words(t, t.decided_by)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: decisions_have_their_row :many

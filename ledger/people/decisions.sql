@@ -22,18 +22,9 @@ LEFT JOIN resource.project_agents a ON a.agent_id = q.agent_id AND a.project_id 
 WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channel_id = :channel_id;
 
 -- name: decide_interrupt :one
--- Decides a question, once; see its function. Who has words in its call decides only where the requester may, too: a
--- matter of what was before the question, which no lock has to keep. A trigger of state.interrupts leaves an inbox row
--- and an edge.
-SELECT CASE WHEN EXISTS (
-           SELECT FROM state.interrupts t
-           WHERE t.interrupt_id = :interrupt_id AND t.project_id = :project_id
-             AND t.channel_id = :channel_id AND t.status = 'open'
-             AND t.requester IS DISTINCT FROM :caller AND NOT t.requester_may_decide AND {has_words(:caller)})
-       THEN '{"verdict": "own_words"}'::jsonb
-       ELSE state.decide_interrupt(:project_id, :channel_id, :interrupt_id, :caller, :decision,
-                                   :action_digest, :asked::jsonb)
-       END AS decided;
+-- Decides a question, once; see its function. A trigger of state.interrupts leaves an inbox row and an edge.
+SELECT d.decided FROM state.decide_interrupt(:project_id, :channel_id, :interrupt_id, :caller, :decision,
+                                             :action_digest, :asked::jsonb) d (decided);
 
 -- name: list_expired :many
 -- Rule 'interrupts': open questions whose time is over, of served targets.

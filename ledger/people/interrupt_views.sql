@@ -72,7 +72,7 @@ SELECT i.payload ->> 'conversation_id' AS conversation_id, left({instruction_of(
            SELECT k.content -> 'result' FROM public.cards k
            WHERE k.card_id = t.tool_call_id || '-result' AND k.tenant_id = t.project_id
              AND state.is_alive(k.expires_at, k.deleted_at)) END END AS answer,
-       NOT t.requester_may_decide AND {has_words(:reader)} AS own_words
+       NOT t.requester_may_decide AND state.has_words(t, :reader) AS own_words
 FROM state.interrupts t
 JOIN state.agent_inbox i ON i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id
     AND i.message_type IN {turn_types}

@@ -1,0 +1,126 @@
+"""Words of a person that are committed at one moment with a question: who has words in it does not decide (§13.3)."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents
+from tests.support.ledger.calls import end, request
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.ledger.people import answer, asking, asks, asks_on, decide, decide_on, edit, responds, responds_on
+from tests.support.ledger.unknown_calls import runs, settle_dead, unsure
+from tests.support.waiting import Counting, in_flight, until_waiting
+from turnstile.ledger.people.decisions import Decided
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.waiting import report_call
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import InboxId, uuid7
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.turns import TurnRef
+
+T = TypeVar("T")
+CONFIRMED = answer(Decision.RESPOND, response=1)
+Words = Callable[[Connection, TurnRef], Awaitable[Any]]
+WORDS: dict[str, Words] = {
+    "edit": lambda conn, turn: decide_on(conn, "a", answer(Decision.EDIT, edit=edit(turn, "a", {"q": "mild"}))),
+    "response": lambda conn, _: decide_on(conn, "a", answer(Decision.RESPOND, response=1)),
+    "rejection": lambda conn, _: decide_on(conn, "a", answer(Decision.REJECT, message="pay 500 instead")),
+    "answer": lambda conn, _: responds_on(conn, "c"),
+    "report": lambda conn, _: reports(conn, "d"),
+}
+"""What Dora says in a turn that asks about `a`, whose tools run `b`, `c` and `d`, and the tool of `c` asks."""
+REPORTED = json.dumps({"__type__": "ToolResultContent", "status": "success", "result": 1, "error": None})
+
+
+@pytest.fixture
+async def counting(database_url: str) -> AsyncIterator[Counting]:
+    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
+    pool = Counting(database_url, size=12)
+    await add_agents(pool, ALICE, BOB, CAROL)
+    yield pool
+    assert pool.deadlocks == 0
+    async with pool.connection() as conn:
+        await assert_invariants(conn)
+    await pool.close()
+
+
+async def reports(conn: Connection, call: str) -> Any:
+    """Dora reports a call by hand."""
+    return await report_call(conn, PROJECT, request(call), REPORTED, InboxId(uuid7()), {"CG-Sender": "dora"})
+
+
+@asynccontextmanager
+async def overtaking(pool: Counting, second: Coroutine[Any, Any, T]) -> AsyncGenerator[tuple[Connection, Awaitable[T]]]:
+    """A session that holds the heads, for which `second` waits already: what it says now is before that."""
+    lock = "SELECT FROM state.agent_state_head FOR NO KEY UPDATE"
+    async with pool.connection() as conn, conn.transaction():
+        await conn.fetch(lock)
+        waiting = asyncio.ensure_future(second)
+        await until_waiting(pool)
+        yield conn, waiting
+
+
+async def code_of(deciding: Awaitable[Decided]) -> str:
+    """`accepted`, or why not."""
+    try:
+        return (await deciding).verdict
+    except Refused as refused:
+        return refused.code
+
+
+async def sleeping(pool: Counting) -> TurnRef:
+    """The turn of `WORDS`."""
+    turn = await asking(pool, "a", free=("b", "c", "d"))
+    assert await asks(pool, "c") == "accepted"
+    return turn
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WORDS if kind != "report"])
+async def test_a_question_that_waited_for_words_is_not_their_authors_to_decide(counting: Counting, kind: str) -> None:
+    """Both change the head: the question is of the time when it has the lock, and so after the words."""
+    turn = await sleeping(counting)
+    async with overtaking(counting, asks(counting, "b", requester_may_decide=False)) as (conn, asked):
+        await WORDS[kind](conn, turn)
+    assert await asked == "accepted"
+    assert await responds(counting, "b") == "own_words"
+    await end(counting, turn)
+
+
+@pytest.mark.parametrize("kind", WORDS)
+async def test_words_that_waited_for_a_question_come_after_it(counting: Counting, kind: str) -> None:
+    """They were not in what its call was made of, as a later look sees, too."""
+    turn = await sleeping(counting)
+    async with in_flight(counting, lambda conn: asks_on(conn, "b", requester_may_decide=False)):
+        said = asyncio.ensure_future(counting.run(lambda conn: WORDS[kind](conn, turn)))
+        await (asyncio.wait_for(said, 10) if kind == "report" else until_waiting(counting))
+    await said
+    assert await responds(counting, "b") == "accepted"
+    await end(counting, turn)
+
+
+async def test_a_decision_waits_for_a_report_that_is_older_than_its_question(counting: Counting) -> None:
+    """A report locks its call alone, and may be committed after a question that is younger."""
+    turn = await sleeping(counting)
+    async with in_flight(counting, lambda conn: reports(conn, "d")):
+        assert await asks(counting, "b", requester_may_decide=False) == "accepted"
+        decided = asyncio.ensure_future(responds(counting, "b"))
+        await until_waiting(counting)
+    assert await decided == "own_words"
+    await end(counting, turn)
+
+
+async def test_a_question_whether_a_call_was_done_that_waited_for_words_comes_after_them(counting: Counting) -> None:
+    """As one that a tool asks. The call was asked about before, by a rule whose requester may not decide."""
+    turn = await asking(counting, "a", "b", requester_may_decide=False)
+    await counting.run(lambda conn: decide_on(conn, "b", who="erin"))
+    assert await runs(counting, "b")
+    [call] = await unsure(counting)
+    async with overtaking(counting, settle_dead(counting, call)) as (conn, settled):
+        await decide_on(conn, "a", answer(Decision.REJECT, message="pay 500 instead"))
+    assert (await settled).verdict == "asked"
+    assert await code_of(decide(counting, "b", CONFIRMED, number=2)) == "own_words"
+    await end(counting, turn)
