@@ -10,7 +10,7 @@ from typing import TypeVar
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import (
+from turnstile.ledger.roster import (
     Origin,
     StatusAction,
     list_agents,

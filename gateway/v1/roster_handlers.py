@@ -10,7 +10,7 @@ from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.cursors import is_moment
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import list_agents, list_profiles, list_tools
+from turnstile.ledger.roster import list_agents, list_profiles, list_tools
 from turnstile.ledger.turns.usage import sum_usage
 from turnstile.schema.access import Detail
 from turnstile.schema.api import AgentPage, PageQuery, ProfilePage, ToolPage, Usage, UsageQuery

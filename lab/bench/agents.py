@@ -8,7 +8,7 @@ from lab.bench.plan import Plan
 from lab.bench.streaming import timed_model
 from lab.bench.tool import tools
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import AgentId, ProjectId

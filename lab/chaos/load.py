@@ -21,8 +21,8 @@ from lab.chaos.observer import Observer
 from lab.chaos.tools import NAMES, definitions
 from lab.chaos.trees import MATES, TREES, Grower, Plan
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.delegation.policy import DelegationPolicy

@@ -14,7 +14,7 @@ from lab.chaos.load import KINDS, PROJECT, Load, Turn
 from lab.chaos.run import RunOptions, RunState, conclude, open_run, printing_progress, report, until
 from lab.chaos.verdict import QUERIES
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.ids import AgentId
 
 NATS_SECONDS = 60.0

@@ -106,7 +106,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Worker target",
         "`worker_target` is the one routing field",
-        "ledger/turns/roster.sql",
+        "ledger/roster.sql",
         "SELECT :project_id, :agent_id, p.profile_box_id, coalesce(:worker_target::text, p.worker_target), :tags::jsonb,",
         "SELECT :project_id, :agent_id, p.profile_box_id, coalesce(:worker_target::text, 'worker_generic'), :tags::jsonb,",
         "tests/ledger/turns/test_roster.py::test_an_agent_takes_its_target_from_the_profile_unless_told",

@@ -20,7 +20,7 @@ from turnstile import ToolService
 from turnstile.ledger.access.tokens import add_token
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import parse
-from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject

@@ -6,7 +6,7 @@ from tests.support.ledger.agents import PROJECT, rows, value
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.talks import Cast, CountedCache, Said, Talk, is_summed_up, told
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import put_profile
+from turnstile.ledger.roster import put_profile
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.profiles import Memory
 from turnstile.schema.turns import StepContinues, TurnRef

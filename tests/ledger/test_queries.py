@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
-from turnstile.ledger import queries
+from turnstile.ledger import queries, roster
 from turnstile.ledger.access import (
     addressees,
     calls_out,
@@ -33,7 +33,7 @@ from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.pushes.receivers import ClaimedPush, Receiver
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.trees import batches
-from turnstile.ledger.turns import action_lookup, intake, lease, roster, steps, usage, views, waiting
+from turnstile.ledger.turns import action_lookup, intake, lease, steps, usage, views, waiting
 from turnstile.rules import hop, transcript, turn_ends
 from turnstile.schema.api import TurnSummary, UsageLine
 from turnstile.schema.people.interrupts import Interrupt

@@ -24,7 +24,7 @@ from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import calling
 from turnstile import ToolCall, ToolService
 from turnstile.embedded import Endpoints
-from turnstile.ledger.turns.roster import add_agent, put_tool
+from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.runtime.telemetry import Span, Telemetry
 from turnstile.schema.wire import headers
 from turnstile.telemetry.tracing import otlp_tracer

@@ -9,7 +9,7 @@ from tests.sdk.tools.stack import PROJECT, TARGET, Stack
 from tests.support.conditions import until
 from tests.support.pump.organism import Order
 from tests.support.pump.troupe import Job, play, verdict
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import LlmConfig, Profile

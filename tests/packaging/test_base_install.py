@@ -19,7 +19,7 @@ from tests.support.paths import ROOT, TESTS
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from turnstile.embedded import Endpoints
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.settings.yaml_files import read_tool
 
 COUNT = json.dumps(

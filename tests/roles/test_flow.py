@@ -28,7 +28,7 @@ from tests.support.tools import calling, definition
 from tests.turnstile.support import turnstile
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import list_tools, put_tool
+from turnstile.ledger.roster import list_tools, put_tool
 from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, uuid7

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import calling
 from turnstile import ToolService
-from turnstile.ledger.turns.roster import add_agent, put_tool
+from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ToolResultContent, content_of
 from turnstile.schema.ids import AgentId

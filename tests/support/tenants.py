@@ -9,8 +9,8 @@ from nats.js.errors import NotFoundError
 from tests.support.conditions import until
 from tests.support.processes.stack import Stack
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.views import describe_turn, list_steps
 from turnstile.rules.transcript import StepView
 from turnstile.schema.base import JsonObject

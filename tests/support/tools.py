@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from tests.support.conditions import until
 from tests.support.tenants import ALICE, Ended, Tenant, turn_of
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, ToolCallId, step_id, tool_call_id

@@ -18,7 +18,7 @@ from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.embedded.server import log_path
-from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.ids import AgentId, ProjectId
 from turnstile.schema.profiles import Profile

@@ -28,7 +28,7 @@ from tests.support.tools import call_of, calling, definition, hand_of
 from tests.workflows.cast import Count, Hold, Question
 from turnstile.embedded import EmbeddedServers, temporal_server
 from turnstile.ledger.pump.thread_views import find_thread, list_thread_replies
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 from turnstile.schema.pump.payloads import Payload

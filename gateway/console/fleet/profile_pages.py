@@ -20,7 +20,7 @@ from turnstile.ledger.access.profile_versions import (
     get_profile_version,
     list_profile_versions,
 )
-from turnstile.ledger.turns.roster import list_profiles
+from turnstile.ledger.roster import list_profiles
 from turnstile.schema.access import Detail
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import Refused

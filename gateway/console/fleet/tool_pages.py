@@ -12,7 +12,7 @@ from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import render
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.ledger.access.profile_versions import ToolUser, list_tool_users
-from turnstile.ledger.turns.roster import list_tools
+from turnstile.ledger.roster import list_tools
 from turnstile.schema.base import Strict
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ProjectId

@@ -21,7 +21,7 @@ from lab.bench.children import TURNSTILE, BenchError, Child, child
 from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result
 from lab.bench.load_client import open_load_client
-from turnstile.ledger.turns.roster import put_profile
+from turnstile.ledger.roster import put_profile
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile
 

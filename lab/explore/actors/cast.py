@@ -14,8 +14,8 @@ from lab.explore.net import TARGET
 from lab.explore.statements import statement
 from lab.explore.world import Move, View
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.trees.batches import Batch
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import (
     AgentId,

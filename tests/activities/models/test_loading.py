@@ -12,7 +12,7 @@ from tests.activities.models.asking import question
 from tests.activities.models.provider_stub import ProviderStub, Said
 from turnstile.activities.models import LitellmModel, ModelAccess
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import put_profile
+from turnstile.ledger.roster import put_profile
 from turnstile.processes.models import Models
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile

@@ -11,7 +11,7 @@ from tests.support.ledger.reruns import again
 from tests.support.ledger.steers import say
 from tests.support.ledger.talks import Said, Talk, told
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import put_profile
+from turnstile.ledger.roster import put_profile
 from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.turns import StepEnds

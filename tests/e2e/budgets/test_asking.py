@@ -12,7 +12,7 @@ from tests.support.tenants import ALICE, CHANNEL, Tenant
 from tests.support.tools import calling
 from tests.turnstile.support import turnstile
 from turnstile import Client, Refused
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.ids import AgentTurnId

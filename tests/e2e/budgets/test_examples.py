@@ -12,7 +12,7 @@ from tests.support.processes.stack import QUICK, Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Ended, Tenant
 from tests.turnstile.support import Ran, turnstile
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.settings.yaml_files import read_profile

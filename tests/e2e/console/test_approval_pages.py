@@ -12,8 +12,8 @@ from tests.support.console.visiting import visiting
 from tests.support.gateway import token_of
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
+from turnstile.ledger.roster import put_tool
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import ToolCallContent, content_of

@@ -17,7 +17,7 @@ from tests.support.gateway import token_of
 from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
 from turnstile.sdk.tools.service import ToolService

@@ -23,7 +23,7 @@ from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import calling
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools

@@ -16,7 +16,7 @@ from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import calling, definition
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.runtime.faults import Fault
 from turnstile.schema.access import Caller
 from turnstile.schema.ids import AgentTurnId

@@ -13,8 +13,8 @@ from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from turnstile.bridge.safety.reconciler import MAX_RESTARTS
 from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.roster import put_profile
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.roster import put_profile
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.ids import AgentTurnId, InboxId, uuid7
 from turnstile.schema.profiles import LlmConfig, Profile

@@ -10,8 +10,8 @@ from tests.support.delegation import ALL, CHIEF, answer, chief_says, fork, resul
 from tests.support.ledger.calls import TOOL
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
+from turnstile.ledger.roster import add_agent
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId

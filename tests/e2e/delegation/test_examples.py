@@ -21,8 +21,8 @@ from tests.support.tenants import Ended, Tenant
 from tests.turnstile.support import processes_of, turnstile
 from turnstile.cli.demo.tree import MODELS, tree_profiles
 from turnstile.cli.turns.turn_tree import picture
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.wire.descriptions import TreeTurn
 from turnstile.settings.yaml_files import read_profile

@@ -15,8 +15,8 @@ from tests.support.tenants import CHANNEL, Ended, Tenant, turn_of
 from tests.support.tools import call_of, calling
 from tests.turnstile.support import turnstile
 from turnstile.cli.turns.turn_tree import picture
+from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.ids import AgentId, ChannelId

@@ -5,7 +5,7 @@ import json
 from tests.support.delegation import answers, fork, says, steps, task
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 

@@ -29,7 +29,7 @@ from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, calling, definition
 from turnstile.embedded.ports import free_port
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 

@@ -24,7 +24,7 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import calling
 from tests.turnstile.support import launch, turnstile, until_gone
 from turnstile.embedded import EmbeddedServers, ServerName, read_endpoints
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.states import ReplyStatus

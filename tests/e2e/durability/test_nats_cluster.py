@@ -30,8 +30,8 @@ from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import CHANNEL, Tenant, new_tenant, turn_of
 from tests.support.tools import calling
+from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId

@@ -17,7 +17,7 @@ from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant
 from turnstile.ledger.access.pages import page_turns
 from turnstile.ledger.access.tokens import revoke_token
-from turnstile.ledger.turns.roster import LOCAL, set_agent_status
+from turnstile.ledger.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.ids import AgentId, AgentTurnId

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import calling, hand_of
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.ids import AgentId
 
 BOB = AgentId("bob")

@@ -17,7 +17,7 @@ from tests.support.gateway import Folded, client, events_of, serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
 from tests.support.tools import Command, calling, definition
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.ids import AgentId
 
 AGENTS = 20

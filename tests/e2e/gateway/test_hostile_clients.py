@@ -17,7 +17,7 @@ from tests.support.guarded import CONNECTIONS, Guarded, ended
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
 from tests.support.tools import definition
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 
 
 async def test_a_body_of_a_hundred_megabytes_is_refused_and_its_client_told_why(url: str, tenant: Tenant) -> None:

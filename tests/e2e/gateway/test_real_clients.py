@@ -18,7 +18,7 @@ from tests.support.paths import TESTS
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
 from tests.support.tools import Command, definition
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 
 COUNT = 100
 WHERE = Path(os.environ.get("REAL_CLIENTS", "."))

@@ -24,7 +24,7 @@ from turnstile.gateway.app import Gateway
 from turnstile.gateway.http import bearers
 from turnstile.gateway.v1.cursors import cursor_of
 from turnstile.ledger.access.pages import Place
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
 

@@ -26,8 +26,8 @@ from tests.support.pump.organism import Order
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
 from turnstile.embedded import Endpoints
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.runtime.program import LATE_SECONDS
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import LlmConfig, Profile

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.processes import exclusive_targets
 from turnstile.processes.run import run_bridge
 from turnstile.processes.services import Handler, Refused, ServiceTurn, serve_inbox

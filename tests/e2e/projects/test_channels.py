@@ -21,9 +21,9 @@ from tests.support.pump.pump import pump_config
 from tests.support.tenants import CHANNEL as RED
 from tests.support.tenants import Ended, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
+from turnstile.ledger.roster import add_agent
 from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, uuid7

@@ -24,7 +24,7 @@ from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.interface.catalog import ENTRIES, VERBS, find

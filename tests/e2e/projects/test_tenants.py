@@ -26,7 +26,7 @@ from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import pump_config
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent, put_tool
+from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import BudgetListRequest, BudgetRaiseRequest, BudgetRequest

@@ -18,7 +18,7 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes, TurnstileProcess
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.ids import uuid7
 
 CALLS, TURNS_BETWEEN = 200, 8

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model, shown
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card
 

@@ -36,7 +36,7 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, definition
 from turnstile.activities.budgets.gate import BudgetGate
 from turnstile.embedded import Endpoints
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.processes.migration import migrate_all
 from turnstile.processes.run import run_bridge
 from turnstile.schema.base import JsonObject

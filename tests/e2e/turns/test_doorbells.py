@@ -23,7 +23,7 @@ from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.troupe import ACTORS
 from tests.support.tenants import Tenant
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.ids import AgentId, uuid7
 from turnstile.schema.wire import subjects
 

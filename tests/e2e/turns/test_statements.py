@@ -17,7 +17,7 @@ from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import new_tenant, turn_of
 from tests.support.tools import calling
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.sdk.tools.service import ToolService

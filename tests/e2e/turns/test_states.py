@@ -10,7 +10,7 @@ from temporalio.client import WorkflowHandle
 from tests.support.conditions import until
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.profiles import LlmConfig, Profile

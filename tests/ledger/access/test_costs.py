@@ -8,8 +8,8 @@ import pytest
 from tests.support.ledger.agents import ALICE, BOB, CHANNEL, PROJECT, STARTED, begin, card, lease, profile
 from turnstile.ledger.access.costs import Costs, sum_costs
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import put_profile
 from turnstile.ledger.turns.ends import finish_turn
-from turnstile.ledger.turns.roster import put_profile
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.rules.turn_ends import Ending
 from turnstile.rules.turn_step import StepRecord

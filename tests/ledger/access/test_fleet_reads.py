@@ -39,7 +39,7 @@ from turnstile.ledger.access.pages import Place
 from turnstile.ledger.access.profile_versions import get_profile_version, list_profile_versions, list_tool_users
 from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
+from turnstile.ledger.roster import LOCAL, put_profile, set_agent_status
 from turnstile.schema.ids import BoxId, ChannelId, ProjectId, ToolCallId, interrupt_id, new_box_id
 from turnstile.schema.message_types import PROTOCOL_LEVEL
 

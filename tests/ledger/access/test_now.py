@@ -32,8 +32,8 @@ from turnstile.ledger.access.now import LiveTurns, TurnNow
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.ends import end_by_fallback
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, ProjectId, step_id

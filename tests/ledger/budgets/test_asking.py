@@ -11,7 +11,7 @@ from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, ask, begin, 
 from tests.support.ledger.budgets import budget, charged, end, limit, reserve, uses
 from tests.support.ledger.reruns import again
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId
 

@@ -9,7 +9,7 @@ from tests.support.ledger.agents import CHANNEL, PROJECT, profile, rows
 from tests.support.waiting import until_waiting
 from turnstile.ledger.delegation.provision import ProvisionCaller, provision_agent
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import put_profile
+from turnstile.ledger.roster import put_profile
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.delegation.provision import ProvisionRefused, provision_arguments
 from turnstile.schema.ids import AgentId, StepId, ToolCallId

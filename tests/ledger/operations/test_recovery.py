@@ -55,9 +55,9 @@ from turnstile.ledger.operations.recovery import (
 from turnstile.ledger.operations.sweep import RuleStatement, touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.lease import AgentKey, LiveTurn
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.errors import ServerUnavailable, StaleTurn
 from turnstile.schema.ids import AgentTurnId, InboxId, ProjectId
 from turnstile.schema.states import TurnStatus

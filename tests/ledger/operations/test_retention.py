@@ -45,9 +45,9 @@ from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import mark_replied
 from turnstile.ledger.queries import query
+from turnstile.ledger.roster import put_profile
 from turnstile.ledger.trees.batches import Child, NewAgent
 from turnstile.ledger.turns.cards import make_box
-from turnstile.ledger.turns.roster import put_profile
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId, ProjectId, new_box_id
 from turnstile.schema.turns import TurnRef

@@ -32,10 +32,10 @@ from tests.support.ledger.trees import child, forks, parent
 from turnstile.ledger.people.multitask import MadeWay, make_way, requester_of
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_make_way
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import LOCAL, put_profile, set_agent_status
 from turnstile.ledger.turns.boxes import compose_box, fork_box
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.intake import Enqueued, enqueue_turn
-from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.rules.turn_step import BegunStep, StepRecord

@@ -31,8 +31,8 @@ from tests.support.ledger.reruns import MALLORY, OPERATOR, again, command, rerun
 from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.people.reruns import rerun_on
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import put_profile
 from turnstile.ledger.turns.ends import finish_turn
-from turnstile.ledger.turns.roster import put_profile
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.rules.turn_ends import Ending
 from turnstile.schema.cards import CardType

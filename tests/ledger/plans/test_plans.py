@@ -44,12 +44,12 @@ from turnstile.ledger.people.interrupt_views import count_open_interrupts, list_
 from turnstile.ledger.people.reruns import rerun_on
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.roster import LOCAL, set_status_on
 from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import mark_announced, recall_step
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.lease import LiveTurn, claim_inbox, dispatch_next, release_claims
-from turnstile.ledger.turns.roster import LOCAL, set_status_on
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import (

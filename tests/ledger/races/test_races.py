@@ -35,11 +35,11 @@ from tests.support.ledger.agents import (
 from tests.support.waiting import overtaken, until_waiting
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection
+from turnstile.ledger.roster import add_agent, list_agents, list_profiles, put_profile
 from turnstile.ledger.turns.cards import make_box
 from turnstile.ledger.turns.ends import finish_turn
 from turnstile.ledger.turns.intake import Enqueued, QueuedStop
 from turnstile.ledger.turns.lease import dispatch_next
-from turnstile.ledger.turns.roster import add_agent, list_agents, list_profiles, put_profile
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.rules.turn_ends import LIVE, Ending, fallback_card
 from turnstile.schema.errors import Refused, StaleTurn

@@ -28,8 +28,8 @@ from tests.support.ledger.agents import (
 from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.access.pages import CONVERSATION_BEGIN, TurnAt, list_turns_after
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import LOCAL, add_agent, put_profile, set_agent_status
 from turnstile.ledger.turns.intake import Enqueued, enqueue
-from turnstile.ledger.turns.roster import LOCAL, add_agent, put_profile, set_agent_status
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, new_box_id

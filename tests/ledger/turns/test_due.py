@@ -10,8 +10,8 @@ from tests.support.ledger.steers import commit_asked, say
 from tests.support.waiting import in_flight
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.roster import put_profile
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.roster import put_profile
 from turnstile.ledger.turns.steps import gate
 from turnstile.schema.ids import InboxId
 from turnstile.schema.turns import TurnRef

@@ -30,10 +30,10 @@ from tests.support.ledger.agents import (
 )
 from turnstile.ledger.access.past import get_turn_request
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.cards import box_cards, make_box
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.lease import release_claims
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, FieldsSchemaContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import BadRequest, Refused

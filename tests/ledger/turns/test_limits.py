@@ -27,8 +27,8 @@ from tests.support.pump.threads import message
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.threads import ThreadLimits, send_message
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.intake import Enqueued, enqueue
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.errors import Limited
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.wire import headers

@@ -33,9 +33,7 @@ from tests.support.waiting import overtaken
 from turnstile.ledger.operations.sweep import list_stranded
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.intake import Enqueued
-from turnstile.ledger.turns.roster import (
+from turnstile.ledger.roster import (
     LOCAL,
     Origin,
     StatusAction,
@@ -51,6 +49,8 @@ from turnstile.ledger.turns.roster import (
     set_agent_status,
     set_status_on,
 )
+from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.rules.turn_ends import NewLease
 from turnstile.schema.cards import CardType, JsonContent, content_of

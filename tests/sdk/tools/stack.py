@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.processes.run import run_bridge
 from turnstile.schema.cards import ToolError
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId

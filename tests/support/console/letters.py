@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from tests.support.tenants import Tenant, turn_of
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 

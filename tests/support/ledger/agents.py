@@ -8,6 +8,7 @@ from typing import Any
 from turnstile.ledger.operations.sweep import list_stranded, release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import finish_turn, mark_announced
 from turnstile.ledger.turns.intake import (
@@ -20,7 +21,6 @@ from turnstile.ledger.turns.intake import (
     stop_queued_turn,
 )
 from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn, claim_inbox, dispatch_next
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.steps import CommittedStep, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts

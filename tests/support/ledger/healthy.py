@@ -54,9 +54,9 @@ from turnstile.ledger.budgets.steering import More, raise_budget
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import claim_pushes, record_push, set_receiver
+from turnstile.ledger.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import finish_turn
-from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.rules.turn_ends import Ending
 from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.budgets.plans import BudgetId

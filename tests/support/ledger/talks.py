@@ -15,8 +15,8 @@ from turnstile.activities.prompt.model_attempts import StepLimits
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Row
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.cards import BoxCache, BoxKey, BoxPrefix
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.rules.turn_step import OpenedBox
 from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.errors import ModelError

@@ -15,7 +15,7 @@ from tests.support.pump.organism import note
 from tests.support.pump.pump import Heard
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId

@@ -21,7 +21,7 @@ from tests.support.tools import Hand, call_of, calling, hand_of, heard_by_model
 from tests.turnstile.cli.test_chat import chatting, run
 from turnstile.cli.people.quoting import answer_of, escaped, quoted_text, quoted_value
 from turnstile.embedded import Endpoints
-from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.tools import ToolDefinition

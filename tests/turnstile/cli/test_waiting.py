@@ -10,7 +10,7 @@ from tests.support.databases import Databases
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.turnstile.support import launch, read_until, turnstile
 from turnstile.embedded import Endpoints
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.processes.run import run_bridge
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.profiles import Profile

@@ -15,7 +15,7 @@ from turnstile.cli.errors import INTERRUPTED
 from turnstile.cli.session import Session
 from turnstile.embedded import DEFAULT_DATA
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import add_agent, list_agents, put_profile
+from turnstile.ledger.roster import add_agent, list_agents, put_profile
 from turnstile.processes.up import Running, Stopped, run_up, unless
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile

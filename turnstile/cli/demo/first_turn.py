@@ -13,7 +13,7 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
 from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, print_timeline, read_report
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.roster import put_tool
 from turnstile.processes.addresses import nats_url
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.profiles import LlmConfig, Profile

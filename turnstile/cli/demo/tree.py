@@ -12,7 +12,7 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.turn_report import link_of, print_deliverable, read_report
 from turnstile.cli.turns.turn_tree import show_tree
-from turnstile.ledger.turns.roster import put_profile
+from turnstile.ledger.roster import put_profile
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.profiles import LlmConfig, Profile
 

@@ -24,7 +24,7 @@ async def add(
     tag: Annotated[list[str] | None, typer.Option(help="A tag; may be repeated.")] = None,
 ) -> None:
     """Add an agent to the project."""
-    from turnstile.ledger.turns.roster import add_agent
+    from turnstile.ledger.roster import add_agent
     from turnstile.schema.ids import AgentId
 
     async with session.ledger() as pool:
@@ -46,7 +46,7 @@ async def add(
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
     """List the project's agents with their status."""
-    from turnstile.ledger.turns.roster import list_agents
+    from turnstile.ledger.roster import list_agents
 
     async with session.ledger() as pool:
         rows = await list_agents(pool, session.project)
@@ -69,7 +69,7 @@ async def show(session: "Session") -> None:
 @command(app, "remove", project=True)
 async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
     """Remove an agent that has no live or queued turn. Its turns and cards stay, its memory is removed."""
-    from turnstile.ledger.turns.roster import remove_agent
+    from turnstile.ledger.roster import remove_agent
     from turnstile.schema.ids import AgentId
 
     async with session.ledger() as pool:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from turnstile.ledger.budgets.prices import has_price
 from turnstile.ledger.operations.monitor import list_live_workers
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import list_tools
+from turnstile.ledger.roster import list_tools
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders

@@ -29,7 +29,7 @@ async def put(
     profile beside any agent, and any model. Without these only operators may.
     """
     from turnstile.cli.roster.profile_check import profile_warnings
-    from turnstile.ledger.turns.roster import put_profile
+    from turnstile.ledger.roster import put_profile
     from turnstile.settings.yaml_files import check_scripted, read_profile
 
     profiles = [read_profile(file) for file in files]
@@ -59,7 +59,7 @@ async def show_one(
     """Show a profile as YAML that `profile put` takes."""
     import yaml
 
-    from turnstile.ledger.turns.roster import get_profile
+    from turnstile.ledger.roster import get_profile
 
     async with session.ledger() as pool:
         found = await get_profile(pool, session.project, profile)
@@ -69,7 +69,7 @@ async def show_one(
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
     """List the project's profiles."""
-    from turnstile.ledger.turns.roster import list_profiles
+    from turnstile.ledger.roster import list_profiles
 
     async with session.ledger() as pool:
         rows = await list_profiles(pool, session.project)

@@ -23,7 +23,7 @@ async def put(
     files: Annotated[list[Path], typer.Argument(help="YAML files, one tool each.", metavar="FILE...")],
 ) -> None:
     """Store tools from YAML files. Agents whose profile allows a tool can call it from their next turn on."""
-    from turnstile.ledger.turns.roster import put_tool
+    from turnstile.ledger.roster import put_tool
     from turnstile.settings.yaml_files import read_tool
 
     tools = [read_tool(file) for file in files]
@@ -42,7 +42,7 @@ async def put(
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
     """List the project's tools."""
-    from turnstile.ledger.turns.roster import list_tools
+    from turnstile.ledger.roster import list_tools
 
     async with session.ledger() as pool:
         rows = await list_tools(pool, session.project)
@@ -63,7 +63,7 @@ async def remove(
     session: "Session", tool: Annotated[str, typer.Argument(help="The tool's name.", metavar="NAME")]
 ) -> None:
     """Remove a tool. Turns that have begun can still call it."""
-    from turnstile.ledger.turns.roster import remove_tool
+    from turnstile.ledger.roster import remove_tool
 
     async with session.ledger() as pool:
         await remove_tool(pool, session.project, tool)

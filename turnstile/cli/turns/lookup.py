@@ -21,7 +21,7 @@ _CANDIDATES = 5
 
 async def has_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> bool:
     """Whether the project has such an agent."""
-    from turnstile.ledger.turns.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
+    from turnstile.ledger.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
 
     return any(row.agent_id == agent for row in await list_agents(pool, project))
 

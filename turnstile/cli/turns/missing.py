@@ -88,7 +88,7 @@ class Missing:
     async def _unserved(self, view: TurnView) -> str:
         """The worker target of the turn's agent if no worker serves it, else an empty string."""
         from turnstile.ledger.operations.sweep import is_served  # noqa: PLC0415 -- needs the extra [server]
-        from turnstile.ledger.turns.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
+        from turnstile.ledger.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
 
         agents = await list_agents(self.pool, view.project_id)
         target = next((each.worker_target for each in agents if each.agent_id == view.agent_id), None)

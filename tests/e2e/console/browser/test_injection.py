@@ -17,7 +17,7 @@ from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 from turnstile.ledger.access.tokens import add_token
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId

@@ -11,7 +11,7 @@ from tests.e2e.gateway.test_chat_completions import LATE, only_turn, says
 from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile.gateway.mcp import tool_list
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.roster import add_agent
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
 

@@ -22,8 +22,8 @@ from tests.support.ledger.calls import (
     written_report,
 )
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.ends import fence
-from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.waiting import report_call
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import CardId, InboxId, ProjectId, uuid7
