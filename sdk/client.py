@@ -474,7 +474,14 @@ def _not_stored(verb: str, size: int, error: APIError) -> TurnstileError:
 
 
 def _event(msg: Msg) -> WatchEvent:
-    rest = subjects.parse(msg.subject).rest
+    """Raises `BadRequest` for what is no message of the protocol.
+
+    An event without headers is none, but what JetStream acknowledges to a subject of somebody's choice.
+    """
+    subject = subjects.parse(msg.subject)
+    if subject.category == "evt" and not msg.headers:
+        raise BadRequest("an event has headers")
+    rest = subject.rest
     agent = AgentId(rest[1]) if rest[0] == "agent" else None
     return WatchEvent(msg.subject, rest[-1], agent, decode_object(msg.data), dict(msg.headers or {}))
 

@@ -13,7 +13,7 @@ from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.ledger.turns.steps import gate
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentTurnId, ProjectId
 
 T = TypeVar("T")
 _PAGE = 1000
@@ -219,3 +219,8 @@ async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:
 async def list_repairs(conn: Connection) -> list[Repairs]:
     """The sums of repairs by rule, over all bridges, since the database was created."""
     return await query("list_repairs").all_as(conn, Repairs)
+
+
+async def list_own_repairs(conn: Connection, project: ProjectId) -> list[Repairs]:
+    """As `list_repairs` where no other project has agents, else nothing: it is not this project's alone."""
+    return await query("list_own_repairs").all_as(conn, Repairs, project_id=project)

@@ -155,6 +155,13 @@ INSERT INTO state.repairs AS r (rule, repaired)
 SELECT n.rule, n.repaired FROM unnest(:rules::text[], :repaired::bigint[]) n (rule, repaired) ORDER BY n.rule
 ON CONFLICT (rule) DO UPDATE SET repaired = r.repaired + EXCLUDED.repaired, last_at = now();
 
+-- name: list_own_repairs :many
+-- The sums of repairs by rule, if no other project has agents: they are counted over all projects.
+SELECT r.rule, r.repaired, r.last_at FROM state.repairs r
+WHERE NOT EXISTS (SELECT FROM resource.project_agents a WHERE a.project_id COLLATE "C" < :project_id)
+  AND NOT EXISTS (SELECT FROM resource.project_agents a WHERE a.project_id COLLATE "C" > :project_id)
+ORDER BY r.rule;
+
 -- name: list_repairs :many
 -- The sums of repairs by rule, since the database was created.
 SELECT r.rule, r.repaired, r.last_at FROM state.repairs r ORDER BY r.rule;

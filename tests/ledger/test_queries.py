@@ -211,6 +211,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_overdue": lease.LiveTurn,
     "list_profile_models": usage.ProfileModel,
     "list_profiles": roster.ProfileRow,
+    "list_own_repairs": recovery.Repairs,
     "list_repairs": recovery.Repairs,
     "list_replies": hop.ThreadReply,
     "list_silent": recovery.SilentTurn,

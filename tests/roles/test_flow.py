@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 
+import nats
 import pytest
 import yaml
 
@@ -161,6 +162,44 @@ async def test_a_turn_with_a_tool(cast: Cast, word_count: None) -> None:
     assert [status for status, *_ in ended.results()] == ["success"]
     described = await cast.client.client.request("describe", {"agent_turn_id": turn})
     assert described["status"] == "accepted"
+
+
+async def test_where_acknowledgements_are_sent_moves_nothing(
+    cast: Cast, word_count: None, guarded: GuardedNats
+) -> None:
+    """A client names where JetStream acknowledges its command: any subject, also one that it may not publish to.
+
+    What arrives there is `{"stream": …, "seq": …}`. It is no request, no event, no command and no vote on a stream.
+    """
+    agent = await agent_of(cast, "unmoved")
+    admin = await connect(guarded.url_of("admin"), name="test")
+    client = await nats.connect(guarded.url_of("client"))  # pyright: ignore[reportUnknownMemberType] -- its options are untyped
+    jetstream, subject = admin.js, f"cg.v1r4.{DEMO}.{CHANNEL}."
+    streams = ("cg_cmd_v1r4", "cg_evt_v1r4")
+    before = {name: (await jetstream.stream_info(name)).state for name in streams}
+    consumers = {each.name for name in streams for each in await jetstream.consumers_info(name)}
+    aimed = [f"$JS.API.STREAM.{verb}.{name}" for verb in ("PURGE", "DELETE", "MSG.DELETE") for name in streams]
+    aimed += ["$JS.API.CONSUMER.DELETE.cg_cmd_v1r4.turnstile_bridge_verbs", "$SYS.REQ.SERVER.PING"]
+    aimed += [f"{subject}evt.agent.{agent}.{event}" for event in ("task", "state", "step")]
+    aimed += [f"{subject}cmd.tool.text.count", f"{subject}cmd.sys.bridge.stop", f"{subject}cmd.agent.t.wakeup"]
+    aimed += [f"{subject}req.sys.bridge.agent.put", f"{subject}cmd.sys.ui.action", f"cg.v1r4.other.{CHANNEL}.evt.x"]
+    async with cast.client.client.watching(agent) as events:
+        for reply in aimed:
+            await client.publish(f"{subject}cmd.sys.bridge.stop", b"{}", reply=reply)
+        await client.flush()
+        ended = await cast.client.turn(agent, script(COUNT, {"text": "still here"}))
+        assert ended.deliverable() == "still here"
+        assert [status for status, *_ in ended.results()] == ["success"]
+        async for event in events:
+            assert "seq" not in event.payload
+            if event.suffix == "task":
+                break
+    for name in streams:
+        state = (await jetstream.stream_info(name)).state
+        assert (state.first_seq, state.messages) >= (before[name].first_seq, before[name].messages)
+    assert consumers <= {each.name for name in streams for each in await jetstream.consumers_info(name)}
+    await client.close()
+    await admin.close()
 
 
 async def test_a_durable_command(cast: Cast) -> None:

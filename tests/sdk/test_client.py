@@ -56,7 +56,9 @@ async def test_waiting_for_a_task_that_ends_at_once(
     async with client.wait_task(AGENT) as waiter:
         await other.verify()
         for turn in ("t1", "t2"):
-            await conn.send(agent_event(project, CHANNEL, AGENT, "task"), task(AgentTurnId(turn)))
+            await conn.send(
+                agent_event(project, CHANNEL, AGENT, "task"), task(AgentTurnId(turn)), headers={"CG-Version": "v1r4"}
+            )
         assert (await waiter.wait(AgentTurnId("t2"), 5)).status is TurnStatus.SUCCESS
         assert (await waiter.wait(AgentTurnId("t1"), 5)).agent_turn_id == "t1"
         with pytest.raises(TimeoutError):

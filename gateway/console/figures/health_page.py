@@ -17,7 +17,7 @@ from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.ledger.access.fleet import Process, TargetNeed, describe_server, list_processes, list_target_needs
 from turnstile.ledger.operations.audit import Scope, audit
-from turnstile.ledger.operations.recovery import Repairs, list_repairs
+from turnstile.ledger.operations.recovery import Repairs, list_own_repairs
 from turnstile.runtime.release import release
 from turnstile.schema.access import Right
 from turnstile.schema.amounts import amount
@@ -64,7 +64,7 @@ async def show_health(visit: Visit[NoQuery, NoForm]) -> Response:
     if whole:
         processes = await console.pool.run(lambda conn: list_processes(conn, project, row_limit=_PROCESSES))
         needs = await console.pool.run(lambda conn: list_target_needs(conn, project))
-        repairs = await console.pool.run(list_repairs)
+        repairs = await console.pool.run(lambda conn: list_own_repairs(conn, project))
     bridges = [each for each in processes if each.is_bridge]
     workers = [each for each in processes if not each.is_bridge]
     return render(

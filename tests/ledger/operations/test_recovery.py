@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from uuid import uuid4
 
 import pytest
 
@@ -45,6 +46,7 @@ from turnstile.ledger.operations.recovery import (
     follow_clock,
     list_in_hand,
     list_over,
+    list_own_repairs,
     list_repairs,
     list_silent,
     list_undispatched,
@@ -579,6 +581,16 @@ async def test_repairs_of_several_bridges_add_up(agents: Pool) -> None:
     sums = await agents.run(list_repairs)
     assert [(each.rule, each.repaired) for each in sums] == [("claims", 9), ("engine", 13)]
     assert sums[1].last_at > first.last_at
+
+
+async def test_a_project_sees_repairs_that_are_its_alone(agents: Pool) -> None:
+    await recorded(agents, engine=2)
+    for other in ("a-first", "z-last"):
+        assert [each.repaired for each in await agents.run(lambda conn: list_own_repairs(conn, PROJECT))] == [2]
+        insert = "INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id) VALUES ($1, 'x', $2)"
+        await rows(agents, insert, other, uuid4())
+        assert await agents.run(lambda conn: list_own_repairs(conn, PROJECT)) == []
+        await rows(agents, "DELETE FROM resource.project_agents WHERE project_id = $1", other)
 
 
 async def test_repairs_recorded_in_any_order_do_not_lock_each_other_out(agents: Pool) -> None:
