@@ -64,7 +64,7 @@ class Environment:
         addresses.
         """
         port = free_port()
-        own: dict[str, Section] = {
+        addresses: dict[str, Section] = {
             "database": {"url": self.endpoints.database_url},
             "nats": {"servers": self.endpoints.nats_url.split(",")},
             "temporal": {"address": self.endpoints.temporal_address, "namespace": self.endpoints.temporal_namespace},
@@ -74,7 +74,7 @@ class Environment:
         }
         theirs = self.settings.model_dump(mode="json", include={"worker", "bridge", "tools", "temporal", "gateway"})
         merged: dict[str, dict[str, object]] = {}
-        for source in (theirs, sections, own):
+        for source in (theirs, sections, addresses):
             for section, values in source.items():
                 merged.setdefault(section, {}).update(values)
         lines = [
@@ -145,9 +145,9 @@ def free_port() -> int:
 
 
 async def _refuse_other_bridge(conn: NatsConnection) -> None:
-    asked: JsonObject = {"agent_turn_id": "nobody"}
+    request: JsonObject = {"agent_turn_id": "nobody"}
     with contextlib.suppress(ServerUnavailable):
-        await BridgeClient(conn, ProjectId("bench"), ChannelId("public")).request("describe", asked, timeout=2)
+        await BridgeClient(conn, ProjectId("bench"), ChannelId("public")).request("describe", request, timeout=2)
         raise BenchError(f"a bridge serves at {conn.shown}: stop it, or measure on other servers")
 
 

@@ -33,19 +33,19 @@ _TITLES = {
 
 def table(report: Report) -> Table:
     """The table of all figures of all scenarios."""
-    found = Table(title=headline(report), title_justify="left", title_style="bold", header_style="dim")
-    found.add_column("figure", overflow="fold")
-    found.add_column("measured", justify="right", no_wrap=True)
-    found.add_column("goal", justify="right", no_wrap=True)
-    found.add_column("", no_wrap=True)
+    figures_table = Table(title=headline(report), title_justify="left", title_style="bold", header_style="dim")
+    figures_table.add_column("figure", overflow="fold")
+    figures_table.add_column("measured", justify="right", no_wrap=True)
+    figures_table.add_column("goal", justify="right", no_wrap=True)
+    figures_table.add_column("", no_wrap=True)
     for result in report.results:
-        found.add_section()
-        found.add_row(Text(_TITLES[result.scenario], style="bold"))
+        figures_table.add_section()
+        figures_table.add_row(Text(_TITLES[result.scenario], style="bold"))
         for stem, figures in rows(result.figures):
             *_, last = figures
             measured = " / ".join([*(number(figure.value) for figure in figures[:-1]), shown(last)])
-            found.add_row(f"  {stem}", measured, _goal(last), _verdict(last))
-    return found
+            figures_table.add_row(f"  {stem}", measured, _goal(last), _verdict(last))
+    return figures_table
 
 
 def headline(report: Report) -> str:

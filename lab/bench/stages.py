@@ -81,15 +81,15 @@ def stages_of(turns: Sequence[Mapping[str, float]]) -> list[Stage]:
     at = {name: median(turn[name] for turn in turns if name in turn) for name in names}
     known = sorted((moment for moment in MOMENTS if moment.name in at), key=lambda m: at[m.name])
     path = [moment for moment in known if not moment.since and at[moment.name] <= at.get(HEARD, 0.0)]
-    found: list[Stage] = []
+    stages: list[Stage] = []
     ends, last = {REQUESTED: 0.0}, REQUESTED
     for moment in path:
-        found.append(_stage(turns, moment, last, ends))
-        ends[moment.name], last = found[-1].ended, moment.name
+        stages.append(_stage(turns, moment, last, ends))
+        ends[moment.name], last = stages[-1].ended, moment.name
     for moment in (each for each in known if each not in path):
         since = moment.since if moment.since in ends else last
-        found.append(_stage(turns, moment, since, ends, beside=True))
-    return found
+        stages.append(_stage(turns, moment, since, ends, beside=True))
+    return stages
 
 
 def _stage(

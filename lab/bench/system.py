@@ -134,13 +134,13 @@ class System:
 
     async def histories(self, turns: Sequence[AgentTurnId]) -> list[tuple[float, float]]:
         """Number of events and of bytes in the histories of the first few of these turns."""
-        found: list[tuple[float, float]] = []
+        histories: list[tuple[float, float]] = []
         for turn in turns[:_HISTORY_SAMPLE]:
             handle = self.environment.temporal.get_workflow_handle(turn_workflow_id(turn))
             await handle.result()
             about = (await handle.describe()).raw_description.workflow_execution_info
-            found.append((about.history_length, about.history_size_bytes))
-        return found
+            histories.append((about.history_length, about.history_size_bytes))
+        return histories
 
 
 def usage_figures(values: Mapping[str, float]) -> list[Figure]:

@@ -39,25 +39,25 @@ def read_options() -> tuple[str, RunOptions]:
     parser.add_argument("--scenario", choices=["chaos", *SCENARIOS], default="chaos")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument("--dir", type=Path, default=None, help="for logs, data and notes; kept")
-    given = parser.parse_args()
-    turns = given.turns if given.turns is not None else 3000 if given.scenario == "chaos" else 200
-    trees = 0 if given.scenario != "chaos" else given.trees if given.trees is not None else turns // 15
+    arguments = parser.parse_args()
+    turns = arguments.turns if arguments.turns is not None else 3000 if arguments.scenario == "chaos" else 200
+    trees = 0 if arguments.scenario != "chaos" else arguments.trees if arguments.trees is not None else turns // 15
     everyone = turns + trees * TURNS_A_TREE
-    kills = given.kills if given.kills is not None else max(3, everyone // 50)
+    kills = arguments.kills if arguments.kills is not None else max(3, everyone // 50)
     options = RunOptions(
         turns=turns,
         trees=trees,
-        seed=given.seed,
-        seconds=given.seconds or max(20.0, everyone / RATE),
+        seed=arguments.seed,
+        seconds=arguments.seconds or max(20.0, everyone / RATE),
         kills=kills,
-        wipes=given.wipes,
-        deletions=given.deletions if given.deletions is not None else max(1, kills // 20),
-        tails=given.tails if given.tails is not None else max(1, kills // 20) if STRACE else 0,
-        directory=given.dir or Path(tempfile.mkdtemp(prefix="turnstile-chaos-")),
-        json=given.json,
-        quiet_seconds=given.quiet_seconds,
+        wipes=arguments.wipes,
+        deletions=arguments.deletions if arguments.deletions is not None else max(1, kills // 20),
+        tails=arguments.tails if arguments.tails is not None else max(1, kills // 20) if STRACE else 0,
+        directory=arguments.dir or Path(tempfile.mkdtemp(prefix="turnstile-chaos-")),
+        json=arguments.json,
+        quiet_seconds=arguments.quiet_seconds,
     )
-    return given.scenario, options
+    return arguments.scenario, options
 
 
 async def main() -> int:

@@ -194,21 +194,21 @@ def _port_of(environment: Environment, server: ServerName) -> Callable[[], int]:
 
 
 def _programs(environment: Environment, size: Size) -> list[Program]:
-    made: list[Program] = []
+    programs: list[Program] = []
     for role, count in (("worker", size.workers), ("bridge", size.bridges)):
         for number in range(1, count + 1):
             name = f"{role}-{number}"
             argv = (*TURNSTILE, role, "--config", str(environment.config(name, environment.seen_by(name))))
-            made.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", f"{role} serves"))
+            programs.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", f"{role} serves"))
     for number in range(1, size.tools + 1):
         name = f"tools-{number}"
         where = ("--nats", environment.seen_by(name).nats_url, "--executions", str(environment.executions))
         argv = (sys.executable, "-m", "lab.chaos.tools", *where)
-        made.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve"))
-    for program in made:
+        programs.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve"))
+    for program in programs:
         program.env = {ASKED: str(environment.asked)}
         program.on_death = environment.on_death
-    return made
+    return programs
 
 
 @asynccontextmanager

@@ -192,18 +192,18 @@ class Load:
 
     async def _enqueue(self, turn: Turn, plan: Plan) -> None:
         said = plan.instruction(turn.key)
-        asked: JsonObject = {"agent_id": turn.agent, "instruction": said, "correlation_id": turn.key}
+        request: JsonObject = {"agent_id": turn.agent, "instruction": said, "correlation_id": turn.key}
         if plan.budget is not None:
-            asked["budget"] = plan.budget
+            request["budget"] = plan.budget
         if turn.way == "direct":
-            reply = await self._direct(turn, asked)
-        elif turn.way == "command" and (acked := await self._command(turn, asked)) is not None:
+            reply = await self._direct(turn, request)
+        elif turn.way == "command" and (acked := await self._command(turn, request)) is not None:
             reply = acked
         else:
-            reply = await self._request_until_accepted("enqueue", asked, turn)
+            reply = await self._request_until_accepted("enqueue", request, turn)
         turn.turn, turn.accepted_at = str(reply["agent_turn_id"]), time.time()
         if turn.tries % 3 == 2:  # as if the reply was lost: enqueue again
-            again = await self._request_until_accepted("enqueue", asked)
+            again = await self._request_until_accepted("enqueue", request)
             if again["agent_turn_id"] != turn.turn:
                 turn.others.add(str(again["agent_turn_id"]))
 
@@ -250,11 +250,13 @@ class Load:
         while True:
             turn.tries += 1
             try:
-                done = await enqueue(self.pool, PROJECT, CHANNEL, request, {}, depth_limit=20, sender="client.chaos")
+                enqueued = await enqueue(
+                    self.pool, PROJECT, CHANNEL, request, {}, depth_limit=20, sender="client.chaos"
+                )
             except ServerUnavailable:
                 await asyncio.sleep(0.2)
                 continue
-            return done.reply.model_dump(mode="json")
+            return enqueued.reply.model_dump(mode="json")
 
     async def on_ack(self, msg: Msg) -> None:
         """Receive an ack event of a durable command (subscribed by `open_load`)."""
@@ -286,14 +288,14 @@ async def open_load(environment: Environment, observer: Observer, seed: int) -> 
         for tool in (*definitions(), *_delegating()):
             await put_tool(direct, PROJECT, tool)
         config = LlmConfig.model_validate({"model": "scripted/chaos"})
-        made = Profile(
+        profile = Profile(
             name=PROFILE,
             worker_target=TARGET,
             llm_config=config,
             allowed_tools=[*NAMES, *sorted(PMO_TOOLS)],
             delegation_policy=DelegationPolicy(),
         )
-        await put_profile(direct, PROJECT, made)
+        await put_profile(direct, PROJECT, profile)
         for kind, count in (("agent", AGENTS), ("root", ROOTS), ("mate", MATES)):
             for number in range(count):
                 await add_agent(direct, PROJECT, AgentId(f"{kind}-{number}"), PROFILE)

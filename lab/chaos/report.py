@@ -100,10 +100,10 @@ def write_json(path: Path, run: Run, verdict: Verdict, injector: Injector) -> No
 
 
 def _fault_counts(injector: Injector) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
+    faults: dict[str, Counter[str]] = {}
     for (action, target), count in sorted(injector.counts.items()):
-        found.setdefault(action, Counter())[_kind(target)] += count
-    return found
+        faults.setdefault(action, Counter())[_kind(target)] += count
+    return faults
 
 
 def _kind(target: str) -> str:

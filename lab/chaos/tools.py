@@ -94,10 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nats", required=True)
     parser.add_argument("--executions", type=Path, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    service = make_service(Executions(given.executions))
-    asyncio.run(service.run(given.nats, ready=lambda: logger.info("tools serve")))
+    service = make_service(Executions(arguments.executions))
+    asyncio.run(service.run(arguments.nats, ready=lambda: logger.info("tools serve")))
 
 
 if __name__ == "__main__":

@@ -163,11 +163,11 @@ class Grower:
         return self.forked([*(self.nested(depth - 1) for _ in range(self.draw.randint(1, 2))), self.leaf()], "success")
 
     def _task(self, plan: Plan, strategy: str = "new", target: str | None = None) -> dict[str, Any]:
-        asked = {"target_strategy": strategy, "target_ref": target or self.project_profile, "instruction": plan}
+        task = {"target_strategy": strategy, "target_ref": target or self.project_profile, "instruction": plan}
         budget = plan.budget
         if budget is None and not plan.joins and self.draw.random() < 0.4:  # none for its children to ask for
             budget = {"max_tokens": 10**6, "max_cost_usd": 10}
-        return asked if budget is None else {**asked, "budget": budget}
+        return task if budget is None else {**task, "budget": budget}
 
     def _bounded(self, by: str) -> Plan:
         """A tree whose budget is sometimes too small: some of it ends with what there is, or is refused."""
@@ -206,17 +206,17 @@ class Grower:
         deadline = round(self.draw.uniform(1, 4), 1)
         if self.draw.random() < 0.5:
             return self.forked([self.leaf(), self.slow()], "timeout", deadline_seconds=deadline)
-        given: JsonObject = {"deadline_seconds": deadline, "join": "all"}
-        return self.forked([self.leaf(), self.slow(), self.chain(2, self.slow())], "partial", "timeout", **given)
+        options: JsonObject = {"deadline_seconds": deadline, "join": "all"}
+        return self.forked([self.leaf(), self.slow(), self.chain(2, self.slow())], "partial", "timeout", **options)
 
     def _free(self, *, slow: bool) -> Plan:
         """Children that nobody waits for, which have children themselves; beside them those that are waited for."""
         below = self.forked([self.slow(), self.slow()] if slow else [self.leaf()], "success")
         clone = self._task(self.leaf(), "clone", f"mate-{self.draw.randrange(MATES)}")
         free: list[Any] = [["delegate_async", self._task(below)], ["delegate_async", clone]]
-        asked = {"profile_name": self.project_profile, "instruction": self.slow() if slow else self.leaf()}
+        request = {"profile_name": self.project_profile, "instruction": self.slow() if slow else self.leaf()}
         call = self.call([self.slow()] if slow else [self.leaf()])
-        return Plan([{"calls": [*free, ["launch_principal", asked], call]}, self._last], ("success",))
+        return Plan([{"calls": [*free, ["launch_principal", request], call]}, self._last], ("success",))
 
     def _reusing(self) -> Plan:
         mates = self.draw.sample(range(MATES), 3)

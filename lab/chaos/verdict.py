@@ -134,15 +134,16 @@ async def _explain(environment: Environment, left: list[Any]) -> list[str]:
 
 async def _workflow(client: Client, turn: str) -> str:
     try:
-        found = await client.get_workflow_handle(turn_workflow_id(AgentTurnId(turn))).describe()
+        description = await client.get_workflow_handle(turn_workflow_id(AgentTurnId(turn))).describe()
     except RPCError as error:
         return f"workflow: {error.status.name if error.status else error}"
     pending = [
         f"{activity.activity_type.name} {activity.activity_id} attempt {activity.attempt}"
         f" ({activity.last_failure.message[:120]})"
-        for activity in found.raw_description.pending_activities
+        for activity in description.raw_description.pending_activities
     ]
-    return f"workflow {found.status.name if found.status else '?'}, {', '.join(pending) or 'no activity pending'}"
+    status = description.status.name if description.status else "?"
+    return f"workflow {status}, {', '.join(pending) or 'no activity pending'}"
 
 
 async def judge(environment: Environment, load: Load, injector: Injector, verdict: Verdict) -> Verdict:
@@ -227,8 +228,8 @@ def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
             if row["agent_turn_id"] not in observer.seen:
                 verdict.lost.append(f"child {row['agent_turn_id']} ({row['status']}) has no task event")
             elif observer.statuses[row["agent_turn_id"]] != row["status"]:
-                told = observer.statuses[row["agent_turn_id"]]
-                verdict.unexpected.append(f"child {row['agent_turn_id']} is {row['status']}, its event says {told}")
+                status = observer.statuses[row["agent_turn_id"]]
+                verdict.unexpected.append(f"child {row['agent_turn_id']} is {row['status']}, its event says {status}")
     for turn in load.turns:
         verdict.doubled += [f"{turn.key} is {turn.turn} and {other}" for other in turn.others]
         if not turn.turn:

@@ -75,8 +75,8 @@ class Place:
         }
         limits = ("-p", "no:cacheprovider", f"--timeout={TIMEOUT_SECONDS}")
         command = (sys.executable, "-m", "pytest", "-q", *limits, *tests)
-        done = subprocess.run(command, cwd=self.tree, env=os.environ | own, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
+        process = subprocess.run(command, cwd=self.tree, env=os.environ | own, capture_output=True, text=True)
+        return process.returncode, process.stdout + process.stderr
 
 
 def main() -> int:

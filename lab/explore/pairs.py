@@ -244,15 +244,15 @@ class _Arena:
 
 def _difference(end: Rows, other: Rows) -> str:
     """The columns in which two ends differ."""
-    found: list[str] = []
+    names: list[str] = []
     for key in sorted(end.keys() | other.keys()):
         one, two = (json.loads(rows.get(key, "{}")) for rows in (end, other))
-        found += [
+        names += [
             f"{' '.join(key)} {name}: {one.get(name)!r} for {two.get(name)!r}"
             for name in sorted(one.keys() | two.keys())
             if one.get(name) != two.get(name)
         ]
-    return "; ".join(found)
+    return "; ".join(names)
 
 
 async def _tried(move: Move, pool: Pool) -> str:

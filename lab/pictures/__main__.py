@@ -109,16 +109,18 @@ async def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="the directory of the pictures")
     parser.add_argument("--turns", type=int, default=TURNS, help="how many turns the last two weeks had")
     parser.add_argument("--keep", action="store_true", help="take none, and stay up until Ctrl-C")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    if not given.names or TRACE in given.names:
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if not arguments.names or TRACE in arguments.names:
         async with collecting() as collector:
-            told = settings().model_copy(update={"observability": ObservabilitySettings(otlp_endpoint=collector.url)})
-            await _on_servers(told, lambda running: _trace(running, told, collector, given.out))
-    if given.keep or given.names != [TRACE]:
+            observed = settings().model_copy(
+                update={"observability": ObservabilitySettings(otlp_endpoint=collector.url)}
+            )
+            await _on_servers(observed, lambda running: _trace(running, observed, collector, arguments.out))
+    if arguments.keep or arguments.names != [TRACE]:
         chosen = settings()
-        more = (given.names, given.out, given.turns)
-        await _on_servers(chosen, lambda running: _play(running, chosen, *more, keep=given.keep))
+        more = (arguments.names, arguments.out, arguments.turns)
+        await _on_servers(chosen, lambda running: _play(running, chosen, *more, keep=arguments.keep))
 
 
 async def _on_servers(chosen: Settings, play: Callable[[Running], Awaitable[None]]) -> None:

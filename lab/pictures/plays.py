@@ -83,11 +83,11 @@ which moves the totals by less than half a percent.
 
 
 def _fork(*tasks: tuple[str, str, str], **fields: object) -> tuple[str, JsonObject]:
-    made: list[JsonObject] = [
+    children: list[JsonObject] = [
         {"target_strategy": "new", "target_ref": profile, "instruction": asked, "label": label}
         for profile, asked, label in tasks
     ]
-    arguments: dict[str, object] = {"tasks": made, "join": "all", **fields}
+    arguments: dict[str, object] = {"tasks": children, "join": "all", **fields}
     return "fork_join", arguments  # pyright: ignore[reportReturnType] -- JSON, built of JSON
 
 

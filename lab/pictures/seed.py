@@ -261,14 +261,14 @@ _BY_TRIGGERS = "SET LOCAL session_replication_role = replica"
 
 def moments(count: int, now: datetime) -> list[datetime]:
     """So many moments of the last two weeks, the oldest first: in opening hours, not on Sundays, nor just now."""
-    drawn, found = Random(count), list[datetime]()  # noqa: S311 -- pictures, the same each time
+    drawn, times = Random(count), list[datetime]()  # noqa: S311 -- pictures, the same each time
     latest = now - timedelta(hours=1)
-    while len(found) < count:
+    while len(times) < count:
         day = (now - timedelta(days=drawn.triangular(0, DAYS, 1))).replace(hour=0, minute=0, second=0, microsecond=0)
         at = day + timedelta(hours=drawn.triangular(_FROM, _UNTIL))
         if at < latest and at.weekday() != _SUNDAY:
-            found.append(at)
-    return sorted(found)
+            times.append(at)
+    return sorted(times)
 
 
 async def age(pool: Pool, project: ProjectId, turns: Sequence[AgentTurnId]) -> None:
@@ -392,8 +392,8 @@ async def open_shop(
         for name, (role, label) in PEOPLE.items():
             secret, _ = await pool.run(lambda conn, role=role, label=label: add_token(conn, project, role, label=label))
             tokens[name] = secret.text
-            own = {"authorization": f"Bearer {secret.text}"}
-            web[name] = await stack.enter_async_context(httpx.AsyncClient(base_url=url, headers=own, timeout=30))
+            headers = {"authorization": f"Bearer {secret.text}"}
+            web[name] = await stack.enter_async_context(httpx.AsyncClient(base_url=url, headers=headers, timeout=30))
         serving = asyncio.create_task(tools.run(nats_url, stop=stop, ready=ready.set))
         await ready.wait()
         try:
@@ -425,10 +425,10 @@ async def this_morning(shop: Shop) -> None:
 
     async def refunded() -> None:
         turn = shop.turns["refund"] = await shop.ask("shop", "mira", plays.SOAKED)
-        asked = await shop.waiting_for(turn)
-        shop.places["refund_question"] = asked["interrupt_id"]
+        interrupt = await shop.waiting_for(turn)
+        shop.places["refund_question"] = interrupt["interrupt_id"]
         await asyncio.sleep(shop.pause)
-        await shop.decide("sam", asked, "approve")
+        await shop.decide("sam", interrupt, "approve")
         await shop.until(turn)
 
     async def printers() -> None:

@@ -137,9 +137,9 @@ class NatsCluster:
         others = ",".join(f"nats://127.0.0.1:{road(number, there)}" for there in range(3) if there != number)
         here = f"nats://127.0.0.1:{self.routes[number]}"
         # told to the others as an address where nobody listens, so that they keep to the roads
-        told = ("--cluster_advertise", f"127.0.0.1:{unused_port()}")
+        advertised = ("--cluster_advertise", f"127.0.0.1:{unused_port()}")
         server = NatsServer(
-            "--name", f"n{number}", "--cluster_name", "test", "--cluster", here, "--routes", others, *told
+            "--name", f"n{number}", "--cluster_name", "test", "--cluster", here, "--routes", others, *advertised
         )
         server.sync_interval = "always"
         return server

@@ -46,9 +46,9 @@ def read_trace(lines: Sequence[str]) -> Trace:
     """Read the lines of a trace; a call that was not completed counts for nothing."""
     trace, written, begun = Trace(), dict[str, int](), dict[str, tuple[str, int]]()
     for line in lines:
-        if (found := _LINE.match(line)) is None:
+        if (match := _LINE.match(line)) is None:
             continue
-        thread, call, opened, flags, path, rest = found.groups()
+        thread, call, opened, flags, path, rest = match.groups()
         match call:
             case "openat" if opened and "O_SYNC" in flags:
                 trace.durable.add(opened.removesuffix(".tmp"))
@@ -78,8 +78,8 @@ class PowerFailure:
 
     def watch(self) -> None:
         """Returns when every thread of the server is watched; raises `TimeoutError` if `strace` may not do that."""
-        said = ("-f", "-y", "-s", "0", "-qq", "-e", _CALLS, "-e", "signal=none", "-o", str(self._notes / "trace"))
-        self._strace = subprocess.Popen([STRACE or "strace", *said, "-p", str(self._pid)], stderr=subprocess.DEVNULL)
+        options = ("-f", "-y", "-s", "0", "-qq", "-e", _CALLS, "-e", "signal=none", "-o", str(self._notes / "trace"))
+        self._strace = subprocess.Popen([STRACE or "strace", *options, "-p", str(self._pid)], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + _SECONDS
         while not self._watched():
             if time.monotonic() > deadline or self._strace.poll() is not None:

@@ -95,8 +95,8 @@ class Tenant:
         """Store a profile of the stack's worker target with the model `scripted/{model}`."""
         config = LlmConfig.model_validate({"model": f"scripted/{model}", **(llm or {})})
         [target] = self.stack.settings.worker.worker_targets
-        made = Profile(name=name, worker_target=target, llm_config=config, **fields)
-        box, _, _ = await put_profile(self.pool, self.project, made)
+        profile = Profile(name=name, worker_target=target, llm_config=config, **fields)
+        box, _, _ = await put_profile(self.pool, self.project, profile)
         return box
 
     async def agent(self, model: str, agent: AgentId = ALICE, **fields: Any) -> AgentId:
@@ -122,8 +122,8 @@ class Tenant:
 
     async def enqueue(self, agent: AgentId, instruction: str | None = "hello", **fields: Any) -> EnqueueReply:
         """Call `enqueue`, which must be accepted; returns its reply."""
-        asked: JsonObject = {"agent_id": agent, **fields}
-        reply = await self.ask(asked if instruction is None else {**asked, "instruction": instruction})
+        request: JsonObject = {"agent_id": agent, **fields}
+        reply = await self.ask(request if instruction is None else {**request, "instruction": instruction})
         assert reply.status is ReplyStatus.ACCEPTED, reply
         return reply
 

@@ -66,18 +66,18 @@ async def measure_ratio(system: System, gateway: GatewayProcess, bars: Bars) -> 
                         values["gateway cpu"] = (gateway.cpu() - cpu) * 1000 / plan.turns
                     advance(1)
                 rounds.append(values)
-    found = medians(rounds)
+    values = medians(rounds)
     return [
         Figure(
-            name="turns/s by HTTP ÷ by NATS", value=ratio(found["HTTP rate"], found["NATS rate"]), goal=at_least(0.9)
+            name="turns/s by HTTP ÷ by NATS", value=ratio(values["HTTP rate"], values["NATS rate"]), goal=at_least(0.9)
         ),
         Figure(
-            name="turns/s by HTTP ÷ by NATS without output", value=ratio(found["HTTP rate"], found[f"{_LEAST} rate"])
+            name="turns/s by HTTP ÷ by NATS without output", value=ratio(values["HTTP rate"], values[f"{_LEAST} rate"])
         ),
-        *(Figure(name=f"turns by {name}", value=found[f"{name} rate"], unit="/s") for name, _ in ways),
-        *(Figure(name=f"a turn by {name}, p50", value=found[f"{name} p50"], unit="ms") for name, _ in ways),
+        *(Figure(name=f"turns by {name}", value=values[f"{name} rate"], unit="/s") for name, _ in ways),
+        *(Figure(name=f"a turn by {name}, p50", value=values[f"{name} p50"], unit="ms") for name, _ in ways),
         Figure(name="callers", value=len(callers)),
-        Figure(name="gateway's CPU a turn by HTTP", value=found["gateway cpu"], unit="ms"),
+        Figure(name="gateway's CPU a turn by HTTP", value=values["gateway cpu"], unit="ms"),
     ]
 
 

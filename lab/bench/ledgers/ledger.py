@@ -45,14 +45,14 @@ class Ledger:
         request = EnqueueRequest(agent_id=agent, instruction="hello", conversation_id=conversation)
         began = time.perf_counter()
         await enqueue(self.pool, self.project, CHANNEL, request, {}, depth_limit=_DEPTH, sender="bench")
-        asked = time.perf_counter()
+        enqueued = time.perf_counter()
         keys = [(self.project, agent)]
         claimed = await self.pool.run(lambda conn: claim_inbox(conn, keys, [self.target], row_limit=10))
         ended = time.perf_counter()
         if [claim.verdict for claim in claimed] != ["start"]:
             raise BenchError(f"a claim found {[claim.verdict for claim in claimed]}")
-        self.took[f"enqueue{kind}"].append((asked - began) * 1000)
-        self.took[f"claim{kind}"].append((ended - asked) * 1000)
+        self.took[f"enqueue{kind}"].append((enqueued - began) * 1000)
+        self.took[f"claim{kind}"].append((ended - enqueued) * 1000)
         return claimed[0].turn()
 
     async def begin(self, turn: TurnRef, kind: str) -> None:
@@ -64,9 +64,9 @@ class Ledger:
     async def audit(self) -> Audit:
         """Time an audit of the last day."""
         began = time.perf_counter()
-        done = await audit(self.pool, Scope(since=datetime.now(UTC) - _DAY), Bounds(), row_limit=10)
+        result = await audit(self.pool, Scope(since=datetime.now(UTC) - _DAY), Bounds(), row_limit=10)
         self.took["audit of a day"].append((time.perf_counter() - began) * 1000)
-        return done
+        return result
 
 
 @asynccontextmanager

@@ -39,18 +39,18 @@ async def run_budget(environment: Environment, bars: Bars) -> Result:
             lambda conn: list_budgets(conn, system.project, kind="turn", row_limit=100_000)
         )
         open_ones = sum(each.status != "closed" or each.tokens.reserved > 0 for each in left)
-    found = medians(rounds)
+    values = medians(rounds)
     figures = [
-        Figure(name="turns without a budget", value=found["without rate"], unit="/s"),
-        Figure(name="turns with one each", value=found["own rate"], unit="/s"),
-        Figure(name="turns of one project's day", value=found["shared rate"], unit="/s"),
+        Figure(name="turns without a budget", value=values["without rate"], unit="/s"),
+        Figure(name="turns with one each", value=values["own rate"], unit="/s"),
+        Figure(name="turns of one project's day", value=values["shared rate"], unit="/s"),
         Figure(
             name="with one each ÷ without",
             value=_ratio(rounds, "own"),
             goal=at_least(0.95),
         ),
         Figure(name="of one project's day ÷ without", value=_ratio(rounds, "shared")),
-        *(Figure(name=f"database round trips a turn, {kind}", value=found[f"{kind} round trips"]) for kind in _KINDS),
+        *(Figure(name=f"database round trips a turn, {kind}", value=values[f"{kind} round trips"]) for kind in _KINDS),
         *await system.common(),
     ]
     if open_ones:
@@ -82,7 +82,7 @@ async def _turn(system: System, agent: AgentId, own: JsonObject) -> None:
 
 
 async def _limit(system: System, limits: JsonObject | None) -> None:
-    asked: JsonObject = {"period": "day", "limits": limits}
-    told = await system.load.client.request("limit_project", asked, caller=_OPERATOR)
-    if told["status"] != "accepted":
-        raise BenchError(f"the project's limit was refused: {told['error']}")
+    request: JsonObject = {"period": "day", "limits": limits}
+    reply = await system.load.client.request("limit_project", request, caller=_OPERATOR)
+    if reply["status"] != "accepted":
+        raise BenchError(f"the project's limit was refused: {reply['error']}")

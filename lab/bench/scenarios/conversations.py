@@ -39,12 +39,12 @@ async def run_conversations(environment: Environment, bars: Bars) -> Result:
                 values["turns rate"] = await _talk(system, f"{number}", plan.conversations)
                 advance(1)
                 rounds.append(values)
-    found = medians(rounds)
+    values = medians(rounds)
     figures = [
         Figure(name="conversations at once, two turns each", value=plan.conversations),
-        Figure(name="turns", value=found["turns rate"], unit="/s"),
-        Figure(name="bare workflows, one activity", value=found["bare one rate"], unit="/s"),
-        Figure(name="turns/s ÷ bare workflows/s", value=ratio(found["turns rate"], found["bare one rate"])),
+        Figure(name="turns", value=values["turns rate"], unit="/s"),
+        Figure(name="bare workflows, one activity", value=values["bare one rate"], unit="/s"),
+        Figure(name="turns/s ÷ bare workflows/s", value=ratio(values["turns rate"], values["bare one rate"])),
         *await system.common(),
     ]
     return Result(scenario="conversations", figures=tuple(figures), details={"rounds": [{**each} for each in rounds]})
@@ -56,17 +56,17 @@ async def _talk(system: System, prefix: str, count: int) -> float:
     pairs = await asyncio.gather(*(_two_turns(system, room, f"{prefix}-{number}") for number in range(count)))
     took = time.perf_counter() - began
     for name, turn in pairs:
-        said = await _answer(system, turn)
-        if said != _SAID.format(name=name):
-            raise BenchError(f"turn {turn} of conversation {name} answered {said!r:.200}")
+        answer = await _answer(system, turn)
+        if answer != _SAID.format(name=name):
+            raise BenchError(f"turn {turn} of conversation {name} answered {answer!r:.200}")
     return 2 * count / took
 
 
 async def _two_turns(system: System, room: asyncio.Semaphore, name: str) -> tuple[str, AgentTurnId]:
-    asked: JsonObject = {"profile_name": PROFILE, "conversation_id": f"c-{name}"}
+    request: JsonObject = {"profile_name": PROFILE, "conversation_id": f"c-{name}"}
     async with room:
-        first = await system.load.request({**asked, "instruction": f"marker {name}"})
-        second = await system.load.request({**asked, "instruction": f"marker {name} again"})
+        first = await system.load.request({**request, "instruction": f"marker {name}"})
+        second = await system.load.request({**request, "instruction": f"marker {name} again"})
     await system.load.wait(first)
     await system.load.wait(second)
     return name, second

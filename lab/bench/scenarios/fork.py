@@ -96,11 +96,11 @@ async def _tree(environment: Environment, depth: int, width: int, rounds: int) -
             began = time.perf_counter()
             await system.load.wait(await system.load.enqueue(tree_of(depth, width)))
             taken.append(values | {"seconds": time.perf_counter() - began})
-    found = medians(taken)
+    values = medians(taken)
     name = f"tree of depth {depth}"
-    rate = turns / found["seconds"]
+    rate = turns / values["seconds"]
     return [
         Figure(name=f"{name}: turns", value=turns),
-        Figure(name=f"{name}: from request to the root's end", value=found["seconds"], unit="s"),
-        Figure(name=f"{name}: turns/s ÷ bare workflows/s", value=ratio(rate, found["bare one rate"])),
+        Figure(name=f"{name}: from request to the root's end", value=values["seconds"], unit="s"),
+        Figure(name=f"{name}: turns/s ÷ bare workflows/s", value=ratio(rate, values["bare one rate"])),
     ]

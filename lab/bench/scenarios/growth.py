@@ -77,21 +77,21 @@ async def _audits(ledgers: Sequence[Ledger], plan: Plan, bars: Bars) -> tuple[li
 
     There are none where the user may not write the day, as who is no superuser.
     """
-    done: list[Audit] = []
+    audits: list[Audit] = []
     try:
         with bars.bar("growth: audits of a day", len(ledgers) + _AUDITS + 1) as advance:
             for ledger in ledgers:
                 await fill(ledger.url, plan.day_turns, days=1)
                 advance(1)
             for _ in range(_AUDITS + 1):
-                done += [await ledger.audit() for ledger in ledgers]
+                audits += [await ledger.audit() for ledger in ledgers]
                 advance(1)
     except asyncpg.InsufficientPrivilegeError:
         bars.print_line("growth: no audit, since the database's user is no superuser")
         return [], {}
-    found = sum(len(each.violations) for each in done)
+    found = sum(len(each.violations) for each in audits)
     figures = _compared("audit of a day", ledgers, 1)
-    pairs = zip(done[-2].rules, done[-1].rules, strict=True)
+    pairs = zip(audits[-2].rules, audits[-1].rules, strict=True)
     rules: JsonObject = {one.rule: [round(each.seconds * 1000) for each in (one, two)] for one, two in pairs}
     return [*figures, Figure(name="audit of a day: violations", value=found, goal=at_most(0))], rules
 

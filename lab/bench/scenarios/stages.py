@@ -50,17 +50,17 @@ async def run_stages(environment: Environment, bars: Bars) -> Result:
     """Run the plan's turns one after the other; the figures are the p50 of each stage."""
     count = environment.plan.stage_turns
     async with open_system(environment, "stages", AT_ONCE, _AGENTS) as system, _chunks(system) as chunks:
-        asked: dict[AgentTurnId, Moments] = {}
+        requested: dict[AgentTurnId, Moments] = {}
         with bars.bar("stages: turns alone", count) as advance:
             for number in range(count):
-                asked |= await _one(system, system.agents[number % _AGENTS])
+                requested |= await _one(system, system.agents[number % _AGENTS])
                 advance(1)
-        rows = await _settled(system, list(asked))
-        told = [
-            asked[row.agent_turn_id] | chunks[row.agent_turn_id] | _of_row(row) | await _of_history(system, row)
+        rows = await _settled(system, list(requested))
+        moments = [
+            requested[row.agent_turn_id] | chunks[row.agent_turn_id] | _of_row(row) | await _of_history(system, row)
             for row in rows
         ]
-    offsets = [{name: (at - each[REQUESTED]) * 1000 for name, at in each.items()} for each in told]
+    offsets = [{name: (at - each[REQUESTED]) * 1000 for name, at in each.items()} for each in moments]
     stages = stages_of(offsets)
     figures = [
         *spread("a turn alone, request to event", [offset[HEARD] for offset in offsets]),
@@ -125,11 +125,11 @@ def _of_row(row: TurnMoments) -> Moments:
 async def _of_history(system: System, row: TurnMoments) -> Moments:
     """The first event of each kind in the workflow's history; empty if Temporal has none."""
     handle = system.environment.temporal.get_workflow_handle(turn_workflow_id(row.agent_turn_id))
-    found: Moments = {}
+    moments: Moments = {}
     try:
         async for event in handle.fetch_history_events():
             if name := _EVENTS.get(event.event_type):
-                found.setdefault(name, event.event_time.ToDatetime(UTC).timestamp())
+                moments.setdefault(name, event.event_time.ToDatetime(UTC).timestamp())
     except RPCError:
         return {}
-    return found
+    return moments

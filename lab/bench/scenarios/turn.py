@@ -45,14 +45,14 @@ async def run_turn(environment: Environment, bars: Bars) -> Result:
                 advance(1)
                 rounds.append(values)
         history = await _history(system)
-    found = medians(rounds)
+    values = medians(rounds)
     figures = [
-        *_rates(found),
-        *_beside_bare(found),
-        *_usage(found, at_most(5)),
+        *_rates(values),
+        *_beside_bare(values),
+        *_usage(values, at_most(5)),
         *history,
         *held(await system.common(), {"rows written a turn": at_most(17)}),
-        *(Figure(name=name, value=found[name], unit=unit) for name, unit in _SERVERS.items()),
+        *(Figure(name=name, value=values[name], unit=unit) for name, unit in _SERVERS.items()),
     ]
     return Result(scenario="turn", figures=tuple(figures), details=_details(rounds))
 
@@ -78,20 +78,20 @@ async def run_tool(environment: Environment, bars: Bars) -> Result:
                 rounds.append(values)
         grown = await _history_slope(system)
         history = await _history(system)
-    found = medians(rounds)
+    values = medians(rounds)
     figures = [
-        *_rates(found),
+        *_rates(values),
         Figure(
             name="turns/s ÷ bare workflows/s",
-            value=ratio(found["turns rate"], found["bare one rate"]),
+            value=ratio(values["turns rate"], values["bare one rate"]),
             goal=at_least(0.6),
         ),
         Figure(
             name="p50 alone ÷ the bare workflow's",
-            value=ratio(found["turns p50"], found["bare one p50"]),
+            value=ratio(values["turns p50"], values["bare one p50"]),
             goal=at_most(2.2),
         ),
-        *_usage(found, at_most(10)),
+        *_usage(values, at_most(10)),
         *history,
         Figure(
             name=f"history slope, {_SMALL_KB} to {_BIG_KB} kB of context", value=abs(grown), unit="B/kB", goal=SLOPE

@@ -99,16 +99,16 @@ async def bare_workers(environment: Environment) -> AsyncGenerator[Bares]:
 async def tpcb(environment: Environment) -> AsyncGenerator[TpcB]:
     """Create pgbench's tables in a new database."""
     async with scratch_database(environment.endpoints.database_url) as url:
-        made = TpcB(url, scale=environment.plan.tpcb_scale)
-        await made.prepare()
-        yield made
+        tpcb = TpcB(url, scale=environment.plan.tpcb_scale)
+        await tpcb.prepare()
+        yield tpcb
 
 
 async def nats_rates(conn: NatsConnection, messages: int) -> dict[str, float]:
     """Messages of 256 bytes that this process publishes per second: on core NATS, and stored with acknowledgements."""
     name = f"turnstile_bench_{uuid.uuid4().hex[:12]}"
-    made: JsonObject = {"name": name, "subjects": [name], "storage": "file", "num_replicas": 1}
-    await conn.request(f"$JS.API.STREAM.CREATE.{name}", encode(made), timeout=10)
+    stream: JsonObject = {"name": name, "subjects": [name], "storage": "file", "num_replicas": 1}
+    await conn.request(f"$JS.API.STREAM.CREATE.{name}", encode(stream), timeout=10)
     try:
         stored = max(1, round(messages * _STORED_SHARE))
         return {

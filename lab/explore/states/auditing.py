@@ -84,8 +84,8 @@ class Auditor:
 
     async def audit(self, session: Any, wanted: Sequence[str]) -> list[str]:
         """What these rules find in the state that is loaded, one sentence for each violation."""
-        found: list[str] = []
+        names: list[str] = []
         for row in await session.fetch(self._sql, *self._values, list(wanted)):
             broken = violation(rules()[row["rule"]], Finding.model_validate(dict(row)))
-            found.append(f"audit {broken.rule}: {broken.detail} {json.dumps(broken.ids, sort_keys=True)}")
-        return found
+            names.append(f"audit {broken.rule}: {broken.detail} {json.dumps(broken.ids, sort_keys=True)}")
+        return names

@@ -19,21 +19,21 @@ class _Pieces(HTMLParser):
         self._select: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        name, fields = given.get("name", ""), self.forms[-1][1] if self.forms else {}
+        attributes = {name: value or "" for name, value in attrs}
+        name, fields = attributes.get("name", ""), self.forms[-1][1] if self.forms else {}
         match tag:
             case "form":
-                self.forms.append((given.get("action", ""), {}))
+                self.forms.append((attributes.get("action", ""), {}))
             case "input" if name:
-                fields[name] = given.get("value", "")
+                fields[name] = attributes.get("value", "")
             case "textarea":
                 self._area, fields[name] = name, ""
             case "select":
                 self._select, fields[name] = name, ""
-            case "option" if self._select is not None and "selected" in given:
-                fields[self._select] = given.get("value", "")
+            case "option" if self._select is not None and "selected" in attributes:
+                fields[self._select] = attributes.get("value", "")
             case "button" if name:
-                self.buttons.append((name, given.get("value", "")))
+                self.buttons.append((name, attributes.get("value", "")))
             case _:
                 pass
 

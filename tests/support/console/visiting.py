@@ -52,12 +52,12 @@ class _Forms(HTMLParser):
         self._open: Form | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
+        attributes = {name: value or "" for name, value in attrs}
         if tag == "form":
-            self._open = Form(given.get("action", ""))
+            self._open = Form(attributes.get("action", ""))
             self.found.append(self._open)
-        elif tag == "input" and given.get("type") == "hidden" and self._open is not None:
-            self._open.hidden[given["name"]] = given.get("value", "")
+        elif tag == "input" and attributes.get("type") == "hidden" and self._open is not None:
+            self._open.hidden[attributes["name"]] = attributes.get("value", "")
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "form":

@@ -100,8 +100,8 @@ class Scene:
         self, agent: AgentId, *lines: JsonObject, caller: Principal | None = None, **fields: Any
     ) -> AgentTurnId:
         """Enqueue a turn whose model says these lines."""
-        asked: JsonObject = {"agent_id": agent, "correlation_id": uuid7(), "instruction": steps(*lines), **fields}
-        reply = await self.insist("enqueue", asked, caller)
+        request: JsonObject = {"agent_id": agent, "correlation_id": uuid7(), "instruction": steps(*lines), **fields}
+        reply = await self.insist("enqueue", request, caller)
         return AgentTurnId(str(reply["agent_turn_id"] or reply["steered_turn_id"]))
 
     async def ended(self, turn: AgentTurnId, status: str = "success") -> Ended:
@@ -281,10 +281,10 @@ async def tool_asks(scene: Scene) -> None:
     turn = await scene.enqueue(hand.agent, calling("search"), DONE)
     call = call_of(turn)
     await hand.called(call, timeout=PATIENCE_SECONDS)
-    asked: JsonObject = {"tool_call_id": call, "key": "1", "tool": "ask_human", "arguments": {"question": "Which?"}}
-    assert (await scene.insist("delegate", asked))["answer"] is None
+    request: JsonObject = {"tool_call_id": call, "key": "1", "tool": "ask_human", "arguments": {"question": "Which?"}}
+    assert (await scene.insist("delegate", request))["answer"] is None
     await scene.decide("respond", response="this")
-    answer = (await scene.insist("delegate", asked))["answer"]
+    answer = (await scene.insist("delegate", request))["answer"]
     assert answer == {"decision": "respond", "response": "this", "message": ""}
     await scene.report(hand, turn)
     await scene.ended(turn)
@@ -310,11 +310,11 @@ async def budgeted(scene: Scene) -> None:
 async def cut(scene: Scene) -> None:
     """Its memory is full: it is cut, and another model sums up what was cut."""
     await scene.tenant.profile("crew", "echo", instances=True, memory=MEMORY)
-    asked: JsonObject = {"profile_name": "crew", "conversation_id": "c", "instruction": TEN_WORDS}
+    request: JsonObject = {"profile_name": "crew", "conversation_id": "c", "instruction": TEN_WORDS}
     for number in range(FULL + 1):
         if number == FULL:
             await scene.armed()
-        reply = await scene.insist("enqueue", {**asked, "correlation_id": str(number)})
+        reply = await scene.insist("enqueue", {**request, "correlation_id": str(number)})
         await scene.ended(AgentTurnId(str(reply["agent_turn_id"])))
     assert await scene.tenant.count("state.agent_steps", "metadata ? 'compaction'") == 1
 
@@ -348,8 +348,8 @@ async def steering(scene: Scene) -> None:
 async def thread(scene: Scene) -> None:
     """A message to a handler, and its reply."""
     await scene.armed()
-    asked: JsonObject = {"to": "shouter", "payload": Shout(text="hi").to_xml().decode(), "correlation_id": uuid7()}
-    sent = await scene.insist("send", asked)
+    request: JsonObject = {"to": "shouter", "payload": Shout(text="hi").to_xml().decode(), "correlation_id": uuid7()}
+    sent = await scene.insist("send", request)
     await scene.caller.heard(str(sent["message_id"]), PATIENCE_SECONDS)
 
 

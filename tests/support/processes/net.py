@@ -194,8 +194,8 @@ async def restarts(tenant: Tenant, turns: Sequence[AgentTurnId]) -> list[int]:
 async def unheard(tenant: Tenant, agent: AgentId = ALICE, instruction: str = "hello") -> AgentTurnId:
     """Lease a turn without publishing its doorbell."""
     request = EnqueueRequest(agent_id=agent, instruction=instruction)
-    done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
-    return turn_of(done.reply)
+    enqueued = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
+    return turn_of(enqueued.reply)
 
 
 async def claim(tenant: Tenant) -> list[Claim]:

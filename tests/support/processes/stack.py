@@ -65,14 +65,14 @@ class Stack:
 
     async def activities(self, turn: AgentTurnId) -> list[str]:
         """The names of a turn's activities in order, local ones by their markers, after its workflow has closed."""
-        found: list[str] = []
+        names: list[str] = []
         for event in (await self.history(turn)).events:
             if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
-                found.append(event.activity_task_scheduled_event_attributes.activity_type.name)
+                names.append(event.activity_task_scheduled_event_attributes.activity_type.name)
             elif event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
                 data = event.marker_recorded_event_attributes.details["data"].payloads[0].data
-                found.append(json.loads(data)["activity_type"])
-        return found
+                names.append(json.loads(data)["activity_type"])
+        return names
 
 
 def write_config(
