@@ -275,7 +275,14 @@ class Verbs:
         """Make a conversation, or change it between turns."""
         wanted, box = request.parse(ConversationPutRequest), new_box_id()
         put = await self.pool.run(
-            lambda conn: put_conversation(conn, request.project_id, request.channel_id, wanted, box)
+            lambda conn: put_conversation(
+                conn,
+                request.project_id,
+                request.channel_id,
+                wanted,
+                box,
+                most=self.admission.max_unused_conversations,
+            )
         )
         hit(Fault.CONVERSATION_PUT)
         return put

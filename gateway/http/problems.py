@@ -47,6 +47,7 @@ _BUSY = frozenset(
         "queue_full",
         "project_full",
         "instances_full",
+        "conversations_full",
         "threads_full",
         "too_many_streams",
         "too_many_steers",

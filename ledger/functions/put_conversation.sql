@@ -1,9 +1,10 @@
 -- Makes a conversation of a channel, gives it to an agent, or moves its pointer to a box with more or fewer cards
 -- (protocol §6, conversation.put). The conversation is locked before the head, as an enqueue and a compaction do.
--- `seen` is the box of which the caller knows the cards.
+-- `seen` is the box of which the caller knows the cards. A project has at most `most` conversations that are no
+-- agent's yet (0: any number): those who make one wait for each other, so that each counts all before.
 -- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
 CREATE OR REPLACE FUNCTION state.put_conversation(project text, channel text, conversation text, agent text, note jsonb,
-    seen uuid, added uuid, dropped text[], new_box uuid, card_limit int,
+    seen uuid, added uuid, dropped text[], new_box uuid, card_limit int, most int,
     OUT verdict text, OUT of_agent text, OUT box uuid, OUT noted jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,6 +33,17 @@ BEGIN
         IF agent IS NOT NULL OR seen IS NOT NULL THEN
             verdict := CASE names WHEN 0 THEN 'unknown_conversation' ELSE 'again' END;
             RETURN;
+        END IF;
+        IF most > 0 THEN
+            PERFORM pg_advisory_xact_lock(hashtextextended('put_conversation/' || project, 0));
+            IF most <= (SELECT count(*) FROM (
+                SELECT FROM state.conversations x
+                WHERE x.project_id COLLATE "C" = project AND x.agent_id COLLATE "C" = '' AND x.conversation_id >= ''
+                LIMIT most) counted)
+            THEN
+                verdict := 'conversations_full';
+                RETURN;
+            END IF;
         END IF;
         INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, notes)
         VALUES (project, channel, '', conversation, new_box, coalesce(note, '{}')) ON CONFLICT DO NOTHING;

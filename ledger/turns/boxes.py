@@ -12,7 +12,7 @@ from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
-from turnstile.schema.errors import Refused
+from turnstile.schema.errors import Limited, Refused
 from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.box_requests import (
@@ -155,9 +155,17 @@ async def replace_boxes(
 
 
 async def put_conversation(
-    conn: Connection, project: ProjectId, channel: ChannelId, wanted: ConversationPutRequest, new_box: BoxId
+    conn: Connection,
+    project: ProjectId,
+    channel: ChannelId,
+    wanted: ConversationPutRequest,
+    new_box: BoxId,
+    *,
+    most: int = 0,
 ) -> ConversationPutReply:
     """Make or change a conversation of the channel; a box that it needs has the id `new_box`. Returns it as it is now.
+
+    A project may have `most` that are no agent's yet, 0 any number; beyond it is `Limited` (conversations_full).
 
     Raises `Refused` (unknown_conversation, ambiguous, unknown_box, unknown_card, too_many_cards,
     conversation_changed, conversation_locked, conversation_of_another), or `Again`.
@@ -176,8 +184,15 @@ async def put_conversation(
         drop_card_ids=list(wanted.drop_card_ids),
         new_box_id=new_box,
         card_limit=CARD_LIMIT,
+        most=most,
     )
     match row["verdict"]:
+        case "conversations_full" as limit:
+            raise Limited(
+                limit,
+                f"the project has {most} conversations that are no agent's yet: use some of them, or wait until"
+                " retention removes them",
+            )
         case "accepted" | "duplicate":
             return ConversationPutReply(
                 status=ReplyStatus.ACCEPTED,

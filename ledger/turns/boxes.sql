@@ -194,4 +194,5 @@ WHERE a.agent_id = :agent_id AND a.project_id = :project_id;
 SELECT w.verdict, nullif(w.of_agent, '') AS agent_id, w.box::text AS box_id, w.noted AS notes
 FROM state.put_conversation(:project_id, :channel_id, :conversation_id, :agent_id::text,
                             :notes::jsonb, :box_id::text::uuid, :add_box_id::text::uuid,
-                            :drop_card_ids::text[], :new_box_id::text::uuid, :card_limit::int) w;
+                            :drop_card_ids::text[], :new_box_id::text::uuid, :card_limit::int,
+                            :most::int) w;

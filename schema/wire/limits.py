@@ -16,7 +16,7 @@ SIZE_LIMITS: Final = frozenset({"text_too_large", "result_too_large", "recursion
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limits that an enqueue is checked against; 0 is no limit."""
+    """The limits that a request is checked against; 0 is no limit."""
 
     max_queued_turns: int = 0
     """Queued turns of one agent."""
@@ -24,6 +24,8 @@ class Admission:
     """Queued and active turns of one project."""
     max_instances: int = 0
     """Instances of profiles that one project may have awake."""
+    max_unused_conversations: int = 0
+    """Conversations of one project that clients made and that are no agent's yet."""
     wait_seconds: float = 0.0
     """Above 0, the project exceeds its rate limit for so long: only a repeat is accepted."""
 

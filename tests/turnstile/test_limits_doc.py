@@ -65,6 +65,7 @@ def test_every_code_that_is_busy_is_in_the_table() -> None:
         "queue_full",
         "project_full",
         "instances_full",
+        "conversations_full",
         "overloaded",
     }
     assert raised == {code for _, answer, code in table().values() if answer == "busy"}

@@ -277,6 +277,7 @@ class LimitsSettings(Strict):
     max_live_turns: int = Field(default=10_000, ge=0, le=1_000_000)
     max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
     max_instances: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_unused_conversations: int = Field(default=10_000, ge=0, le=1_000_000)
 
     @property
     def admission(self) -> Admission:
@@ -285,6 +286,7 @@ class LimitsSettings(Strict):
             max_queued_turns=self.max_queued_turns,
             max_live_turns=self.max_live_turns,
             max_instances=self.max_instances,
+            max_unused_conversations=self.max_unused_conversations,
         )
 
 
