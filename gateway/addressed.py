@@ -32,10 +32,10 @@ class Target:
         return {"profile_name" if self.is_profile else "agent_id": self.name}
 
 
-def target_of(found: Addressee) -> Target:
+def target_of(addressee: Addressee) -> Target:
     """An addressee, as its clients name it."""
-    named = PROFILE + found.name if found.is_profile else found.name
-    return Target(named, found.name, found.is_profile, found.since)
+    named = PROFILE + addressee.name if addressee.is_profile else addressee.name
+    return Target(named, addressee.name, addressee.is_profile, addressee.since)
 
 
 async def look_up(pool: Pool, project: ProjectId, named: str) -> Target | None:
@@ -43,5 +43,5 @@ async def look_up(pool: Pool, project: ProjectId, named: str) -> Target | None:
     if len(named) > TARGET_LIMIT or not named.isprintable():
         return None
     find = find_profile if named.startswith(PROFILE) else find_agent
-    found = await pool.run(lambda conn: find(conn, project, named.removeprefix(PROFILE)))
-    return None if found is None else target_of(found)
+    addressee = await pool.run(lambda conn: find(conn, project, named.removeprefix(PROFILE)))
+    return None if addressee is None else target_of(addressee)

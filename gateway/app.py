@@ -165,9 +165,9 @@ def _route(endpoint: Endpoint, dispatch: Dispatch) -> Route:
 class _Routes:
     """The router, whose own refusals are problems of ours."""
 
-    def __init__(self, router: Router, told: Tell) -> None:
+    def __init__(self, router: Router, write: Tell) -> None:
         self._router = router
-        self._told = told
+        self._told = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it refuses
@@ -177,9 +177,9 @@ class _Routes:
             if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
                 raise Refused(
                     "not_found",
-                    "there is no such address; /v1/openapi.json has those of /v1, and /console is for people",
+                    "nothing is served here; /v1/openapi.json lists the endpoints of /v1, and /console is for people",
                 ) from None
-            problem = problem_of(Refused("method_not_allowed", "that is not done with this method"))
+            problem = problem_of(Refused("method_not_allowed", "this address does not support this method"))
             refused = self._told(scope["path"], problem)
             refused.headers["allow"] = ", ".join(sorted(self._methods(scope)))
             await refused(scope, receive, send)

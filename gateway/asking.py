@@ -38,14 +38,14 @@ class Asking:
         self._pool = pool
         self._default_channel = default_channel
 
-    def channel(self, principal: Principal, wanted: str | None) -> ChannelId:
+    def channel(self, principal: Principal, requested: str | None) -> ChannelId:
         """The channel that a request is about: the token's own, else the one asked for, else the default.
 
         Raises `Refused` (forbidden) where the token is for another one, and `BadRequest` for a name that is no token.
         """
-        if wanted is None:
+        if requested is None:
             return principal.channel_id or self._default_channel
-        channel = ChannelId(token(wanted, "channel_id"))
+        channel = ChannelId(token(requested, "channel_id"))
         if not principal.sees(channel):
             raise Refused("forbidden", "the token is for another channel")
         return channel
@@ -56,7 +56,7 @@ class Asking:
         channel: ChannelId,
         verb: Verb[Any, Answer],
         payload: BaseModel | JsonObject,
-        given: Headers,
+        headers: Headers,
         *,
         own_boxes: bool = False,
     ) -> Answer:
@@ -72,21 +72,21 @@ class Asking:
                 payload = await self._with_own_boxes(principal.project_id, principal.channel_id, payload)
             payload = _with_own_key(principal, payload)
         caller = None if verb.caller == "none" else principal.caller
-        told = {**_passed(given), names.SENDER: principal.sender}
-        return await client.call(verb, payload, headers=told, caller=caller)
+        sent_headers = {**_passed(headers), names.SENDER: principal.sender}
+        return await client.call(verb, payload, headers=sent_headers, caller=caller)
 
     async def _with_own_boxes(self, project: ProjectId, channel: ChannelId, payload: JsonObject) -> JsonObject:
         """An enqueue whose boxes are those of one channel; what is not is replaced by what nobody has."""
-        given = {**payload}
+        fields = {**payload}
         for name in _BOXES:
-            match given.get(name):
+            match fields.get(name):
                 case str() as box if not await self._pool.run(
                     lambda conn, box=box: is_box_of_channel(conn, project, channel, BoxId(box))
                 ):
-                    given[name] = new_box_id()
+                    fields[name] = new_box_id()
                 case _:
                     pass
-        return given
+        return fields
 
 
 def key_of(principal: Principal, key: str) -> str:
@@ -103,8 +103,8 @@ def _with_own_key(principal: Principal, payload: JsonObject) -> JsonObject:
             return payload
 
 
-def _passed(given: Headers) -> Mapping[str, str]:
+def _passed(headers: Headers) -> Mapping[str, str]:
     """The caller's trace; what is malformed begins a new one, as W3C asks."""
     return {
-        name: value for name in _PASSED if (value := given.get(name)) and len(value) <= _LONGEST and value.isascii()
+        name: value for name in _PASSED if (value := headers.get(name)) and len(value) <= _LONGEST and value.isascii()
     }

@@ -76,10 +76,10 @@ class Slot:
             case Kind.INTEGER | Kind.NUMBER:
                 return json.dumps(self.given)
             case Kind.CHOICE:
-                return str(next(n for n, each in enumerate(choices(self.schema)) if _same(each, self.given)))
+                return str(next(n for n, value in enumerate(choices(self.schema)) if _same(value, self.given)))
             case Kind.LIST:
                 items = cast("list[JsonValue]", self.given)
-                return "\n".join(each if isinstance(each, str) else json.dumps(each) for each in items)
+                return "\n".join(item if isinstance(item, str) else json.dumps(item) for item in items)
             case Kind.JSON:
                 return shown_json(self.given)
 
@@ -100,10 +100,10 @@ class Slot:
             case Kind.CHOICE:
                 known = choices(self.schema)
                 if not (text.isascii() and text.isdigit()) or int(text[:4]) >= len(known):
-                    raise Fault("Choose one of the list.")
+                    raise Fault("Choose an item from the list.")
                 return known[int(text)]
             case Kind.LIST:
-                return [_item(self.schema, each.strip()) for each in text.split("\n") if each.strip()]
+                return [_item(self.schema, part.strip()) for part in text.split("\n") if part.strip()]
             case Kind.JSON:
                 return read_json(text)
 
@@ -112,14 +112,14 @@ class Slot:
         if self.given is not MISSING and (self.kind is Kind.LIST or (is_text and self.required)):
             return [] if self.kind is Kind.LIST else ""
         if self.required:
-            raise Fault("This is needed.")
+            raise Fault("This field is required.")
         return MISSING
 
 
 def slot(name: str, label: str, schema: JsonValue, given: Given, *, required: bool) -> Slot:
     """The slot of a value whose schema is this."""
-    found: JsonObject = schema if isinstance(schema, dict) else {}
-    return Slot(name, label, found, required, given, _kind(found, given))
+    properties: JsonObject = schema if isinstance(schema, dict) else {}
+    return Slot(name, label, properties, required, given, _kind(properties, given))
 
 
 def choices(schema: JsonObject) -> list[JsonValue]:
@@ -129,7 +129,7 @@ def choices(schema: JsonObject) -> list[JsonValue]:
     named = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not isinstance(named, list) or not 0 < len(named) <= _MOST_CHOICES:
         return []
-    return named if all(isinstance(each, str | int | float | bool | None) for each in named) else []
+    return named if all(isinstance(value, str | int | float | bool | None) for value in named) else []
 
 
 def choice_text(value: JsonValue) -> str:
@@ -139,7 +139,7 @@ def choice_text(value: JsonValue) -> str:
 
 def hints(slot: Slot) -> str:
     """What may be typed, in words."""
-    schema, said = slot.schema, list[str]()
+    schema, hints_found = slot.schema, list[str]()
     words = (
         ("minimum", "at least {}"),
         ("exclusiveMinimum", "more than {}"),
@@ -157,24 +157,24 @@ def hints(slot: Slot) -> str:
     for name, sentence in words:
         value = schema.get(name)
         if name in schema and isinstance(value, str | int | float):
-            said.append(sentence.format(choice_text(value)[:100]))
+            hints_found.append(sentence.format(choice_text(value)[:100]))
     match slot.kind:
         case Kind.INTEGER:
-            said.insert(0, "a whole number")
+            hints_found.insert(0, "a whole number")
         case Kind.NUMBER:
-            said.insert(0, "a number")
+            hints_found.insert(0, "a number")
         case Kind.LIST:
-            said.insert(0, "one a line")
+            hints_found.insert(0, "one per line")
         case Kind.JSON:
-            said.insert(0, "JSON")
+            hints_found.insert(0, "JSON")
         case Kind.TEXT | Kind.LONG_TEXT | Kind.CHOICE:
             pass
-    return ", ".join(said)
+    return ", ".join(hints_found)
 
 
 def is_plain(text: str) -> bool:
     """Whether all of a text is seen where it is shown; line breaks and tabs are."""
-    return not any(is_hidden(each) for each in set(text) - {"\n", "\t"})
+    return not any(is_hidden(c) for c in set(text) - {"\n", "\t"})
 
 
 def shown_json(value: JsonValue) -> str:
@@ -189,7 +189,7 @@ def read_json(text: str) -> JsonValue:
         check_json(text.encode("utf-8", "surrogatepass"))
         return cast("JsonValue", json.loads(text, parse_constant=_no_number, object_pairs_hook=_once))
     except json.JSONDecodeError as error:
-        raise Fault(f"No JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
+        raise Fault(f"Not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
     except BadRequest as error:
         raise Fault(f"{error}.".replace("the payload", "It", 1)) from None
     except RecursionError:
@@ -200,7 +200,7 @@ def read_json(text: str) -> JsonValue:
 
 def _kind(schema: JsonObject, given: Given) -> Kind:
     if known := choices(schema):
-        return Kind.CHOICE if given is MISSING or any(_same(each, given) for each in known) else Kind.JSON
+        return Kind.CHOICE if given is MISSING or any(_same(value, given) for value in known) else Kind.JSON
     match schema.get("type"):
         case "string" if given is MISSING or (isinstance(given, str) and is_plain(given)):
             text = "" if given is MISSING else str(given)
@@ -229,7 +229,7 @@ def _is_list(schema: JsonObject, given: Given) -> bool:
     if not isinstance(given, list) or len(given) > _LONGEST_LIST:
         return False
     try:
-        return all(_same(_item(schema, each if isinstance(each, str) else json.dumps(each)), each) for each in given)
+        return all(_same(_item(schema, item if isinstance(item, str) else json.dumps(item)), item) for item in given)
     except Fault:
         return False
 
@@ -243,7 +243,7 @@ def _item(schema: JsonObject, text: str) -> JsonValue:
         case "number":
             return _number(text)
         case _ if text != text.strip() or not text or "\n" in text or not is_plain(text):
-            raise Fault("A line is one text.")
+            raise Fault("Each line is one text.")
         case _:
             return text
 
@@ -259,10 +259,10 @@ def _number(text: str) -> JsonValue:
         return int(text)
     if not _NUMBER.fullmatch(text):
         raise Fault("Type a number, such as 12.5.")
-    found = float(text)
-    if Decimal(repr(found)) != Decimal(text):
-        raise Fault("A number cannot hold that many digits.")
-    return found
+    number = float(text)
+    if Decimal(repr(number)) != Decimal(text):
+        raise Fault("The number has too many digits.")
+    return number
 
 
 def _same(one: JsonValue, other: Given) -> bool:
@@ -271,11 +271,11 @@ def _same(one: JsonValue, other: Given) -> bool:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise Fault(f"{text} is no JSON.")
+    raise Fault(f"{text} is not valid JSON.")
 
 
 def _once(pairs: list[tuple[str, JsonValue]]) -> Mapping[str, JsonValue]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise Fault("A name is there twice.")
-    return found
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise Fault("A name occurs twice.")
+    return fields

@@ -110,7 +110,7 @@ def _protocol(connections: Connections, seconds: float) -> type[H11Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             """A problem, as for all that is refused."""
-            problem = problem_of(BadRequest("this is no HTTP request that can be read"))
+            problem = problem_of(BadRequest("the HTTP request cannot be read"))
             body = problem.model_dump_json(exclude_none=True).encode()
             headers = [*headers_of(problem).items(), ("content-length", str(len(body))), ("connection", "close")]
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -25,28 +25,28 @@ def address_of(base: str, named: str) -> str:
     return f"{base}/a2a/{quote(named, safe=':')}"
 
 
-def agent_card(found: TargetDescription, target: Target, about: About) -> dict[str, Any]:
+def agent_card(description: TargetDescription, target: Target, about: About) -> dict[str, Any]:
     """The card as JSON."""
-    text = found.description or f"The agent {found.name}, with the profile {found.profile_name}."
+    text = description.description or f"The agent {description.name}, with the profile {description.profile_name}."
     skill = {
-        "id": found.profile_name,
-        "name": found.profile_name,
+        "id": description.profile_name,
+        "name": description.profile_name,
         "description": text,
-        "tags": found.tags or ["agent"],
+        "tags": description.tags or ["agent"],
     }
     tools = [
         {
-            "id": f"tool:{each.name}",
-            "name": each.name,
-            "description": each.description or f"The tool {each.name}.",
+            "id": f"tool:{tool.name}",
+            "name": tool.name,
+            "description": tool.description or f"The tool {tool.name}.",
             "tags": ["tool"],
         }
-        for each in found.tools[:_MOST_SKILLS]
+        for tool in description.tools[:_MOST_SKILLS]
     ]
     card: dict[str, Any] = {
-        "name": found.name,
+        "name": description.name,
         "description": text,
-        "version": found.since.isoformat(),
+        "version": description.since.isoformat(),
         "supportedInterfaces": [
             {"url": address_of(about.url, target.named), "protocolBinding": BINDING, "protocolVersion": VERSION}
         ],

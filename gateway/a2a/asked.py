@@ -73,10 +73,10 @@ class Asked:
         """The task of this id; raises `TaskNotFoundError`."""
         if len(task_id) > _LONGEST_ID or not task_id.isprintable():
             raise task_not_found()
-        found = await self.kernel.pool.run(lambda conn: get_task(conn, self.scope, AgentTurnId(task_id)))
-        if found is None:
+        task = await self.kernel.pool.run(lambda conn: get_task(conn, self.scope, AgentTurnId(task_id)))
+        if task is None:
             raise task_not_found()
-        return found
+        return task
 
     async def view(self, row: TaskRow) -> TurnView:
         """The turn of a task, as feeds need it."""
@@ -87,10 +87,10 @@ class Asked:
         if not row.asks:
             return []
         project, turn, opened = self.call.principal.project_id, row.agent_turn_id, InterruptStatus.OPEN
-        found = await self.kernel.pool.run(
+        rows = await self.kernel.pool.run(
             lambda conn: list_interrupts(conn, project, turn=turn, status=opened, row_limit=QUESTIONS)
         )
-        return list(found)
+        return list(rows)
 
     async def shown(self, row: TaskRow, history_length: int | None = None) -> Task:
         """The task with what it asks."""
@@ -100,11 +100,11 @@ class Asked:
         self, questions: Sequence[Interrupt]
     ) -> tuple[Sequence[Interrupt], Mapping[InterruptId, JsonObject]]:
         """The newest of these questions, and the arguments of the calls that they are about."""
-        shown, principal = questions[:QUESTIONS], self.call.principal
-        if not shown:
+        interrupts, principal = questions[:QUESTIONS], self.call.principal
+        if not interrupts:
             return (), {}
-        return shown, await self.kernel.pool.run(
-            lambda conn: list_call_arguments(conn, principal.project_id, shown, with_added=principal.sees_added)
+        return interrupts, await self.kernel.pool.run(
+            lambda conn: list_call_arguments(conn, principal.project_id, interrupts, with_added=principal.sees_added)
         )
 
     async def settled(self, row: TaskRow) -> TaskRow:

@@ -28,7 +28,7 @@ async def deliver(asked: Asked, request: SendMessageRequest) -> TaskRow:
         return await _begin(asked, said)
     row = await asked.row(said.task_id)
     if said.context_id not in ("", context_of(row)) and context_id(said, "") != context_of(row):
-        raise InvalidParamsError("message.contextId: the task is in another context")
+        raise InvalidParamsError("message.contextId: the task belongs to another context")
     if row.ended_at is not None:
         raise UnsupportedOperationError("the task is over: send a message without taskId")
     if questions := await asked.questions(row):

@@ -53,7 +53,7 @@ def error_answer(request_id: RequestId, error: errors.A2AError | TurnstileError)
 
 def task_not_found() -> errors.TaskNotFoundError:
     """The error for a task that is not there, or is another's."""
-    return errors.TaskNotFoundError("there is no such task here")
+    return errors.TaskNotFoundError("this project has no such task")
 
 
 def _as_a2a(error: TurnstileError) -> errors.A2AError | TurnstileError:

@@ -34,17 +34,17 @@ _COUNTED: Final = 10_000
 
 async def send(asked: Asked, request: SendMessageRequest) -> SentMessage:
     """Deliver a message; answers its task once that is over or asks a person, or at once if that is wanted."""
-    wanted = request.configuration
-    receiver = await checked_receiver(asked, wanted)
+    configuration = request.configuration
+    receiver = await checked_receiver(asked, configuration)
     with contextlib.ExitStack() as stack:
-        if not wanted.return_immediately:
+        if not configuration.return_immediately:
             stack.enter_context(asked.kernel.access.streaming(asked.call.principal))  # refused before there is a turn
         row = await deliver(asked, request)
         if receiver is not None:
             await add_receiver(asked, row, receiver)
-        if not wanted.return_immediately:
+        if not configuration.return_immediately:
             row = await _settled(asked, row)
-    length = wanted.history_length if wanted.HasField("history_length") else None
+    length = configuration.history_length if configuration.HasField("history_length") else None
     return SentMessage(task=await asked.shown(row, length))
 
 
@@ -86,15 +86,15 @@ async def list_tasks(asked: Asked, request: ListTasksRequest) -> TaskPage:
     state = asked.given.get("status")
     names = list(TaskState.keys())
     if request.status not in TaskState.values() or (isinstance(state, str) and state not in names):
-        raise InvalidParamsError(f"status: no task has this state; there are {', '.join(names[1:])}")
+        raise InvalidParamsError(f"status: one of {', '.join(names[1:])}")
     length = _history_length(request)
     context = ConversationId(request.context_id) if request.context_id else None
-    found, after = await _scanned(asked, request, context, size, with_history=length != 0)
+    rows, after = await _scanned(asked, request, context, size, with_history=length != 0)
     total = await asked.kernel.pool.run(
         lambda conn: count_tasks(conn, asked.scope, conversation=context, most=_COUNTED)
     )
     return TaskPage(
-        tasks=[_listed(row, length, with_artifacts=request.include_artifacts) for row in found],
+        tasks=[_listed(row, length, with_artifacts=request.include_artifacts) for row in rows],
         next_page_token="" if after is None else cursor_of(after),
         page_size=size,
         total_size=total,

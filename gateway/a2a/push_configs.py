@@ -31,12 +31,12 @@ from turnstile.schema.wire.push_requests import PushReply
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-async def checked_receiver(asked: Asked, wanted: SendMessageConfiguration) -> TaskPushNotificationConfig | None:
+async def checked_receiver(asked: Asked, configuration: SendMessageConfiguration) -> TaskPushNotificationConfig | None:
     """The receiver that a message names, checked before there is a task; raises `InvalidParamsError`, `Refused`."""
-    if not wanted.HasField("task_push_notification_config"):
+    if not configuration.HasField("task_push_notification_config"):
         return None
     asked.needs(Right.ASK)
-    receiver = wanted.task_push_notification_config
+    receiver = configuration.task_push_notification_config
     _check(receiver)
     project = asked.call.principal.project_id
     await destination(receiver.url, asked.names, project, private=asked.private_receivers)
@@ -62,10 +62,10 @@ async def create(asked: Asked, request: TaskPushNotificationConfig) -> PushConfi
 
 async def get(asked: Asked, request: GetTaskPushNotificationConfigRequest) -> PushConfig:
     """A receiver; raises `TaskNotFoundError` if the task has none of this id."""
-    for each in await _receivers(asked, request.task_id):
-        if each.id == request.id:
-            return each
-    raise TaskNotFoundError("the task has no such receiver")
+    for receiver in await _receivers(asked, request.task_id):
+        if receiver.id == request.id:
+            return receiver
+    raise TaskNotFoundError("the task has no such push notification config")
 
 
 async def list_all(asked: Asked, request: ListTaskPushNotificationConfigsRequest) -> PushConfigList:
@@ -84,8 +84,8 @@ async def delete(asked: Asked, request: DeleteTaskPushNotificationConfigRequest)
 async def _receivers(asked: Asked, task_id: str) -> list[PushConfig]:
     row = await asked.row(task_id)
     project, turn = asked.call.principal.project_id, row.agent_turn_id
-    found = await asked.kernel.pool.run(lambda conn: list_receivers(conn, project, turn))
-    return [PushConfig(id=each.receiver_id, task_id=turn, url=each.url) for each in found]
+    receivers = await asked.kernel.pool.run(lambda conn: list_receivers(conn, project, turn))
+    return [PushConfig(id=r.receiver_id, task_id=turn, url=r.url) for r in receivers]
 
 
 async def _verb(
@@ -98,6 +98,8 @@ async def _verb(
 
 def _check(receiver: TaskPushNotificationConfig) -> None:
     if receiver.HasField("authentication"):
-        raise InvalidParamsError("authentication: give a token instead: no credentials are kept here")
+        raise InvalidParamsError(
+            "authentication: not supported, because the gateway stores no credentials; set `token` instead"
+        )
     if receiver.id and not _ID.fullmatch(receiver.id):
         raise InvalidParamsError("id: 1 to 128 letters, digits and _ . : -")

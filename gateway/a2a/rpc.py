@@ -75,19 +75,21 @@ class Agents:
         target = await self._target(call)
         name, project = target.name, call.principal.project_id
         agent, profile = (None, name) if target.is_profile else (AgentId(name), None)
-        found = await self.kernel.pool.run(lambda conn: describe_target(conn, project, agent=agent, profile=profile))
-        if found is None:
+        description = await self.kernel.pool.run(
+            lambda conn: describe_target(conn, project, agent=agent, profile=profile)
+        )
+        if description is None:
             raise _unknown()
-        card = agent_card(found, target, self.about)
+        card = agent_card(description, target, self.about)
         return Answer(Response(json.dumps(card), media_type="application/json"))
 
     async def ask(self, call: Call[Any, bytes]) -> Answer:
         """One request of JSON-RPC."""
         request_id: RequestId = None
         try:
-            given = _read(call.body)
-            request_id = _id_in(given)
-            request, operation, params = _asked(given, call, self.kernel.access)
+            fields = _read(call.body)
+            request_id = _id_in(fields)
+            request, operation, params = _asked(fields, call, self.kernel.access)
             target, private = await self._target(call), self.about.private_receivers
             asked = Asked(self.kernel, call, target, request_id, params, self.names, private)
             result = await operation(asked, request)
@@ -101,48 +103,54 @@ class Agents:
 
     async def _target(self, call: Call[Any, Any]) -> Target:
         named = call.path.get("agent", self.about.default_agent)  # the card at the root is of the default agent
-        found = await look_up(self.kernel.pool, call.principal.project_id, named)
-        if found is None:
+        target = await look_up(self.kernel.pool, call.principal.project_id, named)
+        if target is None:
             raise _unknown()
-        return found
+        return target
 
 
 def _unknown() -> Refused:
-    return Refused("unknown_agent", "there is no such agent, and no such profile with instances")
+    return Refused("unknown_agent", "the project has no such agent, and no such profile with instances")
 
 
 def _read(body: bytes) -> JsonObject:
     try:
-        given = read_json(body)
+        request = read_json(body)
     except BadRequest as error:
         raise errors.JSONParseError(str(error)) from None
-    if not isinstance(given, dict):
-        raise errors.InvalidRequestError("one request is an object; batches are not done")
-    return given
+    if not isinstance(request, dict):
+        raise errors.InvalidRequestError("the body must be one JSON-RPC request object; batches are not supported")
+    return request
 
 
-def _id_in(given: JsonObject) -> RequestId:
-    found = given.get("id")
-    if isinstance(found, bool) or not isinstance(found, str | int | None) or len(str(found)) > _LONGEST_ID:
-        raise errors.InvalidRequestError(f"id: a text of at most {_LONGEST_ID} characters, a whole number or null")
-    return found
+def _id_in(request: JsonObject) -> RequestId:
+    request_id = request.get("id")
+    if (
+        isinstance(request_id, bool)
+        or not isinstance(request_id, str | int | None)
+        or len(str(request_id)) > _LONGEST_ID
+    ):
+        raise errors.InvalidRequestError(
+            f"id: must be a string of at most {_LONGEST_ID} characters, an integer or null"
+        )
+    return request_id
 
 
-def _asked(given: JsonObject, call: Call[Any, bytes], access: Access) -> tuple[Message, _Operation, JsonObject]:
+def _asked(envelope: JsonObject, call: Call[Any, bytes], access: Access) -> tuple[Message, _Operation, JsonObject]:
     """The request, how it is done, and its parameters as they were sent; raises A2A's errors."""
-    method, params = given.get("method"), given.get("params", {})
-    if given.get("jsonrpc") != "2.0" or not isinstance(method, str):
-        raise errors.InvalidRequestError('a request has "jsonrpc": "2.0" and a method')
+    method, params = envelope.get("method"), envelope.get("params", {})
+    if envelope.get("jsonrpc") != "2.0" or not isinstance(method, str):
+        raise errors.InvalidRequestError('a request needs "jsonrpc": "2.0" and a method')
     if method == "GetExtendedAgentCard":
-        raise errors.UnsupportedOperationError("the card is all there is")
+        raise errors.UnsupportedOperationError("this agent has no extended card; its public card is complete")
     if method not in OPERATIONS:
         raise errors.MethodNotFoundError
     right, kind, operation = OPERATIONS[method]
     access.check(call.principal, right)  # before its parameters are read
     if not _VERSION.fullmatch(call.headers.get(constants.VERSION_HEADER, "")):
-        raise errors.VersionNotSupportedError(f"{constants.VERSION_HEADER}: version 1.0 is spoken here")
+        raise errors.VersionNotSupportedError(f"{constants.VERSION_HEADER}: this gateway supports version 1.0")
     if not isinstance(params, dict):
-        raise errors.InvalidParamsError("params: an object")
+        raise errors.InvalidParamsError("params: must be an object")
     return read_params(kind, params), operation, params
 
 
@@ -155,7 +163,7 @@ def read_params(kind: type[Message], params: JsonObject) -> Message:
     try:
         request = ParseDict(_envelope(params), kind(), ignore_unknown_fields=True)
     except (ParseError, ValueError, TypeError, RecursionError, ArithmeticError):
-        raise errors.InvalidParamsError(f"params: they cannot be read as {kind.DESCRIPTOR.name}") from None
+        raise errors.InvalidParamsError(f"params: cannot be read as {kind.DESCRIPTOR.name}") from None
     validate_proto_required_fields(request)
     return request
 

@@ -34,14 +34,14 @@ _ENDS: Final = OVER | {TaskState.INPUT_REQUIRED}
 
 async def send_stream(asked: Asked, request: SendMessageRequest) -> EventStream:
     """Deliver a message, and stream its task."""
-    wanted = request.configuration
-    receiver = await checked_receiver(asked, wanted)
+    configuration = request.configuration
+    receiver = await checked_receiver(asked, configuration)
     with contextlib.ExitStack() as stack:
         stack.enter_context(asked.kernel.access.streaming(asked.call.principal))  # refused before there is a turn
         row = await deliver(asked, request)
         if receiver is not None:
             await add_receiver(asked, row, receiver)
-        length = wanted.history_length if wanted.HasField("history_length") else None
+        length = configuration.history_length if configuration.HasField("history_length") else None
         task = await asked.shown(row, length)
         return _stream(asked, row, task, stack.pop_all(), goes_on=task.status.state not in _ENDS)
 
@@ -50,7 +50,7 @@ async def subscribe(asked: Asked, request: SubscribeToTaskRequest) -> EventStrea
     """Stream a task that is there; raises `UnsupportedOperationError` if it is over."""
     row = await asked.row(request.id)
     if row.ended_at is not None:
-        raise UnsupportedOperationError("the task is over: get it")
+        raise UnsupportedOperationError("the task is over: fetch it with GetTask")
     counted = asked.kernel.access.streaming(asked.call.principal)
     return _stream(asked, row, await asked.shown(row), counted, goes_on=True)
 
@@ -78,7 +78,7 @@ async def _frames(asked: Asked, row: TaskRow, task: Task, *, goes_on: bool) -> A
 
 async def _events(asked: Asked, row: TaskRow, task: Task) -> AsyncGenerator[StreamEvent | None]:
     """The updates of a task to its end; raises `ServerUnavailable` if it cannot be followed."""
-    kernel, answer, told = asked.kernel, AnswerStream(task.id, task.context_id), task.status
+    kernel, answer, status_sent = asked.kernel, AnswerStream(task.id, task.context_id), task.status
     reader = reader_of(kernel.access, asked.call.secret, kernel.heartbeat_seconds)
     async with (
         kernel.feeds.following(await asked.view(row)) as feed,
@@ -102,9 +102,9 @@ async def _events(asked: Asked, row: TaskRow, task: Task) -> AsyncGenerator[Stre
                 return
             if change.looked:
                 status = status_of(as_seen(row, change.seen), *await asked.about(change.seen.questions))
-                if (status.state, status.message) == (told.state, told.message):
+                if (status.state, status.message) == (status_sent.state, status_sent.message):
                     continue  # who subscribes to a task that asks waits for what comes next
-                told = status
+                status_sent = status
                 yield StreamEvent(status_update=_update(task, status))
                 if status.state in _ENDS:
                     return

@@ -42,26 +42,26 @@ class Said:
     @property
     def instruction(self) -> str:
         """All of it as one text, in the order of texts, then data."""
-        return "\n\n".join([*self.texts, *(json.dumps(each, ensure_ascii=False) for each in self.data)])
+        return "\n\n".join([*self.texts, *(json.dumps(value, ensure_ascii=False) for value in self.data)])
 
 
-def read_message(request: SendMessageRequest, given: JsonObject) -> Said:
+def read_message(request: SendMessageRequest, fields: JsonObject) -> Said:
     """What a request says; `given` is the request as it was sent.
 
     Raises `InvalidParamsError`, and `ContentTypeNotSupportedError`, which names the part.
     """
     message = request.message
     if message.role != Role.ROLE_USER:
-        raise InvalidParamsError("message.role: a client's messages have ROLE_USER")
+        raise InvalidParamsError("message.role: must be ROLE_USER in a client's message")
     modes = request.configuration.accepted_output_modes
     if modes and _OUTPUTS.isdisjoint(modes):
         raise ContentTypeNotSupportedError("acceptedOutputModes: agents answer text/plain or application/json")
     if request.configuration.history_length < 0:
         raise InvalidParamsError("historyLength: it cannot be negative")
-    texts, data = _parts(message, given)
+    texts, data = _parts(message, fields)
     if not any(texts) and not data:
-        raise InvalidParamsError("message.parts: they say nothing")
-    return Said(_key(message.message_id), message.task_id, message.context_id, texts, data, _notes(given))
+        raise InvalidParamsError("message.parts: the message is empty")
+    return Said(_key(message.message_id), message.task_id, message.context_id, texts, data, _notes(fields))
 
 
 def context_id(said: Said, scope: str) -> str:
@@ -79,21 +79,21 @@ def context_id(said: Said, scope: str) -> str:
 
 def answer_to(said: Said, questions: Sequence[Interrupt]) -> tuple[Interrupt, JsonObject]:
     """Which question a message answers, and the arguments of the verb `decide`; raises `InvalidParamsError`."""
-    given = next((each for each in said.data if isinstance(each, dict) and _decides(each)), None)
-    if given is None:
+    decision = next((part for part in said.data if isinstance(part, dict) and _decides(part)), None)
+    if decision is None:
         question = _only(questions)
         return question, _plain_answer(said, question)
-    if unknown := given.keys() - _ANSWER:
+    if unknown := decision.keys() - _ANSWER:
         raise InvalidParamsError(f"an answer has no field {min(unknown)[:60]!r}")
-    named = given.get("interruptId")
-    question = _only([each for each in questions if named in (None, each.interrupt_id)])
+    named = decision.get("interruptId")
+    question = _only([q for q in questions if named in (None, q.interrupt_id)])
     fields = {"actionDigest": "action_digest", "arguments": "arguments", "message": "message", "response": "response"}
-    chosen = {fields[name]: value for name, value in given.items() if name in fields}
-    return question, {"decision": given.get("decision", Decision.RESPOND.value), **chosen}
+    chosen = {fields[name]: value for name, value in decision.items() if name in fields}
+    return question, {"decision": decision.get("decision", Decision.RESPOND.value), **chosen}
 
 
-def _decides(given: JsonObject) -> bool:
-    return "interruptId" in given or given.get("decision") in list(Decision)
+def _decides(part: JsonObject) -> bool:
+    return "interruptId" in part or part.get("decision") in list(Decision)
 
 
 def _plain_answer(said: Said, question: Interrupt) -> JsonObject:
@@ -133,7 +133,7 @@ def _how(question: Interrupt) -> str:
 def _only(questions: Sequence[Interrupt]) -> Interrupt:
     if len(questions) != 1:
         what = "names none of them" if not questions else "must say which"
-        raise InvalidParamsError(f"the task asks several things, or something else: interruptId {what}")
+        raise InvalidParamsError(f"the task has several open interrupts, or another one: interruptId {what}")
     return questions[0]
 
 
@@ -143,10 +143,10 @@ def _key(message_id: str) -> str:
     return "sha256-" + hashlib.sha256(message_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _parts(message: Message, given: JsonObject) -> tuple[list[str], list[JsonValue]]:
+def _parts(message: Message, fields: JsonObject) -> tuple[list[str], list[JsonValue]]:
     texts: list[str] = []
     data: list[JsonValue] = []
-    raw = _named(_named(given, "message"), "parts")
+    raw = _named(_named(fields, "message"), "parts")
     for place, part in enumerate(message.parts):
         match part.WhichOneof("content"):
             case "text":
@@ -154,20 +154,20 @@ def _parts(message: Message, given: JsonObject) -> tuple[list[str], list[JsonVal
             case "data":
                 data.append(_named(cast("list[JsonValue]", raw)[place], "data"))
             case "raw" | "url":
-                raise ContentTypeNotSupportedError(f"message.parts[{place}]: agents read text and JSON, and no files")
+                raise ContentTypeNotSupportedError(f"message.parts[{place}]: agents accept text and JSON, but no files")
             case _:
-                raise InvalidParamsError(f"message.parts[{place}]: it has no content")
-    return [each for each in texts if each], data
+                raise InvalidParamsError(f"message.parts[{place}]: the part has no content")
+    return [text for text in texts if text], data
 
 
-def _notes(given: JsonObject) -> JsonObject:
-    message = _named(given, "message")
+def _notes(fields: JsonObject) -> JsonObject:
+    message = _named(fields, "message")
     notes: JsonObject = {}
-    for name, where in (("metadata", message), ("requestMetadata", given), ("referenceTaskIds", message)):
+    for name, where in (("metadata", message), ("requestMetadata", fields), ("referenceTaskIds", message)):
         if value := _named(where, "metadata" if name == "requestMetadata" else name):
             notes[name] = value
     return {NOTES: notes} if notes else {}
 
 
-def _named(given: JsonValue, name: str) -> JsonValue:
-    return given.get(name) if isinstance(given, dict) else None
+def _named(value: JsonValue, name: str) -> JsonValue:
+    return value.get(name) if isinstance(value, dict) else None

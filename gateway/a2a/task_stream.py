@@ -64,16 +64,16 @@ class AnswerStream:
 
     def _has(self, text: str) -> bool:
         """Whether exactly this text was told."""
-        said = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        return self._told and self._place is not None and said == self._hash.digest()
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return self._told and self._place is not None and digest == self._hash.digest()
 
 
 def latest(events: Sequence[Event]) -> list[Event]:
     """Of the events that a client which joins has not had, those that still count: of the last step, or the outcome."""
     if events and isinstance(events[-1].data, Turn):
         return [events[-1]]
-    last = max((each.position.step for each in events), default=0)
-    return [each for each in events if each.position.step == last]
+    last = max((event.position.step for event in events), default=0)
+    return [event for event in events if event.position.step == last]
 
 
 def _text_of(card: CardAnswer) -> str | None:

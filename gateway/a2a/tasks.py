@@ -51,14 +51,14 @@ def task_of(
     history_length: int | None = None,
 ) -> Task:
     """The task; `history_length` bounds its history from its end, None does not."""
-    found = artifact_of(row.delivered, partial=row.partial)
-    said = _history(row, found)
+    artifact = artifact_of(row.delivered, partial=row.partial)
+    history = _history(row, artifact)
     return Task(
         id=row.agent_turn_id,
         context_id=context_of(row),
         status=status_of(row, questions, arguments),
-        artifacts=[] if found is None else [found],
-        history=said if history_length is None else said[max(0, len(said) - history_length) :],
+        artifacts=[] if artifact is None else [artifact],
+        history=history if history_length is None else history[max(0, len(history) - history_length) :],
         metadata={"agentId": row.agent_id},
     )
 
@@ -109,38 +109,38 @@ def answer(parts: list[Part], *, partial: bool = False) -> Artifact:
 
 
 def _question(question: Interrupt, arguments: Mapping[InterruptId, JsonObject]) -> JsonValue:
-    asked: JsonObject = {
+    request: JsonObject = {
         "interruptId": question.interrupt_id,
         "reason": question.reason.value,
         "toolName": question.tool_name,
-        "allowedDecisions": [each.value for each in question.allowed_decisions],
+        "allowedDecisions": [allowed_decision.value for allowed_decision in question.allowed_decisions],
         "expiresAt": question.expires_at.isoformat(),
     }
-    given: JsonObject = {
+    answer: JsonObject = {
         "actionDigest": question.action_digest,
         "responseSchema": question.response_schema,
         "arguments": arguments.get(question.interrupt_id),
     }
-    return asked | {name: value for name, value in given.items() if value is not None}
+    return request | {name: value for name, value in answer.items() if value is not None}
 
 
 def _history(row: TaskRow, delivered: Artifact | None) -> list[Message]:
-    said: list[Message] = []
+    history: list[Message] = []
     if row.instruction is not None:
-        said.append(_message(row, "instruction", "ROLE_USER", [text_part(row.instruction)]))
+        history.append(_message(row, "instruction", "ROLE_USER", [text_part(row.instruction)]))
     if delivered is not None:
-        said.append(_message(row, "deliverable", "ROLE_AGENT", delivered.parts))
-    return said
+        history.append(_message(row, "deliverable", "ROLE_AGENT", delivered.parts))
+    return history
 
 
 def _message(row: TaskRow, kind: str, role: str, parts: list[Part]) -> Message:
     """A message of the task; the instruction has the id that its sender gave it."""
-    own = row.correlation_id if kind == "instruction" else None
-    if own is not None:
-        own = own.removeprefix(f"{row.channel_id}/")
+    message_id = row.correlation_id if kind == "instruction" else None
+    if message_id is not None:
+        message_id = message_id.removeprefix(f"{row.channel_id}/")
     return Message.model_validate(
         {
-            "message_id": own or f"{row.agent_turn_id}-{kind}",
+            "message_id": message_id or f"{row.agent_turn_id}-{kind}",
             "context_id": context_of(row),
             "task_id": row.agent_turn_id,
             "role": role,

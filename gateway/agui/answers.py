@@ -45,33 +45,33 @@ def interrupt_of(view: InterruptView) -> Interrupt:
 
 def decision_in(entry: ResumeEntry, view: InterruptView) -> JsonObject:
     """The arguments of `decide` for an answer; raises `Refused` for one that cannot be read."""
-    made: JsonObject = {"interrupt_id": view.interrupt_id, _DIGEST: view.action_digest}
+    decision_fields: JsonObject = {"interrupt_id": view.interrupt_id, _DIGEST: view.action_digest}
     if entry.status == "cancelled":
-        return {**made, "decision": Decision.REJECT, "message": _GIVEN_UP}
+        return {**decision_fields, "decision": Decision.REJECT, "message": _GIVEN_UP}
     if view.reason is InterruptReason.INPUT_REQUIRED:
-        return {**made, "decision": Decision.RESPOND, "response": cast("JsonValue", entry.payload)}
+        return {**decision_fields, "decision": Decision.RESPOND, "response": cast("JsonValue", entry.payload)}
     payload = _object(entry)
     decision = _decision(payload)
     if decision in _SENT:
-        made[_DIGEST] = _digest_in(entry.metadata)
-    made["decision"] = decision
+        decision_fields[_DIGEST] = _digest_in(entry.metadata)
+    decision_fields["decision"] = decision
     if decision == Decision.EDIT:
-        made["arguments"] = payload["editedArgs"] if "editedArgs" in payload else payload.get("arguments")
+        decision_fields["arguments"] = payload["editedArgs"] if "editedArgs" in payload else payload.get("arguments")
     if decision == Decision.RESPOND:
-        made["response"] = payload.get("response")
+        decision_fields["response"] = payload.get("response")
     if "message" in payload:
-        made["message"] = payload["message"]
-    return made
+        decision_fields["message"] = payload["message"]
+    return decision_fields
 
 
 def _object(entry: ResumeEntry) -> JsonObject:
     payload: Any = entry.payload
     if not isinstance(payload, dict):
-        raise _unreadable("an object with `decision`, or with `approved`, is needed")
-    given = cast("JsonObject", payload)
-    if unknown := given.keys() - _WORDS:
-        raise _unreadable(f"it has fields that nobody reads: {', '.join(sorted(unknown))[:200]}")
-    return given
+        raise _unreadable("it must be an object with `decision` or `approved`")
+    payload_fields = cast("JsonObject", payload)
+    if unknown := payload_fields.keys() - _WORDS:
+        raise _unreadable(f"it has unknown fields: {', '.join(sorted(unknown))[:200]}")
+    return payload_fields
 
 
 def _decision(payload: JsonObject) -> JsonValue:
@@ -86,12 +86,12 @@ def _decision(payload: JsonObject) -> JsonValue:
         case {"approved": True, **rest} if "decision" not in rest:
             return Decision.APPROVE
         case _:
-            raise _unreadable("it says either `decision`, or `approved` as true or false")
+            raise _unreadable("it needs either `decision`, or `approved` as true or false")
 
 
 def _digest_in(metadata: Mapping[str, Any] | None) -> JsonValue:
-    own = (metadata or {}).get(OWN)
-    digest = cast("Mapping[str, Any]", own).get(_DIGEST) if isinstance(own, dict) else None
+    extension = (metadata or {}).get(OWN)
+    digest = cast("Mapping[str, Any]", extension).get(_DIGEST) if isinstance(extension, dict) else None
     if not isinstance(digest, str):
         raise Refused("digest_mismatch", f"send the interrupt's metadata back, which has {OWN}.{_DIGEST}")
     return digest
@@ -113,7 +113,7 @@ def _schema_of(view: InterruptView) -> dict[str, Any]:
     fields["message"] = {
         "type": "string",
         "maxLength": 4096,
-        "description": "Why. Of a rejection the model reads it.",
+        "description": "The reason. The model reads the reason of a rejection.",
     }
     ways = [{"required": [name]} for name in ("decision", "approved") if name in fields]
     return {"type": "object", "properties": fields, "anyOf": ways, "additionalProperties": False}

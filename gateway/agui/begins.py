@@ -66,8 +66,8 @@ class Thread:
 
         Raises `Refused`: correlation_conflict, interrupts_pending; and as `Asking.ask` does.
         """
-        kernel, given, key = self.kernel, self.call.body, run_key(self.call.body)
-        thread, instruction = thread_of(given), instruction_in(given)
+        kernel, run_input, key = self.kernel, self.call.body, run_key(self.call.body)
+        thread, instruction = thread_of(run_input), instruction_in(run_input)
         if (before := await self._before(key)) is not None:
             return before
         line = await self._line()
@@ -75,14 +75,14 @@ class Thread:
         await self._follows(last)
         if last is not None:
             await self._nothing_pends(last)
-        told = composed(instructions_in(given))
+        texts = composed(instructions_in(run_input))
         fields: JsonObject = {
             "conversation_id": thread,
             "instruction": instruction,
-            "runtime_config": {} if told.instructions is None else {"instructions": told.instructions},
-            "metadata": notes_of(given),
+            "runtime_config": {} if texts.instructions is None else {"instructions": texts.instructions},
+            "metadata": notes_of(run_input),
         }
-        parts = composed(history_in(given)).parts if line is None else []
+        parts = composed(history_in(run_input)).parts if line is None else []
         if parts:
             fields["context_box_id"] = await kernel.make_box(self.call, self.channel, parts, key)
         turn = await kernel.enqueue(self.call, self.channel, self.target, fields, key)
@@ -96,7 +96,7 @@ class Thread:
         views = [await self._question(entry) for entry in entries]
         turns = {view.agent_turn_id for view in views}
         if len(turns) > 1 or len({view.interrupt_id for view in views}) < len(views):
-            raise Refused("invalid_response", "resume: answer each question of one turn once")
+            raise Refused("invalid_response", "resume: answer each interrupt of one turn exactly once")
         turn = await self.kernel.turns.described(self._principal, turns.pop())
         if turn.conversation_id != thread_of(self.call.body) or turn.agent_id != self.agent_in(turn.channel_id):
             raise _unknown()
@@ -113,16 +113,16 @@ class Thread:
     async def _before(self, key: str) -> TurnView | None:
         """The turn that this run began before; raises `Refused` (correlation_conflict) if it asked something else."""
         kernel, project = self.kernel, self._principal.project_id
-        own = key_of(self._principal, key)
-        turn = await kernel.pool.run(lambda conn: find_requested_turn(conn, project, own))
+        request_key = key_of(self._principal, key)
+        turn = await kernel.pool.run(lambda conn: find_requested_turn(conn, project, request_key))
         if turn is None:
             return None
         view = await kernel.turns.described(self._principal, turn)
-        asked = await kernel.pool.run(lambda conn: get_turn_request(conn, project, turn))
+        request = await kernel.pool.run(lambda conn: get_turn_request(conn, project, turn))
         _, message = asked_in(self.call.body)
-        same = asked is None or _is_of(asked.metadata, self.call.body, message)
+        same = request is None or _is_of(request.metadata, self.call.body, message)
         if not same or view.agent_id != self.agent_in(view.channel_id):
-            raise Refused("correlation_conflict", "this runId was another run's: name each run anew")
+            raise Refused("correlation_conflict", "this runId belongs to another run: use a new runId for each run")
         return view
 
     async def _follows(self, last: AgentTurnId | None) -> None:
@@ -132,27 +132,27 @@ class Thread:
         """
         if (key := parent_key(self.call.body)) is None:
             return
-        project, own = self._principal.project_id, key_of(self._principal, key)
-        turn = await self.kernel.pool.run(lambda conn: find_requested_turn(conn, project, own))
+        project, request_key = self._principal.project_id, key_of(self._principal, key)
+        turn = await self.kernel.pool.run(lambda conn: find_requested_turn(conn, project, request_key))
         if turn is None or turn != last:
-            what = "names no run that began a turn of this thread" if turn is None else "is not the run before"
-            hint = "a thread has no branches, so leave it out, or begin a new thread with the messages up to there"
+            what = "is not a run that started a turn in this thread" if turn is None else "is not the previous run"
+            hint = "threads cannot branch: omit it, or start a new thread with the messages up to that run"
             raise Unsupported(f"parentRunId: {what}; {hint}", "parentRunId")
 
     async def _line(self) -> ConversationLine | None:
         project, thread, channel = self._principal.project_id, thread_of(self.call.body), self.channel
         agent = self.agent_in(channel)
-        found = await self.kernel.pool.run(
+        run = await self.kernel.pool.run(
             lambda conn: find_conversations(conn, project, thread, agent, channel, row_limit=1)
         )
-        return found[0] if found else None
+        return run[0] if run else None
 
     async def _nothing_pends(self, turn: AgentTurnId) -> None:
         """Raises `Refused` (interrupts_pending) where the thread's last turn waits for people."""
         view = await self.kernel.turns.described(self._principal, turn)
-        if asked := (await look(self.kernel.pool, view)).questions:
-            named = ", ".join(each.interrupt_id for each in asked[::-1][:10])
-            raise Refused("interrupts_pending", f"the thread waits for people: `resume` must answer {named}")
+        if interrupts := (await look(self.kernel.pool, view)).questions:
+            named = ", ".join(i.interrupt_id for i in interrupts[::-1][:10])
+            raise Refused("interrupts_pending", f"the thread waits for a person: `resume` must answer {named}")
 
     async def _question(self, entry: ResumeEntry) -> InterruptView:
         """The question that an answer names; raises `Refused` (unknown_interrupt)."""
@@ -176,11 +176,15 @@ class Thread:
                 raise
 
 
-def _is_of(metadata: JsonObject, given: RunAgentInput, message: UserMessage) -> bool:
+def _is_of(metadata: JsonObject, run_input: RunAgentInput, message: UserMessage) -> bool:
     """Whether a turn with these notes was asked for by this run; retention may have removed them."""
     noted = metadata.get(NOTES)
-    return noted is None or noted == {"thread_id": given.thread_id, "run_id": given.run_id, "message_id": message.id}
+    return noted is None or noted == {
+        "thread_id": run_input.thread_id,
+        "run_id": run_input.run_id,
+        "message_id": message.id,
+    }
 
 
 def _unknown() -> Refused:
-    return Refused("unknown_interrupt", "the thread has no such question")
+    return Refused("unknown_interrupt", "the thread has no such interrupt")

@@ -34,107 +34,112 @@ class RunQuery(Strict):
     """Whether the turn is stopped when its client goes away."""
 
 
-def thread_of(given: RunAgentInput) -> ConversationId:
+def thread_of(run_input: RunAgentInput) -> ConversationId:
     """The conversation of a run; raises `BadField` for one that cannot be one."""
     try:
-        return conversation_named(given.thread_id, "threadId")
+        return conversation_named(run_input.thread_id, "threadId")
     except BadRequest as error:
         raise BadField(str(error), "threadId") from None
 
 
-def run_key(given: RunAgentInput) -> str:
+def run_key(run_input: RunAgentInput) -> str:
     """The correlation of a run's turn; raises `BadField` for an id that cannot be in one."""
-    return _key_of(given.run_id, "runId")
+    return _key_of(run_input.run_id, "runId")
 
 
-def parent_key(given: RunAgentInput) -> str | None:
+def parent_key(run_input: RunAgentInput) -> str | None:
     """The correlation of the turn of the run before, if one is named; raises as `run_key` does."""
-    return None if given.parent_run_id is None else _key_of(given.parent_run_id, "parentRunId")
+    return None if run_input.parent_run_id is None else _key_of(run_input.parent_run_id, "parentRunId")
 
 
 def _key_of(run: str, param: str) -> str:
     if not 0 < len(run) <= _RUN_LENGTH or not run.isascii() or not run.isprintable():
-        raise BadField(f"{param}: 1 to {_RUN_LENGTH} printable ASCII characters are needed", param)
+        raise BadField(f"{param}: must be 1 to {_RUN_LENGTH} printable ASCII characters", param)
     return f"{NOTES}/{run}"
 
 
-def check_supported(given: RunAgentInput) -> None:
+def check_supported(run_input: RunAgentInput) -> None:
     """Raises `Unsupported`, which names the field, for what no turn can do, and `BadField` for ids that cannot be."""
-    thread_of(given)
-    run_key(given)
-    if not is_empty(given.state):
-        raise Unsupported("state: it has content, and no state is shared with agents here; leave it out", "state")
-    parent_key(given)
+    thread_of(run_input)
+    run_key(run_input)
+    if not is_empty(run_input.state):
+        raise Unsupported("state: must be empty, because agents share no state with clients; omit it", "state")
+    parent_key(run_input)
 
 
-def cancels(given: RunAgentInput, query: RunQuery) -> bool:
+def cancels(run_input: RunAgentInput, query: RunQuery) -> bool:
     """Whether the turn is stopped when its client goes away; other properties are the front end's own, and pass."""
-    props: object = given.forwarded_props
+    props: object = run_input.forwarded_props
     fields = cast("dict[str, Any]", props) if isinstance(props, dict) else dict[str, Any]()
     if fields.get("on_disconnect") not in (None, "cancel", "continue"):
         raise BadField("forwardedProps.on_disconnect: cancel or continue", "forwardedProps.on_disconnect")
     return "cancel" in (fields.get("on_disconnect"), query.on_disconnect)
 
 
-def asked_in(given: RunAgentInput) -> tuple[int, UserMessage]:
+def asked_in(run_input: RunAgentInput) -> tuple[int, UserMessage]:
     """The user's last message, which is the instruction, and its place; raises `BadField` if there is none."""
-    for place in reversed(range(len(given.messages))):
-        message = given.messages[place]
+    for place in reversed(range(len(run_input.messages))):
+        message = run_input.messages[place]
         if isinstance(message, UserMessage):
             return place, message
-    raise BadField("messages: a message of the user is needed", "messages")
+    raise BadField("messages: a user message is required", "messages")
 
 
-def instruction_in(given: RunAgentInput) -> str:
+def instruction_in(run_input: RunAgentInput) -> str:
     """The text of the user's last message; raises `BadField` if it has none, `Unsupported` for other parts."""
-    place, message = asked_in(given)
+    place, message = asked_in(run_input)
     text = _text_of(message, place)
     if not text:
-        raise BadField("messages: the user's last message says nothing", f"messages.{place}.content")
+        raise BadField("messages: the last user message is empty", f"messages.{place}.content")
     return text
 
 
-def instructions_in(given: RunAgentInput) -> list[Said]:
+def instructions_in(run_input: RunAgentInput) -> list[Said]:
     """What the front end says to the agent beside the conversation: system and developer messages, and context."""
-    said = [
-        Said("instructions", each.content)
-        for each in given.messages
-        if isinstance(each, SystemMessage | DeveloperMessage)
+    texts = [
+        Said("instructions", message.content)
+        for message in run_input.messages
+        if isinstance(message, SystemMessage | DeveloperMessage)
     ]
-    return said + [Said("instructions", f"{each.description}: {each.value}") for each in given.context or ()]
+    return texts + [Said("instructions", f"{entry.description}: {entry.value}") for entry in run_input.context or ()]
 
 
-def history_in(given: RunAgentInput) -> list[Said]:
+def history_in(run_input: RunAgentInput) -> list[Said]:
     """What was said before the instruction, of a thread that is not known yet.
 
     Raises `Unsupported` for what only another agent's kernel could go on from: calls, their results, images.
     """
-    last, _ = asked_in(given)
-    said: list[Said] = []
-    for place, message in enumerate(given.messages[:last]):
+    last, _ = asked_in(run_input)
+    texts: list[Said] = []
+    for place, message in enumerate(run_input.messages[:last]):
         match message:
             case UserMessage():
-                said.append(Said("user", _text_of(message, place)))
+                texts.append(Said("user", _text_of(message, place)))
             case AssistantMessage(tool_calls=calls) if calls:
-                raise Unsupported(f"messages.{place}.toolCalls: of a new thread only texts are read", "messages")
+                raise Unsupported(
+                    f"messages.{place}.toolCalls: a new thread may begin with text messages only", "messages"
+                )
             case AssistantMessage(content=content):
-                said.append(Said("assistant", content or ""))
+                texts.append(Said("assistant", content or ""))
             case ToolMessage():
-                raise Unsupported(f"messages.{place}: of a new thread only texts are read, no results", "messages")
+                raise Unsupported(
+                    f"messages.{place}: a new thread may begin with text messages only, not with tool results",
+                    "messages",
+                )
             case _:  # instructions are read apart; reasoning and activities are shown and not said
                 pass
-    return said
+    return texts
 
 
-def not_offered(given: RunAgentInput) -> list[str]:
+def not_offered(run_input: RunAgentInput) -> list[str]:
     """The names of the front end's own tools, which no agent is offered."""
-    return [tool.name for tool in given.tools or ()]
+    return [tool.name for tool in run_input.tools or ()]
 
 
-def notes_of(given: RunAgentInput) -> JsonObject:
+def notes_of(run_input: RunAgentInput) -> JsonObject:
     """The turn's metadata: by which run it was asked for."""
-    _, message = asked_in(given)
-    return {NOTES: {"thread_id": given.thread_id, "run_id": given.run_id, "message_id": message.id}}
+    _, message = asked_in(run_input)
+    return {NOTES: {"thread_id": run_input.thread_id, "run_id": run_input.run_id, "message_id": message.id}}
 
 
 def _text_of(message: UserMessage, place: int) -> str:
@@ -144,6 +149,6 @@ def _text_of(message: UserMessage, place: int) -> str:
     texts: list[str] = []
     for part in message.content:
         if not isinstance(part, TextPart):
-            raise Unsupported(f"{param}: parts of type {part.type} are not supported", param)
+            raise Unsupported(f"{param}: content parts of type {part.type} are not supported", param)
         texts.append(part.text)
     return "".join(texts)

@@ -111,7 +111,7 @@ class RunStream:
             thread_id=run.thread_id, run_id=run.run_id, protocol_version=PROTOCOL_VERSION, metadata=run.notes
         )
         if run.not_offered:
-            reason = "agents here have the tools of their profiles, and none of the front end's"
+            reason = "agents use the tools of their profiles; frontend tools are ignored"
             yield CustomEvent(name=TOOLS_NOT_OFFERED, value={"tools": [*run.not_offered], "reason": reason})
         if self._stale:
             yield self._snapshot()
@@ -141,7 +141,7 @@ class RunStream:
         known = [message for message in (*self._kept, *self._said) if isinstance(message, AssistantMessage)]
         calls = [call.id for message in known for call in message.tool_calls or ()]
         place = {call: number for number, call in enumerate(calls)}
-        ordered = sorted(interrupts, key=lambda each: place.get(each.tool_call_id or "", len(calls)))
+        ordered = sorted(interrupts, key=lambda interrupt: place.get(interrupt.tool_call_id or "", len(calls)))
         yield self._finished(RunFinishedInterruptOutcome(interrupts=ordered))
 
     def ended(self, turn: Turn, usage: Sequence[TokenUsage]) -> Told:
@@ -164,12 +164,12 @@ class RunStream:
 
     def _take_out(self, run: Run) -> bool:
         """Keep what the client has from before this run; returns whether it has more than that."""
-        own = re.compile(rf"{re.escape(run.turn)}-(?:s(\d{{1,6}})-.+|deliverable)", re.DOTALL)
+        ids = re.compile(rf"{re.escape(run.turn)}-(?:s(\d{{1,6}})-.+|deliverable)", re.DOTALL)
         stale = False
         for message in run.messages:
-            found = own.fullmatch(message.id)
-            step = int(found[1] or END.step) if found else 0
-            again = found and (step > run.begin.step or (step == run.begin.step and message.role == "tool"))
+            match = ids.fullmatch(message.id)
+            step = int(match[1] or END.step) if match else 0
+            again = match and (step > run.begin.step or (step == run.begin.step and message.role == "tool"))
             if message.role == "reasoning" and again:
                 self._thought[message.id] = message.content
             elif again:

@@ -36,7 +36,7 @@ from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.wire.descriptions import TurnView
 
 _ENCODER: Final = EventEncoder()
-_STOPS: Final = "the gateway stops: ask for the same run again"
+_STOPS: Final = "the gateway is stopping: request the same run again"
 
 
 def agui_endpoints(kernel: Kernel) -> list[Endpoint]:
@@ -47,7 +47,7 @@ def agui_endpoints(kernel: Kernel) -> list[Endpoint]:
             method="POST",
             path="/agui/{agent:path}",
             right=frozenset({Right.ASK, Right.DECIDE}),  # which of them depends on what it says
-            summary="Run a turn of an agent, or of `profile:NAME`, and tell it as AG-UI's events.",
+            summary="Run a turn of an agent, or of `profile:NAME`, and stream it as AG-UI events.",
             handler=Runs(kernel).run,
             query=RunQuery,
             body=RunAgentInput,
@@ -63,9 +63,9 @@ class Runs:
 
     async def run(self, call: Call[RunQuery, RunAgentInput]) -> Answer:
         """Run a turn, or go on with one that waited for people; answers its events."""
-        kernel, given = self.kernel, call.body
-        check_supported(given)
-        stops, entries = cancels(given, call.query), given.resume or []
+        kernel, run_input = self.kernel, call.body
+        check_supported(run_input)
+        stops, entries = cancels(run_input, call.query), run_input.resume or []
         _admit(call.principal, Right.DECIDE if entries else Right.ASK)
         if stops:
             _admit(call.principal, Right.ASK)
@@ -73,7 +73,7 @@ class Runs:
             stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
             target = await look_up(kernel.pool, call.principal.project_id, call.path["agent"])
             if target is None:
-                raise Refused("unknown_agent", "the project has no such agent, nor such a profile with instances")
+                raise Refused("unknown_agent", "the project has no such agent, and no such profile with instances")
             thread = Thread(kernel, call, target, kernel.turns.asking.channel(call.principal, None))
             try:
                 if entries:
@@ -85,9 +85,16 @@ class Runs:
                     raise
                 return Answer(self._streamed(_only(_failed(error)), stack.pop_all()))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-            run = Run(view.agent_turn_id, given.thread_id, given.run_id, given.messages, begin, not_offered(given))
-            told = _ending_well(_Telling(kernel, view, run, call.principal).events(reader))
-            return Answer(self._streamed(told, stack.pop_all(), (call.principal, view) if stops else None))
+            run = Run(
+                view.agent_turn_id,
+                run_input.thread_id,
+                run_input.run_id,
+                run_input.messages,
+                begin,
+                not_offered(run_input),
+            )
+            events = _ending_well(_Telling(kernel, view, run, call.principal).events(reader))
+            return Answer(self._streamed(events, stack.pop_all(), (call.principal, view) if stops else None))
 
     def _streamed(
         self,
@@ -127,15 +134,17 @@ class _Telling:
                     yield HEARTBEAT
                     continue
                 frames = [_frames(stream.take(event)) for event in change.events]
-                asked: Sequence[InterruptView] = ()
+                interrupts: Sequence[InterruptView] = ()
                 if (turn := change.outcome) is not None:
                     frames.append(_frames(stream.ended(turn, await self._usage())))
                 elif change.looked and change.seen.questions:
-                    asked = await self._asked(change.seen.questions)
-                    frames.append(_frames(stream.asks([interrupt_of(each) for each in asked])) if asked else b"")
+                    interrupts = await self._asked(change.seen.questions)
+                    frames.append(
+                        _frames(stream.asks([interrupt_of(view) for view in interrupts])) if interrupts else b""
+                    )
                 if any(frames):
                     yield b"".join(frames)
-                if turn is not None or asked:
+                if turn is not None or interrupts:
                     return
         raise ServerUnavailable("the turn cannot be followed")
 
@@ -144,9 +153,9 @@ class _Telling:
         project, with_added = self.view.project_id, self.principal.sees_added
         views = [
             await self.kernel.pool.run(
-                lambda conn, named=each.interrupt_id: get_interrupt(conn, project, named, with_added=with_added)
+                lambda conn, named=question.interrupt_id: get_interrupt(conn, project, named, with_added=with_added)
             )
-            for each in reversed(questions)
+            for question in reversed(questions)
         ]
         return [view for view in views if view is not None]
 
@@ -155,14 +164,14 @@ class _Telling:
         if self.run.begin != BEGIN:
             return []
         project, turn = self.view.project_id, self.view.agent_turn_id
-        found = await self.kernel.pool.run(lambda conn: sum_turn_usage(conn, project, turn))
+        usage = await self.kernel.pool.run(lambda conn: sum_turn_usage(conn, project, turn))
         return [
             TokenUsage(
-                input_tokens=found.prompt_tokens,
-                output_tokens=found.completion_tokens,
-                total_tokens=found.prompt_tokens + found.completion_tokens,
-                cached_input_tokens=found.cached_tokens,
-                reasoning_tokens=found.reasoning_tokens,
+                input_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                total_tokens=usage.prompt_tokens + usage.completion_tokens,
+                cached_input_tokens=usage.cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
             )
         ]
 

@@ -59,8 +59,8 @@ class PageDispatch:
             access.check(principal, self.page.right)
             query, form = read_query(self.page.query, _without_told(request.query_params)), NoForm()
             if self.page.method == "POST":
-                given = await self._posted(request, secret)
-                form = parsed(self.page.form, given, "form")
+                fields = await self._posted(request, secret)
+                form = parsed(self.page.form, fields, "form")
             return await self.page.handler(self._visit(request, principal, secret, query, form, known))
         except TurnstileError as error:
             return refused(plain, error)
@@ -77,10 +77,10 @@ class PageDispatch:
 
     async def _posted(self, request: Request, secret: Secret) -> dict[str, JsonValue]:
         check_origin(request.headers)
-        given = await read_form(request, self._console.limits.body_bytes)
-        check_csrf(secret, given)
-        del given[CSRF]
-        return given
+        fields = await read_form(request, self._console.limits.body_bytes)
+        check_csrf(secret, fields)
+        del fields[CSRF]
+        return fields
 
     def _visit(
         self,
@@ -110,5 +110,5 @@ class PageDispatch:
         )
 
 
-def _without_told(given: QueryParams) -> QueryParams:
-    return QueryParams([(name, value) for name, value in given.multi_items() if name != _TOLD])
+def _without_told(query: QueryParams) -> QueryParams:
+    return QueryParams([(name, value) for name, value in query.multi_items() if name != _TOLD])

@@ -23,15 +23,15 @@ _LONGEST: Final = 2000
 
 def to_enter(console: Console, request: Request) -> Response:
     """What whoever has no session gets: the page where they sign in."""
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     if request.method not in ("GET", "HEAD") or "text/event-stream" in request.headers.get("accept", ""):
         return bare(console.templates, "enter.html", 401, wanted=CONSOLE, once=None, wrong="Sign in first.")
     if request.headers.get("sec-fetch-site") == "cross-site":
         # The browser sends no cookie along a link of another site; it does when our own page leads there.
-        return bare(console.templates, "again.html", wanted=wanted)
+        return bare(console.templates, "again.html", wanted=target)
     if "x-console-fragment" in request.headers:
-        return bare(console.templates, "enter.html", 401, wanted=wanted, once=None, wrong="")
-    return see_other(f"{ENTER}?next={part(wanted)}")
+        return bare(console.templates, "enter.html", 401, wanted=target, once=None, wrong="")
+    return see_other(f"{ENTER}?next={part(target)}")
 
 
 def enter_routes(console: Console) -> list[Route]:
@@ -60,15 +60,15 @@ class _Entrance:
         request.scope[ROUTE] = "console_enter"
         check_origin(request.headers)
         form = await read_form(request, self._console.limits.body_bytes)
-        wanted = _next(form.get("next"))
+        target = _next(form.get("next"))
         _check_safe(request)
         try:
             secret = await self._secret(request, form.get("token"), form.get("once"))
         except Unauthenticated:
-            return self._page(wanted, 401, "This token is not valid. It may have been revoked, or have expired.")
+            return self._page(target, 401, "This token is not valid. It may have been revoked, or have expired.")
         except Refused as error:
-            return self._page(wanted, status_of(error), str(error))
-        answer = see_other(wanted)
+            return self._page(target, status_of(error), str(error))
+        answer = see_other(target)
         begin(answer, secret, request.headers)
         return answer
 
@@ -81,8 +81,8 @@ class _Entrance:
         answer.headers["clear-site-data"] = '"cache"'
         return answer
 
-    async def _secret(self, request: Request, given: object, once: object) -> Secret:
-        secret = read_secret(given.strip()) if isinstance(given, str) else None
+    async def _secret(self, request: Request, token: object, once: object) -> Secret:
+        secret = read_secret(token.strip()) if isinstance(token, str) else None
         if isinstance(once, str) and self._console.once is not None:
             secret = self._console.once.take(once)
         if secret is None:
@@ -90,15 +90,15 @@ class _Entrance:
         await self._console.access.principal(secret, str(request.scope.get(ADDRESS, "")))
         return secret
 
-    def _page(self, wanted: object, status: int = 200, wrong: str = "", once: str | None = None) -> Response:
+    def _page(self, target: object, status: int = 200, wrong: str = "", once: str | None = None) -> Response:
         """Showing a link's page does not use the link up: programs that preview links do that."""
         once = once if self._console.once is not None and once is not None and len(once) <= _LONGEST else None
-        return bare(self._console.templates, "enter.html", status, wanted=_next(wanted), once=once, wrong=wrong)
+        return bare(self._console.templates, "enter.html", status, wanted=_next(target), once=once, wrong=wrong)
 
 
-def _next(wanted: object) -> str:
+def _next(target: object) -> str:
     """Where to go after signing in: an address of the console, whatever was asked for."""
-    page = own_page(wanted)
+    page = own_page(target)
     return CONSOLE if page.startswith(ENTER) else page
 
 

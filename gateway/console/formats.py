@@ -54,8 +54,8 @@ def coded(text: str) -> Markup:
     parts = visible(text).split("`")
     if len(parts) % 2 == 0:  # one of them begins nothing
         return Markup("{}").format(visible(text))
-    shown = (Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(parts))  # noqa: S704 -- two literals
-    return Markup("").join(shown)
+    pieces = (Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(parts))  # noqa: S704 -- two literals
+    return Markup("").join(pieces)
 
 
 def moment(value: datetime) -> Markup:

@@ -20,17 +20,17 @@ _AT_ONCE: Final = 1 << 15
 async def read_form(request: Request, most: int) -> dict[str, JsonValue]:
     """The fields of a form; one that is given several times is a list. Raises `BadRequest` or `Refused`."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        raise Refused("unsupported_media_type", f"a form comes as {_FORM}")
+        raise Refused("unsupported_media_type", f"a form must be sent as {_FORM}")
     data = await read_bytes(request, most)
     try:
         # a megabyte of percent signs takes 0.1 s, in which a loop would serve nobody
         pairs = _pairs(data) if len(data) <= _AT_ONCE else await asyncio.to_thread(_pairs, data)
     except ValueError:  # also one that is no UTF-8
         raise BadRequest("this form cannot be read") from None
-    found: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for name, value in pairs:
-        found.setdefault(name, []).append(value.replace("\r\n", "\n"))  # forms have no other line breaks
-    return {name: values[0] if len(values) == 1 else [*values] for name, values in found.items()}
+        fields.setdefault(name, []).append(value.replace("\r\n", "\n"))  # forms have no other line breaks
+    return {name: values[0] if len(values) == 1 else [*values] for name, values in fields.items()}
 
 
 def _pairs(data: bytes) -> list[tuple[str, str]]:
@@ -48,6 +48,6 @@ def require_seen(seen: str, *facts: object) -> None:
     if seen != seen_of(*facts):
         raise Refused(
             "changed_meanwhile",
-            "it has changed since this page was drawn, or the form was sent before. Nothing was done now: look at it"
-            " as it is below, and decide again",
+            "it has changed since this page was loaded, or the form was already sent. Nothing was done: check what the"
+            " page shows now, and decide again",
         )

@@ -61,10 +61,10 @@ async def _changes(visit: Visit[ChangesQuery, NoForm]) -> Response:
 
 
 async def _hints(visit: Visit[ChangesQuery, NoForm]) -> AsyncGenerator[bytes]:
-    console, wanted, principal = visit.console, visit.query, visit.principal
-    subject = subjects.events_filter(principal.project_id, principal.channel_id, wanted.agent)
+    console, query, principal = visit.console, visit.query, visit.principal
+    subject = subjects.events_filter(principal.project_id, principal.channel_id, query.agent)
     heartbeat, checked = console.limits.heartbeat_seconds, time.monotonic()
-    async with console.feeds.ends.hearing(subject, wanted.turn) as hint:
+    async with console.feeds.ends.hearing(subject, query.turn) as hint:
         yield HEARTBEAT
         while True:
             seconds = heartbeat if console.conn.connected.is_set() else min(heartbeat, _LOOK_ALONE_SECONDS)
@@ -83,9 +83,9 @@ async def _turn_events(visit: Visit[NoQuery, NoForm]) -> Response:
 
 
 async def _conversation_events(visit: Visit[ConversationEventsQuery, NoForm]) -> Response:
-    wanted, named = visit.query.model_copy(update={"agent_id": visit.path["agent_id"]}), visit.path["conversation_id"]
+    query, named = visit.query.model_copy(update={"agent_id": visit.path["agent_id"]}), visit.path["conversation_id"]
     visit = replace(visit, path={**visit.path, "conversation_id": "" if named == OF_MEMORY else named})
-    return _streamed(await visit.console.events.conversation(_call(visit, wanted)))
+    return _streamed(await visit.console.events.conversation(_call(visit, query)))
 
 
 def _call(visit: Visit[Any, NoForm], query: Any) -> Call[Any, Any]:

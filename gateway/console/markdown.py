@@ -32,7 +32,7 @@ _TITLES: Final = {"h1": "h3", "h2": "h4", "h3": "h5"}
 
 def markdown(text: str) -> Markup:
     """The text as HTML; as it is where it is too long, too deep or too dense to be rendered, cut after `LONGEST`."""
-    if len(text) <= RENDERED and all(text.count(each) <= _DENSEST for each in _COSTLY):
+    if len(text) <= RENDERED and all(text.count(mark) <= _DENSEST for mark in _COSTLY):
         parser = _parser()
         env: dict[str, Any] = {}
         tokens = parser.parse(text, env)
@@ -41,10 +41,10 @@ def markdown(text: str) -> Markup:
                 _show(token)
             return Markup(parser.renderer.render(tokens, parser.options, env))  # noqa: S704 -- html is off: all is escaped
     left = len(text) - LONGEST
-    shown = Markup('<pre tabindex="0">{}</pre>').format(visible(text[:LONGEST]))
+    plain = Markup('<pre tabindex="0">{}</pre>').format(visible(text[:LONGEST]))
     if left <= 0:
-        return shown
-    return shown + Markup('<p class="cut">{} more characters are not shown here.</p>').format(f"{left:,}")
+        return plain
+    return plain + Markup('<p class="cut">{} more characters are not shown here.</p>').format(f"{left:,}")
 
 
 def allowed(url: str) -> bool:
@@ -57,10 +57,10 @@ def allowed(url: str) -> bool:
 
 @cache
 def _parser() -> MarkdownIt:
-    made = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST + 2}, renderer_cls=_Renderer)
-    made.enable("table")
-    made.validateLink = allowed
-    return made
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST + 2}, renderer_cls=_Renderer)
+    parser.enable("table")
+    parser.validateLink = allowed
+    return parser
 
 
 def _show(token: Token) -> None:
@@ -88,7 +88,7 @@ class _Renderer(RendererHTML):
         """A link to the image, or its words within another link."""
         token = tokens[idx]
         url, words = str(token.attrGet("src") or ""), escape(token.content or "image")
-        before = [each.type for each in tokens[:idx]]
+        before = [t.type for t in tokens[:idx]]
         if before.count("link_open") > before.count("link_close"):
             return f"[{words}]"
         return f'<a href="{escape(url)}" rel="noopener noreferrer nofollow">{words}</a>{_host(url)}'

@@ -45,10 +45,10 @@ class OneTimeLinks:
             path.unlink()
         except FileNotFoundError:
             late = True
-        found = None if late or not self._token.exists() else read_secret(self._token.read_text().strip())
-        if found is None:
-            raise Refused("link_used", "This link was used, or is too old: `turnstile console` prints a new one.")
-        return found
+        secret = None if late or not self._token.exists() else read_secret(self._token.read_text().strip())
+        if secret is None:
+            raise Refused("link_used", "This link has been used or has expired. `turnstile console` prints a new one.")
+        return secret
 
     def _file(self, code: str) -> Path:
         return self._folder / hashlib.sha256(code.encode()).hexdigest()

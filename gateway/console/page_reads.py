@@ -32,11 +32,11 @@ class _Remembered(Generic[Key, Value]):
         known = self._known.get(key)
         if known is not None and time.monotonic() < known[1]:
             return known[0]
-        found = await read()
-        self._known[key] = (found, time.monotonic() + self._seconds)
+        value = await read()
+        self._known[key] = (value, time.monotonic() + self._seconds)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return found
+        return value
 
 
 class OpenQuestions:

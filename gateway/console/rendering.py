@@ -73,12 +73,12 @@ def _page(text: str, status: int) -> Response:
     return HTMLResponse(text.encode("utf-8", "replace"), status, HEADERS)
 
 
-def see_other(path: str, told: str | None = None) -> Response:
+def see_other(path: str, notice: str | None = None) -> Response:
     """The way to `path` after a change; the page there says the sentence of the code `told` once."""
-    if told is not None and told not in SENTENCES:
-        raise KeyError(told)
+    if notice is not None and notice not in SENTENCES:
+        raise KeyError(notice)
     page, mark, place = path.partition("#")
-    query = "" if told is None else f"{'&' if '?' in page else '?'}{urlencode({'told': told})}"
+    query = "" if notice is None else f"{'&' if '?' in page else '?'}{urlencode({'told': notice})}"
     return Response(status_code=303, headers={**HEADERS, "location": f"{page}{query}{mark}{place}"})
 
 
@@ -113,17 +113,17 @@ def _current(path: str) -> str:
     return entry if any(address == entry for _, address, _ in NAV) else ""
 
 
-def own_page(wanted: object) -> str:
+def own_page(address: object) -> str:
     """Where a browser wants to go next, if that is a page of the console; else the console's first."""
-    if isinstance(wanted, str) and len(wanted) <= _LONGEST and wanted.isascii() and wanted.isprintable():
+    if isinstance(address, str) and len(address) <= _LONGEST and address.isascii() and address.isprintable():
         try:
-            parts = urlsplit(wanted)
+            parts = urlsplit(address)
         except ValueError:
             return CONSOLE
         within = parts.path == CONSOLE or parts.path.startswith(f"{CONSOLE}/")
-        climbs = any(each in (".", "..") for each in unquote(parts.path).split("/"))
-        if not parts.scheme and not parts.netloc and within and not climbs and "\\" not in wanted:
-            return wanted
+        climbs = any(part in (".", "..") for part in unquote(parts.path).split("/"))
+        if not parts.scheme and not parts.netloc and within and not climbs and "\\" not in address:
+            return address
     return CONSOLE
 
 
@@ -133,8 +133,8 @@ def _came_from(headers: Headers) -> str:
         page = urlsplit(headers.get("referer", ""))
     except ValueError:
         return CONSOLE
-    own = page.netloc.lower() == headers.get("host", "").lower()
-    return own_page(f"{page.path}?{page.query}" if page.query else page.path) if own else CONSOLE
+    is_own = page.netloc.lower() == headers.get("host", "").lower()
+    return own_page(f"{page.path}?{page.query}" if page.query else page.path) if is_own else CONSOLE
 
 
 def _counted(count: int) -> str:

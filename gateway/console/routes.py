@@ -83,7 +83,7 @@ def is_of_console(path: str) -> bool:
 
 
 async def _nothing(_: Visit[NoQuery, NoForm]) -> Response:
-    raise Refused("not_found", "there is no such page")
+    raise Refused("not_found", "the console has no such page")
 
 
 async def _home(_: Request) -> Response:
@@ -93,11 +93,11 @@ async def _home(_: Request) -> Response:
 def _static(console: Console) -> Callable[[Request], Awaitable[Response]]:
     async def static(request: Request) -> Response:
         request.scope[ROUTE] = "console_static"
-        found = console.templates.assets.get(request.path_params["name"])
-        if found is None:
+        asset = console.templates.assets.get(request.path_params["name"])
+        if asset is None:
             raise Refused("not_found", "there is no such file")
         # Of another version of the gateway: right for now, and not to be kept.
-        kept = "public, max-age=31536000, immutable" if found.address == request.url.path else "no-store"
-        return Response(found.content, media_type=found.media, headers={**HEADERS, "cache-control": kept})
+        kept = "public, max-age=31536000, immutable" if asset.address == request.url.path else "no-store"
+        return Response(asset.content, media_type=asset.media, headers={**HEADERS, "cache-control": kept})
 
     return static

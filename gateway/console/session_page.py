@@ -12,9 +12,9 @@ from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.schema.access import Right
 
 _RIGHTS: Final[Mapping[Right, str]] = {
-    Right.READ: "see every page",
-    Right.ASK: "ask agents, steer, stop and run turns again",
-    Right.DECIDE: "decide what turns ask people",
+    Right.READ: "read every page",
+    Right.ASK: "start, steer, stop and rerun turns",
+    Right.DECIDE: "decide approvals and answer questions",
     Right.OPERATE: "change agents, calls and budgets",
 }
 

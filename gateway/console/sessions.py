@@ -54,10 +54,15 @@ def end(response: Response, headers: Headers) -> None:
 def _set(response: Response, value: str, seconds: int, headers: Headers) -> None:
     name = cookie_name(headers)
     cookie = SimpleCookie({name: value})
-    own = cookie[name]
-    own["path"], own["max-age"], own["httponly"], own["samesite"] = CONSOLE, seconds, True, "Strict"
+    cookie_value = cookie[name]
+    cookie_value["path"], cookie_value["max-age"], cookie_value["httponly"], cookie_value["samesite"] = (
+        CONSOLE,
+        seconds,
+        True,
+        "Strict",
+    )
     if not is_loopback(headers):
-        own["secure"] = True
+        cookie_value["secure"] = True
     response.headers.append("set-cookie", cookie.output(header="").strip())
 
 
@@ -68,9 +73,11 @@ def csrf_of(secret: Secret) -> str:
 
 def check_csrf(secret: Secret, form: Mapping[str, object]) -> None:
     """Raises `Refused` (form_expired) if a form was not made for this session."""
-    given = form.get(CSRF)
-    if not isinstance(given, str) or not hmac.compare_digest(given.encode(), csrf_of(secret).encode()):
-        raise Refused("form_expired", "this form was made for another session: open the page again and send it anew")
+    csrf = form.get(CSRF)
+    if not isinstance(csrf, str) or not hmac.compare_digest(csrf.encode(), csrf_of(secret).encode()):
+        raise Refused(
+            "form_expired", "this form belongs to another session: load the page again, and send the form again"
+        )
 
 
 def check_origin(headers: Headers) -> None:
@@ -81,7 +88,7 @@ def check_origin(headers: Headers) -> None:
     """
     origin, host = headers.get("origin", "").lower(), headers.get("host", "").lower()
     if origin not in (f"http://{host}", f"https://{host}"):
-        raise Refused("origin_not_allowed", "the console is changed by its own pages only")
+        raise Refused("origin_not_allowed", "only pages of the console itself may send this request")
 
 
 def is_loopback(headers: Headers) -> bool:

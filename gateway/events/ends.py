@@ -47,13 +47,13 @@ class Seen:
 async def look(pool: Pool, view: TurnView, most: int = MOST_QUESTIONS) -> Seen:
     """How the turn stands now, with at most so many questions; raises `ServerUnavailable`."""
     project, turn = view.project_id, view.agent_turn_id
-    found = await pool.run(lambda conn: describe_turn(conn, project, turn)) or view
-    if found.ended_at is not None or found.status != HeadStatus.SUSPENDED:
-        return Seen(found)
-    asked = await pool.run(
+    current = await pool.run(lambda conn: describe_turn(conn, project, turn)) or view
+    if current.ended_at is not None or current.status != HeadStatus.SUSPENDED:
+        return Seen(current)
+    interrupts = await pool.run(
         lambda conn: list_interrupts(conn, project, turn=turn, status=InterruptStatus.OPEN, row_limit=most)
     )
-    return Seen(found, asked)
+    return Seen(current, interrupts)
 
 
 @dataclass(slots=True)
@@ -103,9 +103,9 @@ class Ends:
 
     def nudge(self, project: ProjectId) -> None:
         """Hint at all of a project: it was changed here, and of some changes no event tells."""
-        own = subjects.events_filter(project, None).removesuffix(">").partition("*")[0]
+        prefix = subjects.events_filter(project, None).removesuffix(">").partition("*")[0]
         for subject, held in self._subjects.items():
-            if subject.startswith(own):
+            if subject.startswith(prefix):
                 for hint in set[asyncio.Event]().union(*held.waiting.values()):
                     hint.set()
 

@@ -111,8 +111,8 @@ class TurnFeed:
 
     def progress_after(self, number: int) -> tuple[int, list[bytes]]:
         """The number of the last progress, and the events of calls that came after this number."""
-        found = [event for count, event in self._progress.values() if count > number]
-        return self._progress_count, found
+        events = [event for count, event in self._progress.values() if count > number]
+        return self._progress_count, events
 
     def after(self, cursor: Position) -> list[Event]:
         """The events that a client at this place has not had, in order."""
@@ -146,12 +146,12 @@ class TurnFeed:
     async def _subscribe(self, stack: contextlib.AsyncExitStack) -> None:
         conn, view = self._sources.conn, self.view
         where = view.project_id, view.channel_id, view.agent_id
-        wanted = (
+        parts = (
             (subjects.agent_chunk(*where), self._on_chunk),
             (subjects.agent_events_filter(*where), self._on_event),
         )
         with contextlib.suppress(*NATS_TROUBLE):  # NATS was not there yet: the ledger is read more often
-            for subject, callback in wanted:
+            for subject, callback in parts:
                 subscription = await conn.hear(subject, callback)
                 stack.push_async_callback(conn.unsubscribe, subscription)
 
@@ -180,30 +180,30 @@ class TurnFeed:
         if self.turn.encode() not in data:
             return
         try:
-            given = decode_object(data)
+            message = decode_object(data)
         except BadRequest:
             return
-        if given.get("agent_turn_id") != self.turn:
+        if message.get("agent_turn_id") != self.turn:
             return
-        if subject.endswith((".state", ".task", ".interrupt")) or given.get("phase") in ("completed", "failed"):
+        if subject.endswith((".state", ".task", ".interrupt")) or message.get("phase") in ("completed", "failed"):
             self._hint.set()
-        elif given.get("phase") == StepPhase.TOOL_PROGRESS and isinstance(given.get("metadata"), dict):
-            self._take_progress(given)
+        elif message.get("phase") == StepPhase.TOOL_PROGRESS and isinstance(message.get("metadata"), dict):
+            self._take_progress(message)
 
-    def _take_progress(self, given: JsonObject) -> None:
+    def _take_progress(self, message: JsonObject) -> None:
         """Keep what a tool says, in place of what it said before; a call that is answered has none."""
-        metadata = given["metadata"]
+        metadata = message["metadata"]
         try:
-            told = CallProgress.model_validate({**given, **(metadata if isinstance(metadata, dict) else {})})
+            progress = CallProgress.model_validate({**message, **(metadata if isinstance(metadata, dict) else {})})
         except ValidationError:  # a stranger's; nothing depends on it
             return
-        if self.over or told.tool_call_id in self._answered:
+        if self.over or progress.tool_call_id in self._answered:
             return
         self._progress_count += 1
-        self._progress.pop(told.tool_call_id, None)
+        self._progress.pop(progress.tool_call_id, None)
         if len(self._progress) >= _MOST_PROGRESS:
             del self._progress[next(iter(self._progress))]
-        self._progress[told.tool_call_id] = self._progress_count, frame("progress", told)
+        self._progress[progress.tool_call_id] = self._progress_count, frame("progress", progress)
         self._notify()
 
     async def _look(self) -> None:
@@ -237,22 +237,22 @@ class TurnFeed:
         self._gap, self._reconnects = False, conn.reconnects
         subject = subjects.agent_chunk(view.project_id, view.channel_id, view.agent_id)
         try:
-            found = await replay(conn, subject, view.created_at)
+            messages = await replay(conn, subject, view.created_at)
         except ServerUnavailable as error:
             log.info("turn %s: its text cannot be read back: %s", self.turn, error)
             return
-        own = self.turn.encode()
-        taken = [self._take(data) for data in found if own in data]
+        turn = self.turn.encode()
+        taken = [self._take(data) for data in messages if turn in data]
         if any(taken):
             self._notify()
 
     async def _cards(self) -> list[TurnCard]:
-        project, done = self.view.project_id, [n for n, step in self._log.steps.items() if step.committed]
-        steps = [step_id(self.turn, number) for number in done]
-        found = await self._sources.pool.run(
+        project, committed = self.view.project_id, [n for n, step in self._log.steps.items() if step.committed]
+        steps = [step_id(self.turn, number) for number in committed]
+        rows = await self._sources.pool.run(
             lambda conn: list_turn_progress(conn, project, self.turn, known_steps=steps, known_cards=self._known)
         )
-        return [row for row in found if row.part == Part.CARDS or row.card is not None]
+        return [row for row in rows if row.part == Part.CARDS or row.card is not None]
 
     async def _committing(self, rows: Sequence[TurnCard]) -> Sequence[TurnCard]:
         """Wait a moment for the last chunks of the steps that these rows are of."""
@@ -271,19 +271,19 @@ class TurnFeed:
         """Take the cards of committed steps, and applied results."""
         for number in sorted({step_number(row.step_id) for row in rows}):
             of_step = [row for row in rows if step_number(row.step_id) == number]
-            made = [row for row in of_step if row.part == Part.CARDS]
-            if made:
-                self._commit(number, made)
+            cards = [row for row in of_step if row.part == Part.CARDS]
+            if cards:
+                self._commit(number, cards)
             for row in of_step:
                 if row.part == Part.RESULTS and row.card is not None and row.card.card_id not in self._known:
                     self._log.apply(number, self._card(number, row, row.card))
 
-    def _commit(self, number: int, made: Sequence[TurnCard]) -> None:
-        cards = [(row, row.card) for row in made if row.card is not None and row.card.type in SHOWN]
+    def _commit(self, number: int, rows: Sequence[TurnCard]) -> None:
+        cards = [(row, row.card) for row in rows if row.card is not None and row.card.type in SHOWN]
         events = [self._card(number, row, card) for row, card in cards]
         position = Position(number, Part.STEP, 0, 0)
-        done = StepDone(step_id=made[0].step_id, status=made[0].step_status or "", finish_reason=made[0].finish_reason)
-        events.append(Event(position, frame("step", done, position.id(self.turn)), done))
+        event = StepDone(step_id=rows[0].step_id, status=rows[0].step_status or "", finish_reason=rows[0].finish_reason)
+        events.append(Event(position, frame("step", event, position.id(self.turn)), event))
         self._log.commit(number, events, [text for _, card in cards if (text := _text_of(card)) is not None])
 
     def _card(self, number: int, row: TurnCard, card: Card) -> Event:
@@ -310,7 +310,7 @@ class TurnFeed:
 
 def _stand(seen: Seen) -> tuple[object, ...]:
     """Where a turn stands: its status, and which questions are open."""
-    return (seen.view.status, *(each.interrupt_id for each in seen.questions))
+    return (seen.view.status, *(question.interrupt_id for question in seen.questions))
 
 
 def _text_of(card: Card) -> str | None:

@@ -79,9 +79,9 @@ class Feeds:
         async with self.ends.hinted(project, view.channel_id, turn) as hint:
             while True:
                 hint.clear()
-                found = await pool.run(lambda db: describe_turn(db, project, turn))
-                if found is not None and found.ended_at is not None:
-                    return found
+                current = await pool.run(lambda db: describe_turn(db, project, turn))
+                if current is not None and current.ended_at is not None:
+                    return current
                 look = _LOOK_SECONDS if conn.connected.is_set() else _LOOK_ALONE_SECONDS
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(hint.wait(), look)

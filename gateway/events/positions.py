@@ -62,10 +62,10 @@ def reset_position(step: int) -> Position:
 
 def read_id(text: str) -> tuple[AgentTurnId, Position]:
     """The turn and the place that a `Last-Event-ID` names; raises `Refused` (wrong_event_id)."""
-    found = _ID.match(text)
-    if found is None:
-        raise Refused("wrong_event_id", "Last-Event-ID: no event had this id; ask without it to begin anew")
-    turn = AgentTurnId(found[1])
-    if found[2]:
+    match = _ID.match(text)
+    if match is None:
+        raise Refused("wrong_event_id", "Last-Event-ID: no event has this id; omit it to read from the beginning")
+    turn = AgentTurnId(match[1])
+    if match[2]:
         return turn, END
-    return turn, Position(int(found[3]), int(found[4]), int(found[5]), int(found[6]))
+    return turn, Position(int(match[3]), int(match[4]), int(match[5]), int(match[6]))

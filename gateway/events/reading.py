@@ -48,14 +48,14 @@ class Reader:
 
     async def turn(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[bytes]:
         """The events of a turn after a place, until its outcome, as `/v1` tells them."""
-        told, progress = "", 0
+        status, progress = "", 0
         async with contextlib.aclosing(self.changes(feed, cursor)) as changes:
             async for change in changes:
                 if change is None:
                     yield HEARTBEAT
                     continue
-                if change.seen.view.status != told:
-                    told = change.seen.view.status
+                if change.seen.view.status != status:
+                    status = change.seen.view.status
                     yield feed.state()
                 for piece in pieces(change.events):
                     yield piece

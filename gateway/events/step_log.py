@@ -71,8 +71,8 @@ class StepLog:
         if chunk.index >= self._next and len(self.early) < _EARLY:
             self.early[chunk.index] = chunk
         before = self._next
-        while (found := self.early.pop(self._next, None)) is not None:
-            self._append(found)
+        while (event := self.early.pop(self._next, None)) is not None:
+            self._append(event)
         return self._next > before
 
     def shrink(self, most: int) -> None:
@@ -81,12 +81,12 @@ class StepLog:
             gone = self.chunks[: max(1, len(self.chunks) // 4)]
             del self.chunks[: len(gone)]
             self.dropped += len(gone)
-            self.size -= sum(len(each.frame) for each in gone)
+            self.size -= sum(len(entry.frame) for entry in gone)
 
     def finish(self, texts: list[str]) -> None:
         """The step is committed, with these texts on its cards; empty if nothing is known of its text."""
-        said = "".join(self.text)
-        self.complete = self.ended and (not texts or said in texts)
+        text = "".join(self.text)
+        self.complete = self.ended and (not texts or text in texts)
         self.committed = True
         self.early = {}
         self.text = []
@@ -101,7 +101,7 @@ class StepLog:
             events = self._chunks_after(cursor) if self.complete else []
             if not self.complete or not self._reaches(cursor):
                 events = [reset(self.number)]
-        return events + [each for each in (*self.cards, *self.results) if each.position > cursor]
+        return events + [card for card in (*self.cards, *self.results) if card.position > cursor]
 
     @property
     def _next(self) -> int:

@@ -65,7 +65,7 @@ class TurnLog:
     def after(self, cursor: Position) -> list[Event]:
         """The events that a client at this place has not had, in order."""
         events: list[Event] = []
-        for number in sorted(each for each in self.steps if each >= cursor.step):
+        for number in sorted(s for s in self.steps if s >= cursor.step):
             step = self.steps[number]
             if not step.looked:
                 return events

@@ -85,7 +85,7 @@ class Endpoint:
     """Whether its handler gets the body as it was sent, and reads it itself."""
     answer: type[BaseModel] | None = None
     """None: server-sent events."""
-    statuses: Mapping[int, str] = field(default_factory=lambda: {200: "It is done."})
+    statuses: Mapping[int, str] = field(default_factory=lambda: {200: "Done."})
     request_headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Headers that it reads, and what for."""
 
@@ -107,8 +107,8 @@ class Dispatch:
         if self.endpoint.raw:
             body = await read_json_bytes(request, self._limits.body_bytes)
         elif self.endpoint.method != "GET":
-            given = await read_body(request, self._limits.body_bytes)
-            body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, given, "body")
+            fields = await read_body(request, self._limits.body_bytes)
+            body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, fields, "body")
         path = {name: str(value) for name, value in request.path_params.items()}
         call: Call[Any, Any] = Call(principal, path, query, body, request.headers, request, secret)
         answer = await self.endpoint.handler(call)
@@ -117,7 +117,7 @@ class Dispatch:
             return
         text = answer.content.model_dump_json()
         if len(text) > _LARGEST_ANSWER:
-            raise Refused("result_too_large", "the answer is too large: ask for less at a time")
+            raise Refused("result_too_large", "the response is too large: request fewer items at a time")
         headers = {"content-type": "application/json", **answer.headers}
         await Response(text, answer.status, headers)(scope, receive, send)
 
@@ -144,14 +144,14 @@ async def read_json_bytes(request: Request, most: int) -> bytes:
     """The body of a request that is JSON; raises as `read_body` does."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
-        raise Refused("unsupported_media_type", "a change needs Content-Type: application/json")
+        raise Refused("unsupported_media_type", "this request needs Content-Type: application/json")
     return await read_bytes(request, most)
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
     """The body of a request; raises `BadRequest`, or `Refused` for its encoding or size."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused("unsupported_media_type", "bodies are read as they are, without Content-Encoding")
+        raise Refused("unsupported_media_type", "Content-Encoding is not supported: send the body uncompressed")
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced[:20]) > most:
         raise _too_large(most)
@@ -169,24 +169,24 @@ async def read_bytes(request: Request, most: int) -> bytes:
 
 
 def _too_large(most: int) -> Refused:
-    return Refused("body_too_large", f"a request may have {most} bytes")
+    return Refused("body_too_large", f"a request may have at most {most} bytes")
 
 
-def read_query(model: type[Model], given: QueryParams) -> Model:
+def read_query(model: type[Model], query: QueryParams) -> Model:
     """The parameters behind the question mark; raises `BadRequest`, also for one that is repeated or unknown."""
-    pairs = given.multi_items()
+    pairs = query.multi_items()
     names = [name for name, _ in pairs]
     if _TOKEN_NAMES & {name.lower() for name in names}:
-        raise BadRequest("a token belongs into the header Authorization, never into an address")
+        raise BadRequest("a token belongs in the Authorization header, never in a URL")
     if len(set(names)) != len(names):
-        raise BadRequest("a parameter is given twice")
+        raise BadRequest("a parameter was sent twice")
     return parsed(model, cast("JsonObject", dict(pairs)), "query")
 
 
-def parsed(model: type[Model], given: JsonObject, where: str) -> Model:
+def parsed(model: type[Model], fields: JsonObject, where: str) -> Model:
     """`given` as the model; raises `BadRequest`, which names the fields at fault without their values."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
         faults = faults_in(error, model, most=_SHOWN_FAULTS)
         param = faults[0].place or where

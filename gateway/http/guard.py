@@ -113,34 +113,36 @@ class Guard:
 
     def _check_room(self) -> None:
         if self._crowded():
-            raise Limited("overloaded", "the gateway has all the connections it may have", retry_after=1.0)
+            raise Limited("overloaded", "the gateway has reached its limit of connections", retry_after=1.0)
 
     def _check_host(self, headers: Headers) -> None:
         named = headers.getlist("host")
         if len(named) != 1:
-            raise BadRequest("a request needs exactly one Host")
+            raise BadRequest("a request needs exactly one Host header")
         host = named[0].lower()
         if host in self._doors.hosts or _is_loopback(host) or (self._doors.any_address and _is_address(host)):
             return
-        raise Refused("host_not_allowed", "the gateway is not known by this name: list it in [gateway].allowed_hosts")
+        raise Refused("host_not_allowed", "the gateway does not accept this Host: list it in [gateway].allowed_hosts")
 
     def _check_origin(self, headers: Headers) -> str | None:
         """The origin to which an answer may be shown; None if no page of another origin asks."""
-        given = headers.getlist("origin")
-        if not given:
+        origins = headers.getlist("origin")
+        if not origins:
             return None
-        origin = given[0].lower()
-        if len(given) == 1 and origin in self._doors.origins:
-            return given[0]
+        origin = origins[0].lower()
+        if len(origins) == 1 and origin in self._doors.origins:
+            return origins[0]
         host = headers["host"].lower()
-        if len(given) == 1 and origin in (f"http://{host}", f"https://{host}"):
+        if len(origins) == 1 and origin in (f"http://{host}", f"https://{host}"):
             return None
-        raise Refused("origin_not_allowed", "pages of this origin may not ask: list it in [gateway].allowed_origins")
+        raise Refused(
+            "origin_not_allowed", "the gateway does not accept this Origin: list it in [gateway].allowed_origins"
+        )
 
 
 def _check_query(scope: Scope) -> None:
     if scope["query_string"].count(b"&") >= MOST_PARAMETERS:
-        raise BadRequest(f"an address may have {MOST_PARAMETERS} parameters")
+        raise BadRequest(f"a query may have at most {MOST_PARAMETERS} parameters")
 
 
 def client_address(scope: Scope, headers: Headers, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
@@ -150,23 +152,23 @@ def client_address(scope: Scope, headers: Headers, proxies: Sequence[IPv4Network
     anybody can write. Without them the header says nothing.
     """
     peer = scope.get("client")
-    found = "" if peer is None else str(peer[0])
-    said = [each.strip() for line in headers.getlist("x-forwarded-for") for each in line.split(",")]
-    while proxies and said and _is_in(found, proxies):
-        address = said.pop()
+    client = "" if peer is None else str(peer[0])
+    forwarded = [part.strip() for line in headers.getlist("x-forwarded-for") for part in line.split(",")]
+    while proxies and forwarded and _is_in(client, proxies):
+        address = forwarded.pop()
         if not _is_address(f"[{address}]" if ":" in address else address):
             break
-        found = address
-    return found
+        client = address
+    return client
 
 
 def _is_in(address: str, networks: Sequence[IPv4Network | IPv6Network]) -> bool:
     try:
-        found = ip_address(address)
+        address_value = ip_address(address)
     except ValueError:
         return False
-    inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return any((inner or found) in each for each in networks)
+    inner = address_value.ipv4_mapped if isinstance(address_value, IPv6Address) else None
+    return any((inner or address_value) in network for network in networks)
 
 
 class _Body:

@@ -23,17 +23,17 @@ _ABOUT = (
 
 def document(endpoints: Sequence[Endpoint], version: str) -> JsonObject:
     """The whole document."""
-    asked = [model for each in endpoints if (model := each.body) is not None]
-    answered = [model for each in endpoints if (model := each.answer) is not None] + [Problem]
-    wanted: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}
-    wanted |= {(model, "validation"): None for model in asked}
-    wanted |= {(model, "serialization"): None for model in answered}
-    refs, definitions = models_json_schema(list(wanted), ref_template=_REF, schema_generator=_Schemas)
+    bodies = [model for e in endpoints if (model := e.body) is not None]
+    answered = [model for e in endpoints if (model := e.answer) is not None] + [Problem]
+    wanted_schemas: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}
+    wanted_schemas |= {(model, "validation"): None for model in bodies}
+    wanted_schemas |= {(model, "serialization"): None for model in answered}
+    refs, definitions = models_json_schema(list(wanted_schemas), ref_template=_REF, schema_generator=_Schemas)
     paths: dict[str, dict[str, object]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, refs)
     problem = {"content": {PROBLEM_TYPE: {"schema": refs[Problem, "serialization"]}}}
-    made: dict[str, object] = {
+    document: dict[str, object] = {
         "openapi": "3.1.0",
         "info": {"title": "Turnstile", "version": version, "description": _ABOUT, "license": {"name": "Apache-2.0"}},
         "servers": [{"url": "/"}],
@@ -41,13 +41,13 @@ def document(endpoints: Sequence[Endpoint], version: str) -> JsonObject:
         "paths": paths,
         "components": {
             "schemas": definitions["$defs"],
-            "responses": {"Problem": {"description": "It was not done; the code says why.", **problem}},
+            "responses": {"Problem": {"description": "The request was refused; `code` says why.", **problem}},
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "Of `turnstile token add`."}
+                "token": {"type": "http", "scheme": "bearer", "description": "A token from `turnstile token add`."}
             },
         },
     }
-    return cast("JsonObject", made)
+    return cast("JsonObject", document)
 
 
 class _Schemas(GenerateJsonSchema):
@@ -89,17 +89,22 @@ def _path(endpoint: Endpoint) -> list[object]:
 
 def _query(endpoint: Endpoint) -> list[object]:
     schema = endpoint.query.model_json_schema(schema_generator=_Schemas)
-    found: list[object] = []
+    parameters: list[object] = []
     for name, described in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).items():
-        own = dict(described)
-        parameter = {"name": name, "in": "query", "required": False, "description": own.pop("description", "")}
-        variants = own.pop("anyOf", None)
+        described_schema = dict(described)
+        parameter = {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": described_schema.pop("description", ""),
+        }
+        variants = described_schema.pop("anyOf", None)
         if variants is not None:  # left out is null: in a query there is no other way to say it
-            own |= next(each for each in variants if each.get("type") != "null")
-        if own.get("default", 0) is None:
-            del own["default"]
-        found.append({**parameter, "schema": own})
-    return found
+            described_schema |= next(variant for variant in variants if variant.get("type") != "null")
+        if described_schema.get("default", 0) is None:
+            del described_schema["default"]
+        parameters.append({**parameter, "schema": described_schema})
+    return parameters
 
 
 def _headers(endpoint: Endpoint) -> list[object]:

@@ -126,9 +126,9 @@ def problem_of(error: TurnstileError, status: int | None = None) -> Problem:
     status = status_of(error) if status is None else status
     detail = str(error)
     if isinstance(error, ServerUnavailable):
-        detail = "a server that the gateway needs does not answer, or cannot do this now; try again"
+        detail = "a server that the gateway needs does not answer, or cannot handle this request now; try again"
     elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        detail = "the gateway failed; its log says why"
+        detail = "the gateway failed; its log has the reason"
     return Problem(
         type=f"urn:turnstile:problem:{error.code}",
         title=HTTPStatus(status).phrase,

@@ -49,7 +49,7 @@ class Asker:
     """Set when nobody hears the answer any more."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its person will not answer what was asked."""
-    said: asyncio.Event = field(default_factory=asyncio.Event)
+    has_frames: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to send before the answer."""
     _frames: list[bytes] = field(default_factory=list[bytes])
 
@@ -83,13 +83,13 @@ class Asker:
 
     def take(self) -> list[bytes]:
         """What is to be sent now."""
-        self.said.clear()
+        self.has_frames.clear()
         frames, self._frames = self._frames, []
         return frames
 
     def _send(self, message: BaseModel) -> None:
         self._frames.append(sse(message))
-        self.said.set()
+        self.has_frames.set()
 
     # What the SDK asks of a dispatch context.
 
@@ -113,8 +113,15 @@ class Asker:
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far it is, if the client wants to know."""
         if self.progress_token is not None:
-            told = {"progressToken": self.progress_token, "progress": progress, "total": total, "message": message}
-            await self.notify("notifications/progress", {name: each for name, each in told.items() if each is not None})
+            progress_fields = {
+                "progressToken": self.progress_token,
+                "progress": progress,
+                "total": total,
+                "message": message,
+            }
+            await self.notify(
+                "notifications/progress", {name: value for name, value in progress_fields.items() if value is not None}
+            )
 
 
 def _is_plain(text: str) -> bool:

@@ -47,31 +47,31 @@ def _wait(words: str, usual: float) -> JsonObject:
     return {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT, "default": usual, "description": words}
 
 
-_TURN_ID: JsonObject = {"type": "string", "description": "The turn, as an earlier answer named it."}
+_TURN_ID: JsonObject = {"type": "string", "description": "The turn's id, from an earlier answer."}
 _FIELD = _object(
     ["name"],
     name={"type": "string", "minLength": 1, "maxLength": 128},
-    description={"type": "string", "description": "What the field shall contain."},
+    description={"type": "string", "description": "What the field should contain."},
 )
 ASK_SCHEMA: Final = _object(
     ["instruction"],
     instruction={
         "type": "string",
         "minLength": 1,
-        "description": "What to do, with all that the agent must know.",
+        "description": "The task, with everything that the agent must know.",
     },
     result_fields={
         "type": "array",
         "items": _FIELD,
         "minItems": 1,
         "maxItems": 256,
-        "description": "Fields that the answer must have; without them it is a text.",
+        "description": "Fields that the answer must have; without this the answer is a text.",
     },
     conversation_id={
         "type": "string",
         "minLength": 1,
         "maxLength": 512,
-        "description": "A conversation with the agent: its turns follow each other and remember what was said.",
+        "description": "A conversation with the agent: its turns run one after the other and remember earlier ones.",
     },
     wait_seconds=_wait("How long to wait for the answer; after that the answer is a handle for turn_get.", USUAL_WAIT),
 )
@@ -91,17 +91,20 @@ ANSWER_SCHEMA: Final[JsonObject] = {
         "status": {
             "type": "string",
             "enum": [*STATUSES],
-            "description": "running: it goes on; waiting_for_person: somebody must decide first; refused: not done.",
+            "description": "running: it continues; waiting_for_person: a person must decide; refused: nothing ran.",
         },
-        "value": {"description": "What the agent answered: a text, or JSON."},
-        "fields": {"type": "object", "description": "The fields that were asked for, by name."},
-        "partial": {"type": "boolean", "description": "Whether it is what was there when the turn was ended."},
+        "value": {"description": "The agent's answer: a text, or JSON."},
+        "fields": {"type": "object", "description": "The requested fields, by name."},
+        "partial": {
+            "type": "boolean",
+            "description": "Whether the answer is incomplete: what was available when the turn ended.",
+        },
         "error_code": {"type": "string", "description": "What went wrong, as a stable code."},
         "error": {"type": "string", "description": "What went wrong, for people."},
         "interrupt_ids": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "The open questions to people that the turn waits for.",
+            "description": "The open interrupts that the turn waits for.",
         },
     },
     "required": ["status"],

@@ -39,7 +39,7 @@ class McpDoor:
         await answer(scope, receive, send)
 
     async def _loaded(self) -> "Messages":
-        if (made := self._messages) is None:
+        if (messages := self._messages) is None:
             module = await asyncio.to_thread(importlib.import_module, "turnstile.gateway.mcp.inbound_messages")
-            made = self._messages = self._messages or module.Messages(self.kernel)
-        return made
+            messages = self._messages = self._messages or module.Messages(self.kernel)
+        return messages

@@ -47,20 +47,20 @@ def read_state(text: str) -> RequestState:
     try:
         return RequestState.model_validate_json(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, ValidationError):
-        raise BadRequest("requestState: no answer of this gateway had this one") from None
+        raise BadRequest("requestState: this gateway did not issue it") from None
 
 
 def may_be_asked(question: Interrupt, principal: Principal) -> bool:
     """Whether the token may decide this, so that its client's person can be asked."""
-    own = question.requester == principal.sender and not question.requester_may_decide
-    return principal.may(Right.DECIDE) and not own
+    is_own_request = question.requester == principal.sender and not question.requester_may_decide
+    return principal.may(Right.DECIDE) and not is_own_request
 
 
 def form_of(view: InterruptView) -> ElicitRequestFormParams | None:
     """The question as a form; None if it cannot be shown as a whole."""
     is_question = view.reason is InterruptReason.INPUT_REQUIRED
-    shown = "" if view.arguments is None else shown_json(view.arguments)
-    if not view.is_what_is_shown or len(shown) + len(view.message) > _LONGEST_SHOWN:
+    arguments = "" if view.arguments is None else shown_json(view.arguments)
+    if not view.is_what_is_shown or len(arguments) + len(view.message) > _LONGEST_SHOWN:
         return None
     if is_question and Decision.RESPOND in view.allowed_decisions:
         answer = _answer_field(view.response_schema)
@@ -69,11 +69,11 @@ def form_of(view: InterruptView) -> ElicitRequestFormParams | None:
     added = "\n\nThe tool adds arguments of its own, which you may not see." if view.arguments_left_out else ""
     text = (
         f"The agent {view.agent_id} wants to call the tool {json.dumps(view.tool_name)}.\n\n{_quoted(view.message)}\n\n"
-        f"Its arguments:\n\n{_quoted(shown)}{added}\n\nDigest of this call: {view.action_digest or 'none'}"
+        f"Its arguments:\n\n{_quoted(arguments)}{added}\n\nDigest of this call: {view.action_digest or 'none'}"
     )
-    allowed = [str(each) for each in view.allowed_decisions]
+    allowed = [str(allowed_decision) for allowed_decision in view.allowed_decisions]
     fields: dict[str, JsonValue] = {
-        "decision": {"type": "string", "enum": [*allowed], "description": "What shall become of the call."},
+        "decision": {"type": "string", "enum": [*allowed], "description": "What to do with the call."},
         "message": {"type": "string", "description": "With reject: why; the agent reads it."},
     }
     if Decision.EDIT in view.allowed_decisions:
@@ -92,22 +92,22 @@ def decision_of(view: InterruptView, digest: str | None, result: ElicitResult) -
         case "decline":
             return {**named, "decision": Decision.REJECT, "message": _DECLINED}
         case "accept":
-            given = cast("JsonObject", result.content or {})
+            content = cast("JsonObject", result.content or {})
     if view.reason is InterruptReason.INPUT_REQUIRED and Decision.RESPOND in view.allowed_decisions:
-        if "answer" not in given:
-            raise BadRequest("answer: the question needs one")
-        return {**named, "decision": Decision.RESPOND, "response": _answered(view.response_schema, given["answer"])}
-    decision = str(given.get("decision"))
+        if "answer" not in content:
+            raise BadRequest("answer: required")
+        return {**named, "decision": Decision.RESPOND, "response": _answered(view.response_schema, content["answer"])}
+    decision = str(content.get("decision"))
     if decision not in view.allowed_decisions:
         raise BadRequest(f"decision: one of {', '.join(view.allowed_decisions)}")
-    made: JsonObject = {**named, "decision": decision}
+    decision_fields: JsonObject = {**named, "decision": decision}
     match decision:
         case Decision.EDIT:
-            return {**made, "arguments": _json(given.get("arguments"), "arguments")}
+            return {**decision_fields, "arguments": _json(content.get("arguments"), "arguments")}
         case Decision.RESPOND:
-            return {**made, "response": _text_or_json(given.get("response"))}
+            return {**decision_fields, "response": _text_or_json(content.get("response"))}
         case _:
-            return {**made, "message": str(given.get("message") or "")}
+            return {**decision_fields, "message": str(content.get("message") or "")}
 
 
 def reply_name(view: InterruptView) -> str:
@@ -135,39 +135,39 @@ def _form(required: list[str], **properties: JsonValue) -> JsonObject:
 
 def _answer_field(schema: JsonObject | None) -> JsonObject:
     kind, known = (schema or {}).get("type", "string"), (schema or {}).get("enum")
-    if isinstance(known, list) and known and all(isinstance(each, str) for each in known):
+    if isinstance(known, list) and known and all(isinstance(value, str) for value in known):
         return {"type": "string", "enum": known}
     if isinstance(kind, str) and kind in _PRIMITIVE and "enum" not in (schema or {}):
         return {"type": kind}
     return {"type": "string", "description": f"JSON that matches {json.dumps(schema)[:_LONGEST_SHOWN]}"}
 
 
-def _answered(schema: JsonObject | None, given: JsonValue) -> JsonValue:
+def _answered(schema: JsonObject | None, value: JsonValue) -> JsonValue:
     """The answer as the question's schema wants it; the bridge checks it."""
     is_json = "description" in _answer_field(schema)
-    return _json(given, "answer") if is_json else given
+    return _json(value, "answer") if is_json else value
 
 
-def _json(given: JsonValue, name: str) -> JsonValue:
+def _json(text: JsonValue, name: str) -> JsonValue:
     try:
-        return read_json(given) if isinstance(given, str) else given
+        return read_json(text) if isinstance(text, str) else text
     except Fault as fault:
         raise BadRequest(f"{name}: {fault}") from None
 
 
-def _text_or_json(given: JsonValue) -> JsonValue:
+def _text_or_json(text: JsonValue) -> JsonValue:
     try:
-        return read_json(given) if isinstance(given, str) else given
+        return read_json(text) if isinstance(text, str) else text
     except Fault:
-        return given
+        return text
 
 
 def _quoted(text: str) -> str:
     """What a stranger wrote, line by line as a quotation, so that it cannot pass for what stands around it."""
-    shown = text if is_plain(text) else json.dumps(text)
-    return "\n".join(f"> {line}" for line in shown.split("\n"))
+    line_text = text if is_plain(text) else json.dumps(text)
+    return "\n".join(f"> {line}" for line in line_text.split("\n"))
 
 
-def responses_in(given: Mapping[str, object] | None) -> dict[str, ElicitResult]:
+def responses_in(responses: Mapping[str, object] | None) -> dict[str, ElicitResult]:
     """The answers of people among the responses that a client brings."""
-    return {name: each for name, each in (given or {}).items() if isinstance(each, ElicitResult)}
+    return {name: result for name, result in (responses or {}).items() if isinstance(result, ElicitResult)}

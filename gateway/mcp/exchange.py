@@ -50,7 +50,7 @@ class Exchange:
             still = partial(self.kernel.access.still, asker.call.secret)
             if await attend(first, receive, closing, lambda: True, holds=still) == "gone":
                 return
-            if working.done() and not asker.said.is_set():
+            if working.done() and not asker.has_frames.is_set():
                 await reply_response(working.result(), is_stateless=asker.is_stateless)(scope, receive, send)
                 return
             self.kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no")
@@ -84,14 +84,14 @@ class Exchange:
 
     async def _something(self, working: asyncio.Task[Reply]) -> bool:
         """Whether there was something within a heartbeat."""
-        saying = asyncio.create_task(self.asker.said.wait())
+        saying = asyncio.create_task(self.asker.has_frames.wait())
         try:
-            done, _ = await asyncio.wait(
+            finished, _ = await asyncio.wait(
                 {working, saying}, timeout=self.kernel.heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             saying.cancel()
-        return bool(done)
+        return bool(finished)
 
     async def _frames(self, working: asyncio.Task[Reply]) -> AsyncGenerator[bytes]:
         asker = self.asker

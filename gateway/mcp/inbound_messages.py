@@ -51,7 +51,7 @@ from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.json_reading import read_json
 
 _SESSION: Final = "mcp-session-id"
-_NO_MESSAGE: Final = "a body is one JSON-RPC request, notification or response"
+_NO_MESSAGE: Final = "the body must be one JSON-RPC request, notification or response"
 _LOOKS: Final = 5
 _LOOK_SECONDS: Final = 0.2
 _ACCEPTED: Final = 202
@@ -74,14 +74,14 @@ class Messages:
     async def answered(self, call: Call[Any, Any], body: bytes) -> ASGIApp:
         """The response to a message; raises `TurnstileError`."""
         if not all(check_accept_headers(call.request)):
-            raise Refused("not_acceptable", "a client accepts both application/json and text/event-stream")
+            raise Refused("not_acceptable", "the Accept header must list both application/json and text/event-stream")
         try:
-            given = read_json(body)
+            fields = read_json(body)
         except BadRequest as error:
             raise NotJson(str(error)) from None
-        if not isinstance(given, dict):
+        if not isinstance(fields, dict):
             raise BadRequest(_NO_MESSAGE)
-        message = cast("dict[str, Any]", given)
+        message = cast("dict[str, Any]", fields)
         version = call.headers.get(MCP_PROTOCOL_VERSION_HEADER)
         try:
             if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS:
@@ -90,16 +90,16 @@ class Messages:
         except ValidationError:
             raise BadRequest(_NO_MESSAGE) from None
 
-    def _stateless(self, call: Call[Any, Any], given: dict[str, Any], version: str) -> ASGIApp:
+    def _stateless(self, call: Call[Any, Any], message: dict[str, Any], version: str) -> ASGIApp:
         """A message of 2026-07-28."""
-        if "id" not in given:
-            JSONRPCNotification.model_validate(given)
+        if "id" not in message:
+            JSONRPCNotification.model_validate(message)
             unknown = unsupported_protocol_version_rejection(version)
             return Response(status_code=_ACCEPTED) if unknown is None else _rejected(unknown, None)
-        request = JSONRPCRequest.model_validate(given)
+        request = JSONRPCRequest.model_validate(message)
         if (twice := find_duplicated_routing_header(call.headers.items())) is not None:
-            return _rejected(InboundLadderRejection(HEADER_MISMATCH, f"{twice} is there more than once"), request.id)
-        route = classify_inbound_request(given, headers=dict(call.headers))
+            return _rejected(InboundLadderRejection(HEADER_MISMATCH, f"{twice} was sent more than once"), request.id)
+        route = classify_inbound_request(message, headers=dict(call.headers))
         if isinstance(route, InboundLadderRejection):
             return _rejected(route, request.id)
         connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
@@ -113,13 +113,15 @@ class Messages:
         )
         return Exchange(self._kernel, self._server, asker, request, connection)
 
-    async def _of_session(self, call: Call[Any, Any], given: dict[str, Any], version: str) -> ASGIApp:
+    async def _of_session(self, call: Call[Any, Any], message: dict[str, Any], version: str) -> ASGIApp:
         """A message of a generation with sessions."""
         session = call.headers.get(_SESSION)
         if session is not None and not is_session(session):
-            raise Refused("not_found", "there is no such session: initialize again")
-        is_request = "method" in given and "id" in given  # also one with an id that is none: it is owed an error
-        match JSONRPCRequest.model_validate(given) if is_request else jsonrpc_message_adapter.validate_python(given):
+            raise Refused("not_found", "the session does not exist: initialize again")
+        is_request = "method" in message and "id" in message  # also one with an id that is none: it is owed an error
+        match (
+            JSONRPCRequest.model_validate(message) if is_request else jsonrpc_message_adapter.validate_python(message)
+        ):
             case JSONRPCRequest(method="initialize") as request:
                 return await self._initialized(call, request)
             case JSONRPCRequest() as request:
@@ -154,7 +156,7 @@ class Messages:
         return reply_response(reply, is_stateless=False, headers=headers)
 
     async def _cancelled(self, call: Call[Any, Any], session: str, request: str | int | None) -> None:
-        """Stop the turn of a request that its client has cancelled, wherever it is answered."""
+        """Stop the turn of a request that the client canceled the request, wherever it is answered."""
         if request is None:
             return
         principal, turns = call.principal, self._kernel.turns
@@ -164,19 +166,19 @@ class Messages:
             turn = await self._kernel.pool.run(lambda conn: find_requested_turn(conn, principal.project_id, key))
             if turn is not None:
                 view = await turns.described(principal, turn)
-                await turns.stop_turn(principal, view, TurnStop(reason="its client has cancelled"), call.headers)
+                await turns.stop_turn(principal, view, TurnStop(reason="the client canceled the request"), call.headers)
                 return
 
     async def _answered_by_person(
         self, call: Call[Any, Any], name: str | int | None, result: Mapping[str, Any]
     ) -> None:
         """Decide what a person was asked on a stream of this gateway or another; raises `TurnstileError`."""
-        if name is None or (asked := asked_by(name)) is None:
+        if name is None or (names := asked_by(name)) is None:
             return
         is_decided = False
         try:
             answer = ElicitResult.model_validate(result, by_name=False)
-            is_decided = await self._calls.decide(call, *asked, answer)
+            is_decided = await self._calls.decide(call, *names, answer)
         finally:
             if not is_decided:
                 self._calls.dismiss(call.principal, str(name))
@@ -184,8 +186,8 @@ class Messages:
 
 def _takes_forms(capabilities: ClientCapabilities | None) -> bool:
     """Whether a client can ask its person by forms: what says nothing of forms and addresses means forms."""
-    found = None if capabilities is None else capabilities.elicitation
-    return found is not None and (found.form is not None or found.url is None)
+    elicitation = None if capabilities is None else capabilities.elicitation
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
 def _rejected(rejection: InboundLadderRejection, request: str | int | None) -> Response:

@@ -27,8 +27,8 @@ def is_session(text: str) -> bool:
 
 def asks_people(session: str | None) -> bool:
     """Whether the session's client takes `elicitation/create`."""
-    found = None if session is None else _ID.match(session)
-    return found is not None and found[1] == "e"
+    match = None if session is None else _ID.match(session)
+    return match is not None and match[1] == "e"
 
 
 def request_key(token: TokenId, session: str, request: str | int) -> str:

@@ -82,7 +82,7 @@ class ToolCalls:
         except TurnstileError as error:
             return refused(error)
         finally:
-            for name in [name for name, each in self.asking.items() if each is asker]:
+            for name in [name for name, waiting in self.asking.items() if waiting is asker]:
                 del self.asking[name]
 
     def dismiss(self, principal: Principal, name: str) -> None:
@@ -104,7 +104,7 @@ class ToolCalls:
             lambda conn: get_interrupt(conn, project, interrupt, channel=channel, with_added=principal.sees_added)
         )
         if view is None:
-            raise Refused("unknown_interrupt", "the project has no such question")
+            raise Refused("unknown_interrupt", "the project has no such interrupt")
         payload = decision_of(view, digest, answer)
         if payload is None:
             return False
@@ -116,33 +116,33 @@ class ToolCalls:
         return True
 
     async def _get(self, asker: Asker, params: CallToolRequestParams) -> Answer:
-        wanted = parsed(TurnGet, params.arguments or {}, "arguments")
-        view = await self.kernel.turns.described(asker.principal, AgentTurnId(wanted.turn_id))
+        arguments = parsed(TurnGet, params.arguments or {}, "arguments")
+        view = await self.kernel.turns.described(asker.principal, AgentTurnId(arguments.turn_id))
         state = None if params.request_state is None else read_state(params.request_state)
-        return await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=True)
+        return await self._answer(asker, view, arguments.wait_seconds, params, state, is_patient=True)
 
     async def _stop(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         self.kernel.access.check(asker.principal, Right.ASK)
-        wanted = parsed(TurnStopped, params.arguments or {}, "arguments")
+        arguments = parsed(TurnStopped, params.arguments or {}, "arguments")
         turns, principal = self.kernel.turns, asker.principal
-        view = await turns.described(principal, AgentTurnId(wanted.turn_id))
-        await turns.stop_turn(principal, view, TurnStop(reason=wanted.reason), asker.call.headers)
-        withdrawn = {each.interrupt_id for each in (await look(self.kernel.pool, view)).questions}
+        view = await turns.described(principal, AgentTurnId(arguments.turn_id))
+        await turns.stop_turn(principal, view, TurnStop(reason=arguments.reason), asker.call.headers)
+        withdrawn = {question.interrupt_id for question in (await look(self.kernel.pool, view)).questions}
         return await self._watched(asker, view, _STOP_SECONDS, withdrawn, is_patient=True)
 
     async def _ask(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         turns, principal = self.kernel.turns, asker.principal
         self.kernel.access.check(principal, Right.ASK)
         target = await self._target(principal, params.name)
-        wanted = parsed(Ask, params.arguments or {}, "arguments")
+        ask = parsed(Ask, params.arguments or {}, "arguments")
         key, is_chosen = asker.key(params.meta)
         state = None if params.request_state is None else read_state(params.request_state)
-        turn = await self._enqueued(asker, target, wanted, key) if state is None else AgentTurnId(state.turn)
+        turn = await self._enqueued(asker, target, ask, key) if state is None else AgentTurnId(state.turn)
         try:
             view = await turns.described(principal, turn)
             if state is None:  # whatever it did meanwhile was not told yet
                 view = view.model_copy(update={"steps": 0})
-            answer = await self._answer(asker, view, wanted.wait_seconds, params, state, is_patient=False)
+            answer = await self._answer(asker, view, ask.wait_seconds, params, state, is_patient=False)
         except ServerUnavailable:  # the turn is there, whatever can be seen of it now
             return going_on(turn)
         if asker.gone.is_set() and asker.is_stateless and not is_chosen:
@@ -152,14 +152,14 @@ class ToolCalls:
     async def _target(self, principal: Principal, tool: str) -> Target:
         """Whom a tool asks; raises `MCPError`."""
         named = named_by(tool)
-        found = None if named is None else await look_up(self.kernel.pool, principal.project_id, named)
-        if found is None or tool_name(found.named) != tool:
+        target = None if named is None else await look_up(self.kernel.pool, principal.project_id, named)
+        if target is None or tool_name(target.named) != tool:
             raise _unknown(tool)
-        return found
+        return target
 
-    async def _enqueued(self, asker: Asker, target: Target, wanted: Ask, key: str | None) -> AgentTurnId:
+    async def _enqueued(self, asker: Asker, target: Target, ask: Ask, key: str | None) -> AgentTurnId:
         """The one turn of this call."""
-        fields: JsonObject = wanted.model_dump(mode="json", exclude_none=True, exclude={"wait_seconds"})
+        fields: JsonObject = ask.model_dump(mode="json", exclude_none=True, exclude={"wait_seconds"})
         channel = self.kernel.turns.asking.channel(asker.principal, None)
         try:
             return await self.kernel.enqueue(asker.call, channel, target, fields, key)
@@ -198,16 +198,16 @@ class ToolCalls:
         `is_patient`.
         """
         loop, closing = asyncio.get_running_loop(), self.kernel.streaming.closing
-        until, told, is_asked = loop.time() + seconds, 0, False
+        until, reports, is_asked = loop.time() + seconds, 0, False
         before, seen = Seen(view), await look(self.kernel.pool, view)
         while True:
             for message in news(before, seen):
-                told += 1
-                await asker.progress(told, message=message)
+                reports += 1
+                await asker.progress(reports, message=message)
             if seen.is_over:
                 break
-            new = [each for each in seen.questions if each.interrupt_id not in known]
-            known |= {each.interrupt_id for each in new}
+            new = [q for q in seen.questions if q.interrupt_id not in known]
+            known |= {view.interrupt_id for view in new}
             if forms := await self._forms(asker, new):
                 if asker.is_stateless:
                     return _input_required(view, forms)
@@ -217,8 +217,8 @@ class ToolCalls:
                 is_asked, until = True, max(until, loop.time() + LONGEST_WAIT)
             waits_in_vain = bool(seen.questions) and not is_patient and not is_asked
             left = until - loop.time()
-            if waits_in_vain or left <= 0 or any(each.is_set() for each in (*asker.leaving, closing)):
-                return going_on(view.agent_turn_id, [each.interrupt_id for each in seen.questions])
+            if waits_in_vain or left <= 0 or any(event.is_set() for event in (*asker.leaving, closing)):
+                return going_on(view.agent_turn_id, [q.interrupt_id for q in seen.questions])
             before, seen = seen, await self._next(asker, seen, known, left)
         card = seen.view.deliverable_card_id
         return ended(seen.view, None if card is None else await output_of(self.kernel.pool, seen.view, card))
@@ -228,24 +228,24 @@ class ToolCalls:
     ) -> list[tuple[InterruptView, ElicitRequestFormParams]]:
         """The questions that the client's person can be asked."""
         principal, pool = asker.principal, self.kernel.pool
-        found: list[tuple[InterruptView, ElicitRequestFormParams]] = []
-        for each in questions if asker.asks_people else ():
-            if len(found) < MOST_ASKED and may_be_asked(each, principal):
-                named = each.interrupt_id
+        forms: list[tuple[InterruptView, ElicitRequestFormParams]] = []
+        for question in questions if asker.asks_people else ():
+            if len(forms) < MOST_ASKED and may_be_asked(question, principal):
+                named = question.interrupt_id
                 view = await pool.run(
                     lambda conn, named=named: get_interrupt(
                         conn, principal.project_id, named, with_added=principal.sees_added
                     )
                 )
                 if view is not None and (form := form_of(view)) is not None:
-                    found.append((view, form))
-        return found
+                    forms.append((view, form))
+        return forms
 
     async def _next(self, asker: Asker, seen: Seen, known: Collection[InterruptId], seconds: float) -> Seen:
         """The turn after its next change, when the time is over, the client has gone or the gateway stops."""
         pool, ends = self.kernel.pool, self.kernel.feeds.ends
         changing = asyncio.create_task(next_change(pool, ends, seen, known))
-        leaving = [asyncio.create_task(each.wait()) for each in (*asker.leaving, self.kernel.streaming.closing)]
+        leaving = [asyncio.create_task(event.wait()) for event in (*asker.leaving, self.kernel.streaming.closing)]
         tasks: set[asyncio.Task[Any]] = {changing, *leaving}
         try:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -259,10 +259,10 @@ class ToolCalls:
 
 def _input_required(view: TurnView, forms: Sequence[tuple[InterruptView, ElicitRequestFormParams]]) -> Answer:
     questions = [question for question, _ in forms]
-    requests: dict[str, InputRequest] = {each.interrupt_id: ElicitRequest(params=form) for each, form in forms}
+    requests: dict[str, InputRequest] = {view.interrupt_id: ElicitRequest(params=form) for view, form in forms}
     return InputRequiredResult(input_requests=requests, request_state=state_of(view.agent_turn_id, questions).text())
 
 
 def _unknown(tool: str) -> MCPError:
-    shown = tool if len(tool) <= LONGEST and tool.isprintable() else "…"
-    return MCPError(INVALID_PARAMS, f"Unknown tool: {shown}")
+    name = tool if len(tool) <= LONGEST and tool.isprintable() else "…"
+    return MCPError(INVALID_PARAMS, f"Unknown tool: {name}")

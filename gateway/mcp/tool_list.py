@@ -21,14 +21,14 @@ from turnstile.schema.access import Principal, Right
 
 PAGE: Final = 100
 _SHOWN = 200
-_HANDLES = "A turn's id comes with each answer of a tool that asks an agent."
+_HANDLES = "Each answer of a tool that runs an agent has the turn's id."
 _OWN: Final[Sequence[tuple[Right, Tool]]] = (
     (
         Right.READ,
         Tool(
             name=TURN_GET,
             title="Look at a turn",
-            description=f"Tells where a turn stands, and what it came to; waits for its end if asked to. {_HANDLES}",
+            description=f"Returns a turn's status and its answer; waits for the turn to end if requested. {_HANDLES}",
             input_schema=TURN_GET_SCHEMA,
             output_schema=ANSWER_SCHEMA,
             annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
@@ -39,7 +39,7 @@ _OWN: Final[Sequence[tuple[Right, Tool]]] = (
         Tool(
             name=TURN_STOP,
             title="Stop a turn",
-            description=f"Stops a turn and those below it that are waited for. {_HANDLES}",
+            description=f"Stops a turn and the turns below it that it waits for. {_HANDLES}",
             input_schema=TURN_STOP_SCHEMA,
             output_schema=ANSWER_SCHEMA,
             annotations=ToolAnnotations(
@@ -52,39 +52,39 @@ _OWN: Final[Sequence[tuple[Right, Tool]]] = (
 
 async def list_tools(pool: Pool, principal: Principal, cursor: str | None) -> ListToolsResult:
     """A page of tools; raises `MCPError` for a cursor that no page had."""
-    own = [tool for right, tool in _OWN if principal.may(right)] if cursor is None else []
+    own_tools = [tool for right, tool in _OWN if principal.may(right)] if cursor is None else []
     if not principal.may(Right.ASK):
-        return ListToolsResult(tools=own)
+        return ListToolsResult(tools=own_tools)
     after = None if cursor is None else _after(cursor)
     project = principal.project_id
-    found = await pool.run(lambda conn: page_addressees(conn, project, after=after, row_limit=PAGE + 1))
-    shown = found[:PAGE]
-    named = [(tool_name(_named(each)), each) for each in shown]
-    tools = [_tool(name, each) for name, each in named if name is not None]
-    return ListToolsResult(tools=[*own, *tools], next_cursor=_named(shown[-1]) if len(found) > PAGE else None)
+    lines = await pool.run(lambda conn: page_addressees(conn, project, after=after, row_limit=PAGE + 1))
+    page = lines[:PAGE]
+    named = [(tool_name(_named(line)), line) for line in page]
+    tools = [_tool(name, line) for name, line in named if name is not None]
+    return ListToolsResult(tools=[*own_tools, *tools], next_cursor=_named(page[-1]) if len(lines) > PAGE else None)
 
 
-def _named(found: AddresseeLine) -> str:
-    return PROFILE + found.name if found.is_profile else found.name
+def _named(line: AddresseeLine) -> str:
+    return PROFILE + line.name if line.is_profile else line.name
 
 
 def _after(cursor: str) -> Addressee:
     if not 0 < len(cursor) <= TARGET_LIMIT or not cursor.isprintable():
-        raise MCPError(INVALID_PARAMS, "cursor: no page had this one")
+        raise MCPError(INVALID_PARAMS, "cursor: unknown; use the cursor of an earlier page")
     name = cursor.removeprefix(PROFILE)
     return Addressee.model_construct(name=name, is_profile=cursor.startswith(PROFILE))
 
 
-def _tool(name: str, found: AddresseeLine) -> Tool:
-    if found.is_profile:
-        about = f"Asks an instance of the profile {_quoted(found.name)}"
+def _tool(name: str, line: AddresseeLine) -> Tool:
+    if line.is_profile:
+        about = f"Asks an instance of the profile {_quoted(line.name)}"
     else:
-        of = "" if found.profile_name is None else f", whose profile is {_quoted(found.profile_name)}"
-        about = f"Asks the agent {_quoted(found.name)}{of}"
+        of = "" if line.profile_name is None else f", whose profile is {_quoted(line.profile_name)}"
+        about = f"Asks the agent {_quoted(line.name)}{of}"
     return Tool(
         name=name,
-        title=None if found.title is None else _plain(found.title),
-        description=f"{about}, and waits for the answer. A long one is fetched with {TURN_GET}.",
+        title=None if line.title is None else _plain(line.title),
+        description=f"{about}, and waits for the answer. If it takes long, fetch it with {TURN_GET}.",
         input_schema=ASK_SCHEMA,
         output_schema=ANSWER_SCHEMA,
         annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True),
@@ -92,8 +92,8 @@ def _tool(name: str, found: AddresseeLine) -> Tool:
 
 
 def _plain(text: str) -> str:
-    shown = text if is_plain(text) else json.dumps(text)[1:-1]
-    return " ".join(shown.split())[:_SHOWN]
+    quoted = text if is_plain(text) else json.dumps(text)[1:-1]
+    return " ".join(quoted.split())[:_SHOWN]
 
 
 def _quoted(text: str) -> str:

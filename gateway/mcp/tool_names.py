@@ -24,7 +24,7 @@ def tool_name(named: str) -> str | None:
     """The tool's name for an agent's id or `profile:NAME`; None if it would be too long."""
     name = _AGENT + named if named.startswith(_RESERVED) else named
     if named.startswith(PROFILE):
-        odd = _ODD.sub(lambda found: b".%02x" % found[0][0], named.removeprefix(PROFILE).encode())
+        odd = _ODD.sub(lambda m: b".%02x" % m[0][0], named.removeprefix(PROFILE).encode())
         name = _OF_PROFILE + odd.decode("ascii")
     return name if len(name) <= LONGEST else None
 
@@ -35,6 +35,6 @@ def named_by(tool: str) -> str | None:
         return None
     named = tool.removeprefix(_AGENT)
     if tool.startswith(_OF_PROFILE):
-        plain = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), tool.removeprefix(_OF_PROFILE).encode())
+        plain = _ESCAPED.sub(lambda m: bytes.fromhex(m[1].decode()), tool.removeprefix(_OF_PROFILE).encode())
         named = PROFILE + plain.decode("utf-8", "replace")
     return named if tool_name(named) == tool else None

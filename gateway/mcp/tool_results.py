@@ -25,40 +25,40 @@ _ERROR_LENGTH = 2000
 
 def going_on(turn: AgentTurnId, questions: Iterable[InterruptId] = ()) -> CallToolResult:
     """A turn that is not over: its handle, and the open questions to people that it waits for."""
-    asked = sorted(questions)
-    told: JsonObject = {"turn_id": turn, "status": "waiting_for_person" if asked else "running"}
-    if asked:
-        told["interrupt_ids"] = list(asked)
-    return _result(told)
+    interrupts = sorted(questions)
+    answer: JsonObject = {"turn_id": turn, "status": "waiting_for_person" if interrupts else "running"}
+    if interrupts:
+        answer["interrupt_ids"] = list(interrupts)
+    return _result(answer)
 
 
 def ended(view: TurnView, output: Output | None) -> CallToolResult:
     """A turn that is over."""
     status = TurnStatus(view.status)
-    told: JsonObject = {"turn_id": view.agent_turn_id, "status": status}
+    answer: JsonObject = {"turn_id": view.agent_turn_id, "status": status}
     if output is not None:
         value = output.data if output.text is None else output.text
         fields = TurnResult(agent_turn_id=view.agent_turn_id, status=status, value=value).fields
-        told |= {"fields": fields} if fields else {"value": value}
+        answer |= {"fields": fields} if fields else {"value": value}
         if output.partial:
-            told["partial"] = True
+            answer["partial"] = True
     if view.error_code is not None:
-        told |= {"error_code": view.error_code, "error": (view.error or "")[:_ERROR_LENGTH]}
+        answer |= {"error_code": view.error_code, "error": (view.error or "")[:_ERROR_LENGTH]}
     text = None if output is None or status not in _DELIVERED else output.text
-    return _result(told, text, is_error=status not in _DELIVERED)
+    return _result(answer, text, is_error=status not in _DELIVERED)
 
 
 def refused(error: TurnstileError, view: TurnView | None = None) -> CallToolResult:
     """Why nothing was done; of a turn, why a decision about it was not taken."""
     problem = problem_of(error)
-    told: JsonObject = {"status": "refused", "error_code": problem.code, "error": problem.detail}
+    answer: JsonObject = {"status": "refused", "error_code": problem.code, "error": problem.detail}
     if problem.retry_after_seconds is not None:
-        told["error"] = f"{problem.detail} (again in {amount(problem.retry_after_seconds)} s)"
+        answer["error"] = f"{problem.detail} (again in {amount(problem.retry_after_seconds)} s)"
     if view is not None:
-        told["turn_id"] = view.agent_turn_id
-    return _result(told, is_error=True)
+        answer["turn_id"] = view.agent_turn_id
+    return _result(answer, is_error=True)
 
 
-def _result(told: JsonObject, text: str | None = None, *, is_error: bool = False) -> CallToolResult:
-    shown = json.dumps(told, ensure_ascii=False) if text is None else text
-    return CallToolResult(content=[TextContent(text=shown)], structured_content=told, is_error=is_error)
+def _result(answer: JsonObject, text: str | None = None, *, is_error: bool = False) -> CallToolResult:
+    shown_text = json.dumps(answer, ensure_ascii=False) if text is None else text
+    return CallToolResult(content=[TextContent(text=shown_text)], structured_content=answer, is_error=is_error)

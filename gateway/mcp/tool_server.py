@@ -20,7 +20,7 @@ from turnstile.runtime.release import release
 from turnstile.schema.errors import TurnstileError
 
 _ABOUT: Final = (
-    "Each tool asks one agent, which works by itself and may take long. A call that is not over after wait_seconds "
+    "Each tool runs one agent, which works on its own and may take long. A call that is not over after wait_seconds "
     "answers with status running and a turn_id: use turn_get to wait for it, and turn_stop to stop it."
 )
 Context = ServerRequestContext[Any]

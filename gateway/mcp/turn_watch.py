@@ -26,7 +26,7 @@ async def next_change(pool: Pool, ends: Ends, before: Seen, known: Collection[In
             hint.clear()
             with contextlib.suppress(ServerUnavailable):  # it goes on when the ledger is there again
                 seen = await look(pool, view)
-                new = any(each.interrupt_id not in known for each in seen.questions)
+                new = any(question.interrupt_id not in known for question in seen.questions)
                 if seen.is_over or new or seen.view.steps > view.steps:
                     return seen
             with contextlib.suppress(TimeoutError):

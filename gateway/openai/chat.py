@@ -73,9 +73,9 @@ class Chat:
         kernel, body = self.kernel, call.body
         with ExitStack() as stack:
             stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
-            told, key = composed(said_in(body.messages)), key_in(call.headers)
+            prompt, key = composed(said_in(body.messages)), key_in(call.headers)
             target = await find_target(kernel.pool, call.principal.project_id, body.model)
-            fields = await self._fields(call, target, told, key)
+            fields = await self._fields(call, target, prompt, key)
             try:
                 with known_model(body.model):
                     turn = await kernel.enqueue(call, self._channel(call), target, fields, key)
@@ -93,16 +93,16 @@ class Chat:
         return self.kernel.turns.asking.channel(call.principal, None)
 
     async def _fields(
-        self, call: Call[object, ChatCreate], target: Target, told: Composed, key: str | None
+        self, call: Call[object, ChatCreate], target: Target, prompt: Composed, key: str | None
     ) -> JsonObject:
         """What the enqueue says."""
-        fields: JsonObject = {"runtime_config": call.body.runtime_config(told.instructions)}
+        fields: JsonObject = {"runtime_config": call.body.runtime_config(prompt.instructions)}
         if notes := call.body.notes():
             fields["metadata"] = notes
-        if target.is_profile and len(told.parts) == 1:
-            return {**fields, "instruction": told.parts[0].text}
+        if target.is_profile and len(prompt.parts) == 1:
+            return {**fields, "instruction": prompt.parts[0].text}
         # A turn of an agent that names no box goes on in the conversation that its profile may keep.
-        return {**fields, "context_box_id": await self.kernel.make_box(call, self._channel(call), told.parts, key)}
+        return {**fields, "context_box_id": await self.kernel.make_box(call, self._channel(call), prompt.parts, key)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class _Asked:
                 await self.leave()
                 return Response(status_code=_NOBODY)
             case "closing":
-                error = ServerUnavailable("the gateway stops")
+                error = ServerUnavailable("the gateway is stopping")
         return error_response(await self._problem(error), over=not self.found_again)
 
     def streamed(self, counted: AbstractContextManager[object], *, tells_usage: bool) -> EventStream:
@@ -143,7 +143,7 @@ class _Asked:
         streaming = self.kernel.streaming
         streaming.meter.count(Metric.HTTP_STREAMS, resumed="no")
         frames = Frames(self._id, self._created, self.model, tells_usage=tells_usage)
-        farewell = error_frame(problem_of(ServerUnavailable("the gateway stops")))
+        farewell = error_frame(problem_of(ServerUnavailable("the gateway is stopping")))
         return EventStream(self._chunks(frames), streaming, counted, self.leave, self.leave, farewell)
 
     async def leave(self) -> None:
@@ -175,7 +175,7 @@ class _Asked:
         raise ServerUnavailable("the turn cannot be followed")
 
     async def _chunks(self, frames: Frames) -> AsyncGenerator[bytes]:
-        told = ToldText()
+        told_text = ToldText()
         yield frames.begun()
         try:
             async with contextlib.aclosing(self._events()) as batches:
@@ -183,10 +183,10 @@ class _Asked:
                     if change is None:
                         yield HEARTBEAT
                         continue
-                    if text := told.take(change.events):
+                    if text := told_text.take(change.events):
                         yield frames.text(text)
                     if (turn := _outcome(change)) is not None:
-                        if text := told.deliver(text_of(turn)):
+                        if text := told_text.deliver(text_of(turn)):
                             yield frames.text(text)
                         yield frames.ended(reason_of(turn), await self._usage())
                         return

@@ -109,11 +109,11 @@ class Frames:
 
     def ended(self, reason: FinishReason, usage: TurnUsage) -> bytes:
         """The last ones, and the end of the stream."""
-        told = b""
+        last = b""
         if self._tells_usage:
             chunk = ChatChunk.model_validate({**self._named, "choices": [], "usage": usage_of(usage)})
-            told = _data(chunk.model_dump_json())
-        return self._choice(Delta(), reason) + told + DONE
+            last = _data(chunk.model_dump_json())
+        return self._choice(Delta(), reason) + last + DONE
 
     def _choice(self, delta: Delta, reason: FinishReason | None = None) -> bytes:
         choice = ChunkChoice(delta=delta, finish_reason=reason)

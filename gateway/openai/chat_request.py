@@ -85,9 +85,9 @@ class ChatCreate(OpenAiRequest):
     def _whole(self) -> Self:
         most, later = self.max_tokens, self.max_completion_tokens
         if most is not None and later is not None and most != later:
-            raise BadField("max_tokens and max_completion_tokens are the same limit: give one", "max_tokens")
+            raise BadField("max_tokens and max_completion_tokens are the same limit: send only one", "max_tokens")
         if self.stream_options is not None and not self.stream:
-            raise BadField("stream_options: only with stream", "stream_options")
+            raise BadField("stream_options: allowed only with stream", "stream_options")
         return self
 
     def runtime_config(self, instructions: str | None) -> JsonObject:
@@ -107,16 +107,16 @@ class ChatCreate(OpenAiRequest):
 
 def said_in(messages: Sequence[JsonValue]) -> list[Said]:
     """What the messages say; raises `BadField`, or `Unsupported` for what no turn can read, such as images."""
-    said = [_said(message, f"messages.{place}") for place, message in enumerate(messages)]
-    if not any(each.speaker == "user" and each.text for each in said):
-        raise BadField("messages: a message of the user with a text is needed", "messages")
-    return said
+    texts = [_said(message, f"messages.{place}") for place, message in enumerate(messages)]
+    if not any(t.speaker == "user" and t.text for t in texts):
+        raise BadField("messages: a user message with text is required", "messages")
+    return texts
 
 
 def _said(message: JsonValue, param: str) -> Said:
     role = message.get("role") if isinstance(message, dict) else None
     if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
-        hint = "an agent calls its own tools, so leave out results of calls"
+        hint = "agents call their tools themselves, so omit tool results"
         raise unsupported(f"{param}.role", role, hint=hint)
     if not isinstance(role, str) or role not in _SPEAKERS:
         raise BadField(f"{param}.role: one of {', '.join(_SPEAKERS)}", f"{param}.role")

@@ -41,11 +41,11 @@ class ToldText:
 
     def deliver(self, text: str) -> str:
         """The text to tell after all, for the deliverable to have been told."""
-        told = "".join(self._told)
-        if text == told or not text:
+        streamed = "".join(self._told)
+        if text == streamed or not text:
             return ""
-        if told and text.startswith(told):
-            return text[len(told) :]
+        if streamed and text.startswith(streamed):
+            return text[len(streamed) :]
         return _APART + text if self._any else text
 
     def _take(self, event: Event) -> str:
@@ -92,4 +92,4 @@ class ToldText:
 
 
 def _voided() -> StreamVoided:
-    return StreamVoided("a step began anew and says something else than what was streamed; ask without stream")
+    return StreamVoided("a step was retried, and its text differs from what was streamed; request it without stream")

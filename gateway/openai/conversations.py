@@ -129,10 +129,10 @@ class Conversations:
 
     async def delete(self, call: Call[Any, Any]) -> Answer:
         """Hide it; a repeat is the same."""
-        wanted = call.path["conversation_id"]
-        kept = await self._find(call.principal, wanted)
+        name = call.path["conversation_id"]
+        kept = await self._find(call.principal, name)
         await self._put(call, kept.channel_id, {**_named(kept), "removed": True})
-        return Answer(ConversationDeleted(id=wanted))
+        return Answer(ConversationDeleted(id=name))
 
     async def items(self, call: Call[ItemsQuery, object]) -> Answer:
         """A page of its items."""
@@ -146,8 +146,8 @@ class Conversations:
 
     async def add_items(self, call: Call[Any, ItemsCreate]) -> Answer:
         """Add items; those of the same `Idempotency-Key` once."""
-        wanted, key = call.path["conversation_id"], key_in(call.headers)
-        kept, cards = await self._read(call.principal, wanted)
+        name, key = call.path["conversation_id"], key_in(call.headers)
+        kept, cards = await self._read(call.principal, name)
         added = await self._box_of(call, kept.channel_id, call.body.items, key)
         new = await self._cards(call.principal, added)
         for tried in range(_TRIES):
@@ -162,17 +162,17 @@ class Conversations:
             except Refused as error:
                 if error.code != "conversation_changed" or tried == _TRIES - 1:
                     raise
-            kept, cards = await self._read(call.principal, wanted)
+            kept, cards = await self._read(call.principal, name)
         return Answer(ItemsQuery(order="asc", limit=100).page(items_of(new)))
 
     async def delete_item(self, call: Call[Any, Any]) -> Answer:
         """Let the conversation go on without an item."""
-        wanted, item = call.path["conversation_id"], call.path["item_id"]
-        kept, cards = await self._read(call.principal, wanted)
+        name, item = call.path["conversation_id"], call.path["item_id"]
+        kept, cards = await self._read(call.principal, name)
         dropped = cards_without(cards, item)
         fields: JsonObject = {"box_id": kept.output_box_id, "drop_card_ids": [*dropped]}
         await self._put(call, kept.channel_id, {**_named(kept), **fields})
-        return Answer(_shown(await self._find(call.principal, wanted)))
+        return Answer(_shown(await self._find(call.principal, name)))
 
     async def joined(self, call: Call[Any, Any], channel: ChannelId, conversation: str, target: Target) -> None:
         """Before a turn in a conversation that was made here: it becomes its agent's, if it was nobody's.
@@ -198,14 +198,14 @@ class Conversations:
             name = conversation_named(named)
         except BadRequest:
             raise _unknown() from None
-        found = await self.kernel.pool.run(
+        lines = await self.kernel.pool.run(
             lambda conn: find_kept_conversations(conn, project, channel, name, row_limit=2)
         )
-        present = [kept for kept in found if not kept.notes.removed]
+        present = [kept for kept in lines if not kept.notes.removed]
         if not present:
             raise _unknown()
         if len(present) > 1:
-            raise Refused("ambiguous", "several agents have a conversation of this id: see GET /v1/conversations")
+            raise Refused("ambiguous", "several agents have a conversation with this id: see GET /v1/conversations")
         return present[0]
 
     async def _read(self, principal: Principal, named: str) -> tuple[KeptConversation, list[Card]]:
@@ -219,12 +219,12 @@ class Conversations:
         self, call: Call[Any, Any], channel: ChannelId, items: Sequence[JsonValue], key: str | None
     ) -> BoxId:
         """A box of these items; raises `BadField` and `Unsupported`, which name the item."""
-        said: list[Said | ItemRef] = said_in(items, "items")
-        for each in said:
-            if isinstance(each, Said) and each.speaker == "instructions":
-                hint = "messages of system and developer are for one response: send them as its instructions"
+        entries: list[Said | ItemRef] = said_in(items, "items")
+        for part in entries:
+            if isinstance(part, Said) and part.speaker == "instructions":
+                hint = "system and developer messages apply to one response: send them as its instructions"
                 raise unsupported("items", hint=hint)
-        parts = await parts_of(self.kernel, call.principal, said, "items")
+        parts = await parts_of(self.kernel, call.principal, entries, "items")
         return await self.kernel.make_box(call, channel, parts, None if key is None else f"conversation/{key}")
 
     async def _put(self, call: Call[Any, Any], channel: ChannelId, fields: JsonObject) -> ConversationPutReply:
@@ -238,7 +238,7 @@ def cards_without(cards: Sequence[Card], item: str) -> list[CardId]:
     A text and the calls that a model made with it are one card, and providers want all results of its calls: such items
     go together or not at all.
     """
-    before = [each.id for each in items_of(cards)]
+    before = [entry.id for entry in items_of(cards)]
     if item not in before:
         raise _unknown_item()
     stay = [name for name in before if name != item]
@@ -246,32 +246,33 @@ def cards_without(cards: Sequence[Card], item: str) -> list[CardId]:
     missing = item
     while True:
         dropped |= _cards_behind(cards, missing)
-        after = [each.id for each in items_of([card for card in cards if card.card_id not in dropped])]
+        after = [entry.id for entry in items_of([card for card in cards if card.card_id not in dropped])]
         if after == stay:
             return [card.card_id for card in cards if card.card_id in dropped]
-        shown = [name for name in after if name not in stay]  # a deliverable that only repeated what is dropped
-        if not shown or shown[0] == missing:
-            message = f"this item belongs to others of its step: {', '.join(n for n in stay if n not in after)[:300]}"
-            raise Inseparable(f"{message}; make a new conversation of the items that are to stay", "item_id")
-        missing = shown[0]
+        remaining = [name for name in after if name not in stay]  # a deliverable that only repeated what is dropped
+        if not remaining or remaining[0] == missing:
+            others = ", ".join(name for name in stay if name not in after)[:300]
+            message = f"this item belongs together with other items of its step: {others}"
+            raise Inseparable(f"{message}; create a new conversation of the items to keep", "item_id")
+        missing = remaining[0]
 
 
 def _cards_behind(cards: Sequence[Card], item: str) -> set[CardId]:
     """The card of a message, or of a call its thought and its result."""
-    found: set[CardId] = set()
+    card_ids: set[CardId] = set()
     for card in cards:
-        own = [f"msg_{card.card_id}"]
+        item_ids = [f"msg_{card.card_id}"]
         calls = [call.tool_call_id for call in card.tool_calls or ()]
-        own += [f"mcp_{card.card_id.removesuffix('-thought')}-{call}" for call in calls]
-        if item in own:
-            found.add(card.card_id)
-            found |= {each.card_id for each in cards if each.tool_call_id is not None and each.tool_call_id in calls}
-    return found
+        item_ids += [f"mcp_{card.card_id.removesuffix('-thought')}-{call}" for call in calls]
+        if item in item_ids:
+            card_ids.add(card.card_id)
+            card_ids |= {c.card_id for c in cards if c.tool_call_id is not None and c.tool_call_id in calls}
+    return card_ids
 
 
-def _item_of(items: Sequence[UserMessage | Item], wanted: str) -> AnyItem:
+def _item_of(items: Sequence[UserMessage | Item], item_id: str) -> AnyItem:
     for item in items:
-        if item.id == wanted:
+        if item.id == item_id:
             return AnyItem.model_validate(item.model_dump())
     raise _unknown_item()
 

@@ -29,10 +29,10 @@ class OpenAiRequest(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        fields = cast("JsonObject", given)
+    def _supported(cls, body: object) -> object:
+        if not isinstance(body, dict):
+            return body
+        fields = cast("JsonObject", body)
         for name, value in fields.items():
             known = cls.harmless.get(name)
             if name in cls.model_fields or name in PASSED or value is None or (known and _passes(value, known)):
@@ -47,20 +47,20 @@ def unsupported(param: str, sent: JsonValue = None, accepted: Sequence[JsonValue
     field = name.rpartition(".")[2]
     what = "" if sent is None else f" ({_shown(sent)} was sent)"
     if accepted and field not in _HINTS:
-        told = f"{name}: this value is not supported{what}; {' or '.join(_shown(each) for each in accepted)} is"
+        message = f"{name}: this value is not supported{what}; send {' or '.join(_shown(a) for a in accepted)}"
     else:
-        told = f"{name} is not supported{what}; {hint or _HINTS.get(field, 'leave it out')}"
-    return Unsupported(told, name)
+        message = f"{name} is not supported{what}; {hint or _HINTS.get(field, 'omit it')}"
+    return Unsupported(message, name)
 
 
 _HINTS: Mapping[str, str] = {
-    "tools": "an agent has the tools of its profile, so leave it out: `turnstile tool put` adds one",
-    "functions": "an agent has the tools of its profile, so leave it out: `turnstile tool put` adds one",
-    "response_format": "leave it out, and ask for fields by `result_fields` of POST /v1/turns",
-    "reasoning_effort": "leave it out: the profile's llm_config says it",
-    "reasoning": "leave it out: the profile's llm_config says it",
-    "stop": "leave it out: the profile's llm_config says it",
-    "seed": "leave it out: the profile's llm_config says it",
+    "tools": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
+    "functions": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
+    "response_format": "omit it; POST /v1/turns has `result_fields` for this",
+    "reasoning_effort": "omit it; the profile's llm_config sets it",
+    "reasoning": "omit it; the profile's llm_config sets it",
+    "stop": "omit it; the profile's llm_config sets it",
+    "seed": "omit it; the profile's llm_config sets it",
 }
 
 
@@ -87,7 +87,9 @@ def notes_of(metadata: Mapping[str, str] | None, **named: str | None) -> JsonObj
     if metadata is not None and (
         len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items())
     ):
-        raise BadField("metadata: at most 16 pairs, keys of 64 and values of 512 characters", "metadata")
+        raise BadField(
+            "metadata: at most 16 pairs, with keys of at most 64 and values of at most 512 characters", "metadata"
+        )
     notes: JsonObject = {name: value for name, value in named.items() if value is not None}
     if metadata is not None:
         notes["metadata"] = dict(metadata)
@@ -97,11 +99,11 @@ def notes_of(metadata: Mapping[str, str] | None, **named: str | None) -> JsonObj
 def is_empty(value: object) -> bool:
     """Whether a value asks for nothing: null, an empty text or list, or an object whose values all do."""
     if isinstance(value, dict):
-        return all(is_empty(each) for each in cast("dict[str, object]", value).values())
+        return all(is_empty(v) for v in cast("dict[str, object]", value).values())
     return value is None or value in ("", [])
 
 
 def _passes(value: JsonValue, harmless: tuple[JsonValue, ...]) -> bool:
-    if isinstance(value, dict) and any(isinstance(each, dict) for each in harmless) and is_empty(value):
+    if isinstance(value, dict) and any(isinstance(h, dict) for h in harmless) and is_empty(value):
         return True
-    return any(type(value) is type(each) and value == each for each in harmless)
+    return any(type(value) is type(h) and value == h for h in harmless)

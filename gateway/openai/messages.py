@@ -43,16 +43,16 @@ class Composed:
     """Of a box: users' texts as instructions, the assistant's as deliverables."""
 
 
-def composed(said: Sequence[Said]) -> Composed:
+def composed(texts: Sequence[Said]) -> Composed:
     """What a turn reads of these texts, in their order; empty ones are left out. Raises `Refused` (text_too_large)."""
-    told = [each for each in said if each.text]
-    if sum(len(each.text.encode()) for each in told) > TEXT_LIMIT_BYTES:
+    kept = [t for t in texts if t.text]
+    if sum(len(t.text.encode()) for t in kept) > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes")
-    instructions = [each.text for each in told if each.speaker == "instructions"]
+    instructions = [t.text for t in kept if t.speaker == "instructions"]
     parts = [
-        TextPart(text=each.text, type="task.instruction" if each.speaker == "user" else "task.deliverable")
-        for each in told
-        if each.speaker != "instructions"
+        TextPart(text=t.text, type="task.instruction" if t.speaker == "user" else "task.deliverable")
+        for t in kept
+        if t.speaker != "instructions"
     ]
     return Composed("\n\n".join(instructions) or None, parts)
 
@@ -65,22 +65,24 @@ def text_in(content: JsonValue, param: str, kinds: Collection[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise BadField(f"{param}: a text, or a list of parts of type {' or '.join(sorted(kinds))}", param)
+        raise BadField(f"{param}: must be a string or a list of parts of type {' or '.join(sorted(kinds))}", param)
     return "".join(_text_of(part, f"{param}.{place}", kinds) for place, part in enumerate(content))
 
 
 def _text_of(part: JsonValue, param: str, kinds: Collection[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
-        raise BadField(f"{param}: a part is an object with a type", f"{param}.type")
+        raise BadField(f"{param}: a part must be an object with a type", f"{param}.type")
     if kind not in kinds:
         what = _KINDS.get(kind.removeprefix("input_"), "a part of another type")
-        raise unsupported(f"{param}.type", hint=f"{what} was sent, and agents read {' and '.join(sorted(kinds))} only")
+        raise unsupported(
+            f"{param}.type", hint=f"{what} was sent, but agents accept only {' and '.join(sorted(kinds))}"
+        )
     fields = cast("JsonObject", part)
     for name, value in fields.items():
         # a client sends back what it got: annotations and logprobs of a text, which has none here
         if name not in _PASSED and not is_empty(value):
             raise unsupported(f"{param}.{name}", value)
     if not isinstance(text := fields.get("text"), str):
-        raise BadField(f"{param}.text: a text is needed", f"{param}.text")
+        raise BadField(f"{param}.text: a string is required", f"{param}.text")
     return text

@@ -41,8 +41,8 @@ class Models:
     async def list(self, call: Call[object, object]) -> Answer:
         """The first `MOST_MODELS` of each kind, by name."""
         project = call.principal.project_id
-        found = await self.pool.run(lambda conn: list_addressees(conn, project, row_limit=MOST_MODELS))
-        return Answer(ModelList(data=[_entry(project, target_of(each)) for each in found]))
+        addressees = await self.pool.run(lambda conn: list_addressees(conn, project, row_limit=MOST_MODELS))
+        return Answer(ModelList(data=[_entry(project, target_of(a)) for a in addressees]))
 
     async def get(self, call: Call[object, object]) -> Answer:
         """One model."""

@@ -12,10 +12,10 @@ from turnstile.schema.ids import ProjectId
 
 async def find_target(pool: Pool, project: ProjectId, model: str) -> Target:
     """The agent or profile of this name that takes turns; raises `UnknownModel`."""
-    found = await look_up(pool, project, model)
-    if found is None:
+    target = await look_up(pool, project, model)
+    if target is None:
         raise _unknown_model(model)
-    return found
+    return target
 
 
 @contextmanager
@@ -30,5 +30,5 @@ def known_model(model: str) -> Generator[None]:
 
 
 def _unknown_model(model: str) -> UnknownModel:
-    shown = model if len(model) <= TARGET_LIMIT and model.isprintable() else "…"
-    return UnknownModel(f"the model {shown!r} does not exist: name an agent, or profile:NAME", "model")
+    name = model if len(model) <= TARGET_LIMIT and model.isprintable() else "…"
+    return UnknownModel(f"the model {name!r} does not exist: name an agent, or profile:NAME", "model")

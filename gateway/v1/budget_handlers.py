@@ -31,24 +31,24 @@ class Budgets:
 
     async def list(self, call: Call[BudgetsQuery, object]) -> Answer:
         """A page of budgets."""
-        principal, wanted = call.principal, call.query
-        project, channel, whole = principal.project_id, seen_channel(principal, wanted.channel_id), _whole(principal)
-        found = await self.pool.run(
+        principal, query = call.principal, call.query
+        project, channel, whole = principal.project_id, seen_channel(principal, query.channel_id), _whole(principal)
+        budgets = await self.pool.run(
             lambda conn: list_budgets(
                 conn,
                 project,
                 channel=channel,
-                with_project=whole and wanted.channel_id is None,
-                kind=wanted.kind,
-                status=wanted.status,
-                after=None if wanted.cursor is None else BudgetId(wanted.cursor),
-                row_limit=wanted.limit + 1,
+                with_project=whole and query.channel_id is None,
+                kind=query.kind,
+                status=query.status,
+                after=None if query.cursor is None else BudgetId(query.cursor),
+                row_limit=query.limit + 1,
             )
         )
         limits = await self.pool.run(lambda conn: list_project_limits(conn, project)) if whole else []
-        shown = found[: wanted.limit]
-        more = shown[-1].budget_id if len(found) > len(shown) else None
-        return Answer(BudgetPage(budgets=shown, limits=limits, next=more))
+        page = budgets[: query.limit]
+        more = page[-1].budget_id if len(budgets) > len(page) else None
+        return Answer(BudgetPage(budgets=page, limits=limits, next=more))
 
     async def get(self, call: Call[object, object]) -> Answer:
         """A budget."""
@@ -63,7 +63,7 @@ class Budgets:
         }
         if (key := key_in(call.headers)) is not None:
             if call.body.correlation_id not in (None, key):
-                raise BadRequest("correlation_id and the Idempotency-Key are two: send one of them")
+                raise BadRequest("correlation_id and Idempotency-Key differ: send only one of them")
             payload["correlation_id"] = key
         channel = self.asking.channel(call.principal, view.channel_id)
         reply = await self.asking.ask(call.principal, channel, verbs.RAISE_BUDGET, payload, call.headers)
@@ -73,7 +73,9 @@ class Budgets:
         """Say what the project may spend in a day or month; answers the budget of this one."""
         principal = call.principal
         if not _whole(principal):
-            raise Forbidden("the token is for one channel: what the project may spend, tokens of the project say")
+            raise Forbidden(
+                "the token is for one channel: only a token of the whole project may set limits of the project"
+            )
         payload: JsonObject = {**call.body.model_dump(mode="json", exclude_unset=True), "period": call.path["period"]}
         channel = self.asking.channel(principal, None)
         reply = await self.asking.ask(principal, channel, verbs.LIMIT_PROJECT, payload, call.headers)
@@ -83,12 +85,12 @@ class Budgets:
         """A budget that the token may see; raises `Refused` (unknown_budget)."""
         project, channel = principal.project_id, principal.channel_id
         budget = await self.pool.run(lambda conn: budget_id_of(conn, project, name))
-        found = await self.pool.run(
+        view = await self.pool.run(
             lambda conn: get_budget(conn, project, budget, channel=channel, with_project=_whole(principal))
         )
-        if found is None:
+        if view is None:
             raise Refused("unknown_budget", "the project has no such budget")
-        return found
+        return view
 
 
 def _whole(principal: Principal) -> bool:

@@ -22,44 +22,46 @@ class Conversations:
 
     async def list(self, call: Call[ConversationsQuery, object]) -> Answer:
         """A page of conversations."""
-        principal, wanted = call.principal, call.query
-        channel, before = seen_channel(principal, wanted.channel_id), place_of(wanted.cursor)
+        principal, query = call.principal, call.query
+        channel, before = seen_channel(principal, query.channel_id), place_of(query.cursor)
         if before is not None:
             before = Place(before.at, _box(before.id))
-        found = await self.pool.run(
+        page = await self.pool.run(
             lambda conn: page_conversations(
                 conn,
                 principal.project_id,
                 channel=channel,
-                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
+                agent=None if query.agent_id is None else AgentId(query.agent_id),
                 before=before,
-                row_limit=wanted.limit + 1,
+                row_limit=query.limit + 1,
             )
         )
-        lines = found[: wanted.limit]
-        after = cursor_of(Place(lines[-1].created_at, lines[-1].output_box_id)) if len(found) > len(lines) else None
+        lines = page[: query.limit]
+        after = cursor_of(Place(lines[-1].created_at, lines[-1].output_box_id)) if len(page) > len(lines) else None
         return Answer(ConversationPage(conversations=[_shown(line) for line in lines], next=after))
 
     async def get(self, call: Call[ChannelQuery, object]) -> Answer:
         """A conversation by its id."""
         return Answer(_shown(await self.find(call.principal, call.path["conversation_id"], call.query)))
 
-    async def find(self, principal: Principal, conversation: str, wanted: ChannelQuery) -> ConversationLine:
+    async def find(self, principal: Principal, conversation: str, query: ChannelQuery) -> ConversationLine:
         """The one conversation of this id that the token may see.
 
         Raises `Refused`: unknown_conversation, or ambiguous if several agents or channels have one of this id.
         """
-        channel = seen_channel(principal, wanted.channel_id)
-        agent = None if wanted.agent_id is None else AgentId(wanted.agent_id)
+        channel = seen_channel(principal, query.channel_id)
+        agent = None if query.agent_id is None else AgentId(query.agent_id)
         name = conversation_named(conversation) if conversation else ConversationId("")  # of an agent itself
-        found = await self.pool.run(
+        lines = await self.pool.run(
             lambda conn: find_conversations(conn, principal.project_id, name, agent, channel, row_limit=2)
         )
-        if not found:
+        if not lines:
             raise Refused("unknown_conversation", "the project has no such conversation")
-        if len(found) > 1:
-            raise Refused("ambiguous", "several agents or channels have one of this id: say agent_id or channel_id")
-        return found[0]
+        if len(lines) > 1:
+            raise Refused(
+                "ambiguous", "several agents or channels have a conversation with this id: send agent_id or channel_id"
+            )
+        return lines[0]
 
 
 def _shown(line: ConversationLine) -> Conversation:
@@ -70,4 +72,4 @@ def _box(text: str) -> BoxId:
     try:
         return box_id(text, "cursor")
     except BadRequest:
-        raise BadRequest("cursor: no page had this one") from None
+        raise BadRequest("cursor: unknown; use the cursor of an earlier page") from None

@@ -8,9 +8,9 @@ from turnstile.ledger.access.pages import Place
 from turnstile.schema.errors import BadRequest
 
 
-def is_moment(given: datetime) -> bool:
+def is_moment(moment: datetime) -> bool:
     """Whether this is a moment that every zone has; at the ends of the calendar there are some that UTC has not."""
-    return given.tzinfo is not None and MINYEAR < given.year < MAXYEAR
+    return moment.tzinfo is not None and MINYEAR < moment.year < MAXYEAR
 
 
 def cursor_of(place: Place) -> str:
@@ -24,10 +24,10 @@ def place_of(cursor: str | None) -> Place | None:
         return None
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        at, found, name = text.partition("|")
+        at, separator, name = text.partition("|")
         moment = datetime.fromisoformat(at)
     except (ValueError, binascii.Error):
-        raise BadRequest("cursor: no page had this one") from None
-    if not found or not is_moment(moment) or not name.isascii() or not name.isprintable():
-        raise BadRequest("cursor: no page had this one")
+        raise BadRequest("cursor: unknown; use the cursor of an earlier page") from None
+    if not separator or not is_moment(moment) or not name.isascii() or not name.isprintable():
+        raise BadRequest("cursor: unknown; use the cursor of an earlier page")
     return Place(moment, name)

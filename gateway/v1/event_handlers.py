@@ -142,10 +142,10 @@ class Events:
 
     async def _named(self, principal: Principal, line: ConversationLine, turn: AgentTurnId) -> TurnAt:
         """The place of this turn; raises `Refused` (wrong_event_id) if it is none of the conversation."""
-        found = await self.turns.pool.run(lambda conn: find_turn_place(conn, principal.project_id, line, turn))
-        if found is None:
-            raise Refused("wrong_event_id", "Last-Event-ID: it is of no turn of this conversation; ask without it")
-        return found
+        place = await self.turns.pool.run(lambda conn: find_turn_place(conn, principal.project_id, line, turn))
+        if place is None:
+            raise Refused("wrong_event_id", "Last-Event-ID: it belongs to no turn of this conversation; omit it")
+        return place
 
     async def _after(self, principal: Principal, line: ConversationLine, place: TurnAt) -> list[TurnAt]:
         """The next turns: whoever knows a place in a conversation has missed nothing before it."""
@@ -172,14 +172,14 @@ class Events:
 
 def last_event_id(headers: Headers) -> str | None:
     """The `Last-Event-ID`; raises `BadRequest` if there are several."""
-    given = headers.getlist("last-event-id")
-    if len(given) > 1:
-        raise BadRequest("Last-Event-ID is given twice")
-    return given[0] if given and given[0] else None
+    ids = headers.getlist("last-event-id")
+    if len(ids) > 1:
+        raise BadRequest("Last-Event-ID was sent twice")
+    return ids[0] if ids and ids[0] else None
 
 
 def _place_in(turn: AgentTurnId, last: str) -> Position:
     named, position = read_id(last)
     if named != turn:
-        raise Refused("wrong_event_id", "Last-Event-ID: it is of another turn")
+        raise Refused("wrong_event_id", "Last-Event-ID: it belongs to another turn")
     return position

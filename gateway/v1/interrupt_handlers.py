@@ -30,22 +30,22 @@ class Interrupts:
 
     async def list(self, call: Call[InterruptsQuery, object]) -> Answer:
         """A page of questions."""
-        principal, wanted = call.principal, call.query
-        channel = seen_channel(principal, wanted.channel_id)
-        found = await self.pool.run(
+        principal, query = call.principal, call.query
+        channel = seen_channel(principal, query.channel_id)
+        views = await self.pool.run(
             lambda conn: list_interrupts(
                 conn,
                 principal.project_id,
                 channel=channel,
-                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
-                turn=None if wanted.agent_turn_id is None else AgentTurnId(wanted.agent_turn_id),
-                status=None if wanted.status is None else InterruptStatus(wanted.status),
-                after=None if wanted.cursor is None else InterruptId(wanted.cursor),
-                row_limit=wanted.limit + 1,
+                agent=None if query.agent_id is None else AgentId(query.agent_id),
+                turn=None if query.agent_turn_id is None else AgentTurnId(query.agent_turn_id),
+                status=None if query.status is None else InterruptStatus(query.status),
+                after=None if query.cursor is None else InterruptId(query.cursor),
+                row_limit=query.limit + 1,
             )
         )
-        shown = list(found[: wanted.limit])
-        return Answer(InterruptPage(interrupts=shown, next=shown[-1].interrupt_id if len(found) > len(shown) else None))
+        page = list(views[: query.limit])
+        return Answer(InterruptPage(interrupts=page, next=page[-1].interrupt_id if len(views) > len(page) else None))
 
     async def get(self, call: Call[object, object]) -> Answer:
         """A question with its call."""
@@ -79,5 +79,5 @@ class Interrupts:
             )
         )
         if view is None:
-            raise Refused("unknown_interrupt", "the project has no such question")
+            raise Refused("unknown_interrupt", "the project has no such interrupt")
         return view

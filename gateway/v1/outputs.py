@@ -33,4 +33,4 @@ async def output_of(pool: Pool, view: TurnView, card_id: CardId) -> Output:
 def is_fallback(data: Mapping[str, JsonValue]) -> bool:
     """Whether these are the fields of a deliverable that the kernel made."""
     fields = FallbackDeliverable.model_fields
-    return {name for name, each in fields.items() if each.is_required()} <= data.keys() <= fields.keys()
+    return {name for name, info in fields.items() if info.is_required()} <= data.keys() <= fields.keys()

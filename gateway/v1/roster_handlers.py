@@ -33,43 +33,43 @@ class Roster:
     async def agents(self, call: Call[PageQuery, object]) -> Answer:
         """A page of agents."""
         project, limit = call.principal.project_id, call.query.limit
-        found = await list_agents(self.pool, project, after=_after(call.query), row_limit=limit + 1)
+        agents = await list_agents(self.pool, project, after=_after(call.query), row_limit=limit + 1)
         hidden = {} if call.principal.channel_id is None else _IN_HAND
-        lines = [AgentLine.model_validate(line.model_dump() | hidden) for line in found[:limit]]
-        return Answer(AgentPage(agents=lines, next=lines[-1].agent_id if len(found) > limit else None))
+        lines = [AgentLine.model_validate(line.model_dump() | hidden) for line in agents[:limit]]
+        return Answer(AgentPage(agents=lines, next=lines[-1].agent_id if len(agents) > limit else None))
 
     async def profiles(self, call: Call[PageQuery, object]) -> Answer:
         """A page of profiles, without their prompts."""
         project, limit = call.principal.project_id, call.query.limit
-        found = await list_profiles(self.pool, project, after=_after(call.query), row_limit=limit + 1)
-        lines = [ProfileLine.model_validate(line.model_dump()) for line in found[:limit]]
-        return Answer(ProfilePage(profiles=lines, next=lines[-1].name if len(found) > limit else None))
+        profiles = await list_profiles(self.pool, project, after=_after(call.query), row_limit=limit + 1)
+        lines = [ProfileLine.model_validate(line.model_dump()) for line in profiles[:limit]]
+        return Answer(ProfilePage(profiles=lines, next=lines[-1].name if len(profiles) > limit else None))
 
     async def tools(self, call: Call[PageQuery, object]) -> Answer:
         """A page of tools."""
         project, limit = call.principal.project_id, call.query.limit
-        found = await list_tools(self.pool, project, after=_after(call.query), row_limit=limit + 1)
+        tools = await list_tools(self.pool, project, after=_after(call.query), row_limit=limit + 1)
         seen = call.principal.sees_detail(Detail.WIRING)
-        lines = [each if seen else without_wiring(each) for each in found[:limit]]
-        return Answer(ToolPage(tools=lines, next=lines[-1].tool_name if len(found) > limit else None))
+        lines = [row if seen else without_wiring(row) for row in tools[:limit]]
+        return Answer(ToolPage(tools=lines, next=lines[-1].tool_name if len(tools) > limit else None))
 
     async def usage(self, call: Call[UsageQuery, object]) -> Answer:
         """What the project's models used."""
-        wanted = call.query
-        if wanted.since is not None and not is_moment(wanted.since):
-            raise BadRequest("since: needs a time zone, such as 2026-01-01T00:00:00Z")
-        principal, after = call.principal, _after(wanted) or ""
-        *found, total = await self.pool.run(
+        query = call.query
+        if query.since is not None and not is_moment(query.since):
+            raise BadRequest("since: a time zone is required, such as in 2026-01-01T00:00:00Z")
+        principal, after = call.principal, _after(query) or ""
+        *sums, total = await self.pool.run(
             lambda conn: sum_usage(
-                conn, principal.project_id, wanted.by, channel=principal.channel_id, since=wanted.since
+                conn, principal.project_id, query.by, channel=principal.channel_id, since=query.since
             )
         )
-        left = sorted((line for line in found if (line.name or "") > after), key=lambda line: line.name or "")
-        lines = left[: wanted.limit]
+        left = sorted((line for line in sums if (line.name or "") > after), key=lambda line: line.name or "")
+        lines = left[: query.limit]
         return Answer(Usage(lines=[*lines, total], next=lines[-1].name if len(left) > len(lines) else None))
 
 
 def _after(query: PageQuery) -> str | None:
     if query.cursor is not None and (len(query.cursor) > _LONGEST or "\0" in query.cursor):
-        raise BadRequest("cursor: no page had this one")
+        raise BadRequest("cursor: unknown; use the cursor of an earlier page")
     return query.cursor

@@ -69,9 +69,9 @@ class Turns:
 
     async def create(self, call: Call[object, TurnCreate]) -> Answer:
         """Enqueue a turn; with `Prefer: wait=SECONDS` answer when it is over, or then."""
-        wanted, principal = call.body, call.principal
-        channel = self.asking.channel(principal, wanted.channel_id)
-        payload: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"channel_id"})
+        request, principal = call.body, call.principal
+        channel = self.asking.channel(principal, request.channel_id)
+        payload: JsonObject = request.model_dump(mode="json", exclude_unset=True, exclude={"channel_id"})
         payload = {name: value for name, value in payload.items() if value is not None}
         if (key := key_in(call.headers)) is not None:
             payload["correlation_id"] = key
@@ -85,15 +85,15 @@ class Turns:
         return await self._made(call, EnqueueReply.model_validate(reply.model_dump()))
 
     async def rerun_turn(
-        self, principal: Principal, view: TurnView, wanted: TurnRerun, key: str | None, given: Headers
+        self, principal: Principal, view: TurnView, request: TurnRerun, key: str | None, headers: Headers
     ) -> RerunReply:
         """Ask the bridge to run a turn again; the same `key` is the same new turn."""
-        payload: JsonObject = wanted.model_dump(mode="json", exclude_unset=True)
+        payload: JsonObject = request.model_dump(mode="json", exclude_unset=True)
         payload = {name: value for name, value in payload.items() if value is not None}
         payload["agent_turn_id"] = view.agent_turn_id
         if key is not None:
             payload["correlation_id"] = key
-        return await self.asking.ask(principal, view.channel_id, verbs.RERUN, payload, given)
+        return await self.asking.ask(principal, view.channel_id, verbs.RERUN, payload, headers)
 
     async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
         """The new turn; once it is over, if that is waited for."""
@@ -125,28 +125,28 @@ class Turns:
 
     async def list(self, call: Call[TurnsQuery, object]) -> Answer:
         """A page of turns."""
-        principal, wanted = call.principal, call.query
-        channel = seen_channel(principal, wanted.channel_id)
-        found = await self.pool.run(
+        principal, query = call.principal, call.query
+        channel = seen_channel(principal, query.channel_id)
+        summaries = await self.pool.run(
             lambda conn: page_turns(
                 conn,
                 principal.project_id,
                 channel=channel,
-                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
-                conversation=None if wanted.conversation_id is None else ConversationId(wanted.conversation_id),
-                before=place_of(wanted.cursor),
-                row_limit=wanted.limit + 1,
+                agent=None if query.agent_id is None else AgentId(query.agent_id),
+                conversation=None if query.conversation_id is None else ConversationId(query.conversation_id),
+                before=place_of(query.cursor),
+                row_limit=query.limit + 1,
             )
         )
-        shown: list[Summary] = found[: wanted.limit]
-        after = cursor_of(Place(shown[-1].created_at, shown[-1].agent_turn_id)) if len(found) > len(shown) else None
-        return Answer(TurnPage(turns=shown, next=after))
+        page: list[Summary] = summaries[: query.limit]
+        after = cursor_of(Place(page[-1].created_at, page[-1].agent_turn_id)) if len(summaries) > len(page) else None
+        return Answer(TurnPage(turns=page, next=after))
 
     async def stop(self, call: Call[object, TurnStop]) -> Answer:
         """Stop a turn and those below it that are waited for."""
-        principal, wanted = call.principal, call.body
+        principal, request = call.principal, call.body
         view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
-        reply = await self.stop_turn(principal, view, wanted, call.headers)
+        reply = await self.stop_turn(principal, view, request, call.headers)
         answer = StopAnswer(
             agent_turn_id=view.agent_turn_id,
             already_final=reply.already_final,
@@ -155,20 +155,20 @@ class Turns:
         )
         return Answer(answer, 202)
 
-    async def stop_turn(self, principal: Principal, view: TurnView, wanted: TurnStop, given: Headers) -> StopReply:
+    async def stop_turn(self, principal: Principal, view: TurnView, request: TurnStop, headers: Headers) -> StopReply:
         """Ask the bridge for a stop; its reason names the token."""
         payload: JsonObject = {
             "agent_turn_id": view.agent_turn_id,
-            "reason": f"{wanted.reason or 'stopped'} ({principal.sender})",
+            "reason": f"{request.reason or 'stopped'} ({principal.sender})",
         }
-        if wanted.cascade != "waited":
-            payload["cascade"] = wanted.cascade
-        return await self.asking.ask(principal, view.channel_id, verbs.STOP, payload, given)
+        if request.cascade != "waited":
+            payload["cascade"] = request.cascade
+        return await self.asking.ask(principal, view.channel_id, verbs.STOP, payload, headers)
 
     async def abandon(self, principal: Principal, view: TurnView) -> None:
         """Stop a turn whose client went away, if it can be stopped: nobody is left to be told."""
         with contextlib.suppress(TurnstileError):
-            await self.stop_turn(principal, view, TurnStop(reason="its client went away"), Headers())
+            await self.stop_turn(principal, view, TurnStop(reason="the client disconnected"), Headers())
 
     async def steer(self, call: Call[object, TurnSteer]) -> Answer:
         """Say something to a turn while it runs."""
@@ -177,17 +177,17 @@ class Turns:
         return Answer(SteerAnswer.model_validate(reply.model_dump()), 202)
 
     async def steer_turn(
-        self, principal: Principal, view: TurnView, wanted: TurnSteer, key: str | None, given: Headers
+        self, principal: Principal, view: TurnView, request: TurnSteer, key: str | None, headers: Headers
     ) -> SteerReply:
         """Ask the bridge for a steer; the same `key` is the same one."""
-        payload: JsonObject = {**wanted.model_dump(mode="json"), "agent_turn_id": view.agent_turn_id}
+        payload: JsonObject = {**request.model_dump(mode="json"), "agent_turn_id": view.agent_turn_id}
         if key is not None:
             payload["correlation_id"] = key
-        return await self.asking.ask(principal, view.channel_id, verbs.STEER, payload, given)
+        return await self.asking.ask(principal, view.channel_id, verbs.STEER, payload, headers)
 
     async def tree(self, call: Call[TreeQuery, object]) -> Answer:
         """The tree that a turn is in, as far as the token may see it."""
-        principal, wanted = call.principal, call.query
+        principal, query = call.principal, call.query
         view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
         nodes = await self.pool.run(
             lambda conn: tree(
@@ -195,12 +195,12 @@ class Turns:
                 principal.project_id,
                 view.agent_turn_id,
                 channel=principal.channel_id,
-                after=None if wanted.cursor is None else AgentTurnId(wanted.cursor),
-                row_limit=wanted.limit + 1,
+                after=None if query.cursor is None else AgentTurnId(query.cursor),
+                row_limit=query.limit + 1,
             )
         )
-        shown = nodes[: wanted.limit]
-        return Answer(TurnTree(turns=shown, next=shown[-1].agent_turn_id if len(nodes) > len(shown) else None))
+        page = nodes[: query.limit]
+        return Answer(TurnTree(turns=page, next=page[-1].agent_turn_id if len(nodes) > len(page) else None))
 
     async def described(self, principal: Principal, turn: AgentTurnId) -> TurnView:
         """A turn that the token may see; raises `Refused` (unknown_turn)."""
@@ -238,27 +238,27 @@ class Turns:
         return None if card_id is None else await output_of(self.pool, view, card_id)
 
 
-def seen_channel(principal: Principal, wanted: str | None) -> ChannelId | None:
+def seen_channel(principal: Principal, channel: str | None) -> ChannelId | None:
     """The channel to list; raises `Refused` (forbidden) where the token is for another one."""
-    if wanted is not None and not principal.sees(wanted):
+    if channel is not None and not principal.sees(channel):
         raise Refused("forbidden", "the token is for another channel")
-    return principal.channel_id if wanted is None else ChannelId(wanted)
+    return principal.channel_id if channel is None else ChannelId(channel)
 
 
 def key_in(headers: Headers) -> str | None:
     """The `Idempotency-Key`, with or without quotes; raises `BadRequest` for one that is none."""
-    given = headers.getlist("idempotency-key")
-    if not given:
+    keys = headers.getlist("idempotency-key")
+    if not keys:
         return None
-    key = given[0].strip()
+    key = keys[0].strip()
     if len(key) > 1 and key[0] == key[-1] == '"':
         key = key[1:-1]
-    if len(given) > 1 or not 0 < len(key) <= _KEY_LENGTH or not key.isascii() or not key.isprintable():
-        raise BadRequest(f"Idempotency-Key must be one text of 1 to {_KEY_LENGTH} ASCII characters")
+    if len(keys) > 1 or not 0 < len(key) <= _KEY_LENGTH or not key.isascii() or not key.isprintable():
+        raise BadRequest(f"Idempotency-Key must be one value of 1 to {_KEY_LENGTH} ASCII characters")
     return key
 
 
 def wait_in(headers: Headers) -> float:
     """The seconds of `Prefer: wait=SECONDS`, at most `LONGEST_WAIT`; 0 without it."""
-    found = _WAIT.search(", ".join(headers.getlist("prefer")).lower())
-    return min(float(found[1]), LONGEST_WAIT) if found else 0.0
+    match = _WAIT.search(", ".join(headers.getlist("prefer")).lower())
+    return min(float(match[1]), LONGEST_WAIT) if match else 0.0

@@ -34,7 +34,7 @@ def test_the_end_has_an_id_of_its_own() -> None:
     ],
 )
 def test_what_no_event_had_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="ask without it") as refused:
+    with pytest.raises(Refused, match="omit it") as refused:
         read_id(text)
     assert refused.value.code == "wrong_event_id"
 

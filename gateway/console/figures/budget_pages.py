@@ -89,37 +89,37 @@ async def show_budgets(visit: Visit[BudgetListQuery, NoForm]) -> Response:
 
 
 async def _listed(
-    visit: Visit[Any, Any], wanted: BudgetListQuery, typed: AmountsForm | None = None, problem: Problem | None = None
+    visit: Visit[Any, Any], query: BudgetListQuery, typed: AmountsForm | None = None, problem: Problem | None = None
 ) -> Response:
     pool, principal = visit.console.pool, visit.principal
     project, channel, whole = principal.project_id, principal.channel_id, principal.channel_id is None
-    found = await pool.run(
+    budgets = await pool.run(
         lambda conn: list_budgets(
             conn,
             project,
             channel=channel,
             with_project=whole,
-            kind=wanted.kind,
-            status=wanted.status,
-            after=None if wanted.after is None else BudgetId(wanted.after),
+            kind=query.kind,
+            status=query.status,
+            after=None if query.after is None else BudgetId(query.after),
             row_limit=_PAGE + 1,
         )
     )
     limits = await pool.run(lambda conn: list_project_limits(conn, project)) if whole else []
-    shown = found[:_PAGE]
+    page = budgets[:_PAGE]
     return render(
         visit,
         "figures/budgets.html",
         200 if problem is None else problem.status,
-        budgets=[(each, name_of(each)) for each in shown],
+        budgets=[(budget, name_of(budget)) for budget in page],
         limits={limit.period: limit for limit in limits},
         seen={
             period: seen_of(next((limit.updated_at for limit in limits if limit.period == period), None))
             for period in ("day", "month")
         },
         whole=whole,
-        wanted=wanted,
-        after=shown[-1].budget_id if len(found) > _PAGE else None,
+        wanted=query,
+        after=page[-1].budget_id if len(budgets) > _PAGE else None,
         typed=typed,
         period=visit.path.get("period"),
         problem=problem,
@@ -180,7 +180,7 @@ async def limit_project(visit: Visit[NoQuery, AmountsForm]) -> Response:
     form, period = visit.form, visit.path["period"]
     try:
         if period not in ("day", "month"):
-            raise BadRequest("period: `day` or `month`")
+            raise BadRequest("period: must be `day` or `month`")
         require_seen(form.seen, await _limit_of(visit, period))
         limits = None if form.action == "none" else _body(SpendingLimits, _amounts(form))
         await visit.console.budgets.limit(_call(visit, {"period": period}, BudgetLimitation(limits=limits)))
@@ -198,27 +198,27 @@ async def _limit_of(visit: Visit[Any, Any], period: str) -> object:
 
 def _amounts(form: AmountsForm) -> dict[str, Any]:
     """What was typed, as numbers; raises `BadRequest`, which names the field."""
-    found: dict[str, Any] = {}
+    amounts: dict[str, Any] = {}
     for field, name in (("tokens", "max_tokens"), ("turns", "max_turns")):
         if text := str(getattr(form, field)).replace(",", "").strip():
             try:
-                found[name] = int(text)
+                amounts[name] = int(text)
             except ValueError:
-                raise BadRequest(f"{field}: a whole number, such as 100000") from None
+                raise BadRequest(f"{field}: must be a whole number, such as 100000") from None
     if text := form.usd.replace(",", "").strip().removeprefix("$"):
         try:
-            found["max_cost_usd"] = Decimal(text)
+            amounts["max_cost_usd"] = Decimal(text)
         except InvalidOperation:
-            raise BadRequest("US dollars: a number, such as 2.50") from None
-    if not found:
-        raise BadRequest("say at least one amount")
-    return found
+            raise BadRequest("US dollars: must be a number, such as 2.50") from None
+    if not amounts:
+        raise BadRequest("enter at least one amount")
+    return amounts
 
 
-def _body(model: type[Any], given: dict[str, Any]) -> Any:
+def _body(model: type[Any], fields: dict[str, Any]) -> Any:
     """The request's body, checked as `/v1` does; raises `BadRequest`."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
         raise BadRequest(describe_faults(error, model, most=1)) from None
 
@@ -234,9 +234,9 @@ async def _seen(visit: Visit[NoQuery, NoForm] | Visit[NoQuery, AmountsForm]) -> 
     project, channel = principal.project_id, principal.channel_id
     name = visit.path["budget_id"]
     budget = await visit.console.pool.run(lambda conn: budget_id_of(conn, project, name))
-    found = await visit.console.pool.run(
+    view = await visit.console.pool.run(
         lambda conn: get_budget(conn, project, budget, channel=channel, with_project=channel is None)
     )
-    if found is None:
+    if view is None:
         raise Refused("unknown_budget", "the project has no such budget")
-    return found
+    return view

@@ -42,7 +42,7 @@ def ticks(most: float) -> list[float]:
         return [0.0, 1.0]
     rough = most / _TICKS
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * each for each in (1, 2, 2.5, 5, 10) if size * each >= rough * (1 - 1e-9))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * (1 - 1e-9))
     return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]
 
 

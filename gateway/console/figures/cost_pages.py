@@ -80,17 +80,17 @@ async def show_costs(visit: Visit[CostsQuery, NoForm]) -> Response:
     """Charts and tables."""
     if visit.fragment:
         return render(visit, "still.html")
-    wanted = visit.query
-    first, found = await _summed(visit, wanted.days)
-    measure = wanted.measure or ("cost" if found.total.cost else "tokens")
-    sections = [_section(by, found.lines[by], measure, first) for by in GROUPINGS]
+    query = visit.query
+    first, costs = await _summed(visit, query.days)
+    measure = query.measure or ("cost" if costs.total.cost else "tokens")
+    sections = [_section(by, costs.lines[by], measure, first) for by in GROUPINGS]
     return render(
         visit,
         "figures/costs.html",
         sections=sections,
-        total=found.total,
-        cut=TURN_LIMIT if found.cut else None,
-        days=wanted.days,
+        total=costs.total,
+        cut=TURN_LIMIT if costs.cut else None,
+        days=query.days,
         measure=measure,
     )
 
@@ -98,11 +98,11 @@ async def show_costs(visit: Visit[CostsQuery, NoForm]) -> Response:
 async def send_sheet(visit: Visit[SheetQuery, NoForm]) -> Response:
     """One grouping as CSV."""
     by = visit.query.by
-    first, found = await _summed(visit, visit.query.days)
+    first, costs = await _summed(visit, visit.query.days)
     text = io.StringIO()
     sheet = csv.writer(text)
     sheet.writerow((by, *_HEADS))
-    for line in _days(found.lines["day"], first) if by == "day" else found.lines[by]:
+    for line in _days(costs.lines["day"], first) if by == "day" else costs.lines[by]:
         counts = (line.turns, line.attempts, line.failed_attempts, line.prompt_tokens, line.completion_tokens)
         sheet.writerow((_inert(line.name), *counts, "" if line.cost is None else f"{line.cost:.6f}"))
     name = f"costs-by-{by}-{visit.query.days}-days.csv"
@@ -114,10 +114,10 @@ async def _summed(visit: Visit[CostsQuery, NoForm] | Visit[SheetQuery, NoForm], 
     """The first of the days, and what was spent since."""
     principal, first = visit.principal, datetime.now(UTC).date() - timedelta(days=days - 1)
     since = datetime(first.year, first.month, first.day, tzinfo=UTC)
-    found = await visit.console.pool.run(
+    costs = await visit.console.pool.run(
         lambda conn: sum_costs(conn, principal.project_id, channel=principal.channel_id, since=since)
     )
-    return first, found
+    return first, costs
 
 
 def _section(by: CostGrouping, lines: Sequence[CostLine], measure: Measure, first: date) -> Section:

@@ -72,23 +72,23 @@ def pages(_: Console) -> tuple[Page, ...]:
 
 async def show_agents(visit: Visit[AgentsQuery, NoForm]) -> Response:
     """A page of agents."""
-    wanted, principal = visit.query, visit.principal
-    if named := wanted.find.strip():
+    query, principal = visit.query, visit.principal
+    if named := query.find.strip():
         return see_other(f"{AGENTS}/{part(named)}")
-    found = await visit.console.pool.run(
+    agents = await visit.console.pool.run(
         lambda conn: page_agents(
             conn,
             principal.project_id,
             channel=principal.channel_id,
-            profile=wanted.profile or None,
-            shown=wanted.shown,
-            after=None if wanted.after is None else AgentId(wanted.after),
+            profile=query.profile or None,
+            shown=query.shown,
+            after=None if query.after is None else AgentId(query.after),
             row_limit=_PAGE + 1,
         )
     )
-    shown = found[:_PAGE]
-    after = shown[-1].agent_id if len(found) > _PAGE else None
-    return render(visit, "fleet/agents.html", agents=shown, wanted=wanted, after=after)
+    page = agents[:_PAGE]
+    after = page[-1].agent_id if len(agents) > _PAGE else None
+    return render(visit, "fleet/agents.html", agents=page, wanted=query, after=after)
 
 
 async def show_agent(visit: Visit[NoQuery, NoForm]) -> Response:
@@ -124,21 +124,21 @@ async def show_agent(visit: Visit[NoQuery, NoForm]) -> Response:
 async def set_status(visit: Visit[NoQuery, StatusForm]) -> Response:
     """Pause, resume or retire an agent; the bridge does it, and rings for what a resumed agent takes."""
     if visit.principal.channel_id is not None:
-        raise Forbidden("the token is for one channel: agents are the project's")
+        raise Forbidden("the token is for one channel, but agents belong to the whole project")
     agent, action = await _seen(visit), visit.form.action
     require_seen(visit.form.seen, agent.status)
-    asking, wanted = visit.console.asking, AgentRequest(agent_id=agent.agent_id)
+    asking, request = visit.console.asking, AgentRequest(agent_id=agent.agent_id)
     channel = asking.channel(visit.principal, None)
-    await asking.ask(visit.principal, channel, _VERBS[action], wanted, visit.headers)
+    await asking.ask(visit.principal, channel, _VERBS[action], request, visit.headers)
     return see_other(f"{AGENTS}/{part(agent.agent_id)}", _DONE[action])
 
 
 async def _seen(visit: Visit[NoQuery, NoForm] | Visit[NoQuery, StatusForm]) -> AgentFile:
     """The agent of the address; raises `Refused` (unknown_agent)."""
     principal, name = visit.principal, AgentId(visit.path["agent_id"])
-    found = await visit.console.pool.run(
+    agent = await visit.console.pool.run(
         lambda conn: page_agents(conn, principal.project_id, channel=principal.channel_id, agent=name, row_limit=1)
     )
-    if not found:
+    if not agent:
         raise Refused("unknown_agent", "the project has no such agent")
-    return found[0]
+    return agent[0]

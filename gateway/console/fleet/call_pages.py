@@ -72,23 +72,23 @@ def pages(_: Console) -> tuple[Page, ...]:
 
 async def show_calls(visit: Visit[CallsQuery, NoForm]) -> Response:
     """A page of calls that wait, the oldest first."""
-    wanted, principal = visit.query, visit.principal
-    found = await visit.console.pool.run(
+    query, principal = visit.query, visit.principal
+    calls = await visit.console.pool.run(
         lambda conn: list_calls_out(
             conn,
             principal.project_id,
             channel=principal.channel_id,
-            agent=None if wanted.agent is None else AgentId(wanted.agent),
-            tool=wanted.tool,
-            waits_for=wanted.waits_for,
-            after=place_of(wanted.cursor),
+            agent=None if query.agent is None else AgentId(query.agent),
+            tool=query.tool,
+            waits_for=query.waits_for,
+            after=place_of(query.cursor),
             row_limit=_PAGE + 1,
         )
     )
-    shown = found[:_PAGE]
-    cursor = cursor_of(Place(shown[-1].created_at, shown[-1].tool_call_id)) if len(found) > _PAGE else None
-    count = found[0].found if found else 0
-    return render(visit, "fleet/calls.html", calls=shown, wanted=wanted, cursor=cursor, count=count)
+    page = calls[:_PAGE]
+    cursor = cursor_of(Place(page[-1].created_at, page[-1].tool_call_id)) if len(calls) > _PAGE else None
+    count = calls[0].found if calls else 0
+    return render(visit, "fleet/calls.html", calls=page, wanted=query, cursor=cursor, count=count)
 
 
 async def show_call(visit: Visit[NoQuery, NoForm]) -> Response:
@@ -105,7 +105,7 @@ async def report_call(visit: Visit[NoQuery, ReportForm]) -> Response:
         channel = asking.channel(visit.principal, call.channel_id)
         reply = await asking.ask(visit.principal, channel, verbs.REPORT, payload, headers)
         if reply.duplicate:
-            raise Refused("already_reported", "the call was answered meanwhile: the first answer counts")
+            raise Refused("already_reported", "the call has been answered in the meantime; the first answer counts")
     except TurnstileError as error:
         return _shown(visit, await _seen(visit), visit.form, problem_of(error))
     return see_other(f"{CALLS}/{part(call.tool_call_id)}", "reported")
@@ -115,17 +115,17 @@ def _shown(
     visit: Visit[Any, Any], call: CallFile, form: ReportForm | None = None, problem: Problem | None = None
 ) -> Response:
     """The call's page; with what was typed, and why it was refused."""
-    asked = read_content(call.call) if isinstance(call.call, dict) else None
-    if isinstance(asked, ToolCallContent) and not visit.principal.sees_added:
-        own = own_arguments(asked.arguments, names_or_none(call.added))
-        asked = asked.model_copy(update={"arguments": own})
+    content = read_content(call.call) if isinstance(call.call, dict) else None
+    if isinstance(content, ToolCallContent) and not visit.principal.sees_added:
+        arguments = own_arguments(content.arguments, names_or_none(call.added))
+        content = content.model_copy(update={"arguments": arguments})
     answer = read_content(call.result) if isinstance(call.result, dict) else None
     return render(
         visit,
         "fleet/call.html",
         200 if problem is None else problem.status,
         call=call,
-        asked=asked if isinstance(asked, ToolCallContent) else None,
+        asked=content if isinstance(content, ToolCallContent) else None,
         answer=answer if isinstance(answer, ToolResultContent) else None,
         form=form,
         problem=problem,
@@ -147,15 +147,15 @@ def _result(form: ReportForm) -> JsonValue:
     try:
         return read_json_text(form.result)
     except BadRequest as error:
-        raise BadRequest(f"the result is no JSON that can be sent ({error}): mend it, or send it as text") from None
+        raise BadRequest(f"the result is not valid JSON ({error}): correct it, or send it as text") from None
 
 
 async def _seen(visit: Visit[NoQuery, NoForm] | Visit[NoQuery, ReportForm]) -> CallFile:
     """The call of the address; raises `Refused` (unknown_call)."""
     principal, call = visit.principal, ToolCallId(visit.path["tool_call_id"])
-    found = await visit.console.pool.run(
+    file = await visit.console.pool.run(
         lambda conn: get_call_out(conn, principal.project_id, call, channel=principal.channel_id)
     )
-    if found is None:
-        raise Refused("unknown_call", "the project has no such call, or it was pruned")
-    return found
+    if file is None:
+        raise Refused("unknown_call", "the project has no such call, or retention has removed it")
+    return file

@@ -18,19 +18,19 @@ from turnstile.schema.base import Strict
 LETTERS = f"{CONSOLE}/letters"
 _PAGE = 50
 _REASONS: Final[Mapping[str, str]] = {
-    "protocol_violation": "It broke the protocol: it named no turn, another agent's, or a card that may not answer it.",
-    "resume_retry_exhausted": "The card that it named never appeared; its call failed instead.",
+    "protocol_violation": "The message named no turn, a turn of another agent, or a card that may not answer the call.",
+    "resume_retry_exhausted": "The card that the message named never appeared, so its call failed.",
 }
 _WAYS: Final[Mapping[str, str]] = {
-    "unknown_call": "The project has no such call: the sender used a wrong id, or its turn was pruned.",
-    "not_your_call": "The report's headers name another turn, agent or depth than the call's: mend the sender.",
-    "not_sent": "The call waits for a person or for children first: decide, or let them end.",
-    "unknown_card": "The report named a card that is not there: store the card first, or report the result inline.",
+    "unknown_call": "The project has no such call: the sender used a wrong id, or retention removed its turn.",
+    "not_your_call": "The headers of the report do not match the turn, agent or depth of the call: correct the sender.",
+    "not_sent": "The call still waits for a person or for other turns: decide, or let them end.",
+    "unknown_card": "The report named a card that does not exist: store the card first, or report the result inline.",
     "not_its_card": "The card may not answer the call: it must be a tool.result for it, written by a service.",
     "result_too_large": "An inline result is limited to 512 KiB: store a card, and report its id.",
-    "bad_request": "The message is not as the protocol says: mend the sender, then let it send again.",
+    "bad_request": "The message does not follow the protocol: correct the sender, then send the message again.",
 }
-_OTHERWISE: Final = "Mend what the reason names, then let the sender send again."
+_OTHERWISE: Final = "Correct what the reason names, then send the message again."
 
 
 class LettersQuery(Strict):
@@ -49,25 +49,25 @@ def pages(_: Console) -> tuple[Page, ...]:
 
 async def show_letters(visit: Visit[LettersQuery, NoForm]) -> Response:
     """A page of each. A refusal names no channel, so a token of one channel sees none."""
-    pool, principal, wanted = visit.console.pool, visit.principal, visit.query
-    project, channel, place = principal.project_id, principal.channel_id, place_of(wanted.cursor)
+    pool, principal, query = visit.console.pool, visit.principal, visit.query
+    project, channel, place = principal.project_id, principal.channel_id, place_of(query.cursor)
     letters = await pool.run(
         lambda conn: list_dead_letters(conn, project, channel=channel, before=place, row_limit=_PAGE + 1)
     )
     refusals: list[Rejection] = []
     if channel is None:
-        refusals = await pool.run(
-            lambda conn: list_rejections(conn, project, before=wanted.before, row_limit=_PAGE + 1)
-        )
-    shown, told = letters[:_PAGE], refusals[:_PAGE]
-    last = shown[-1] if len(letters) > _PAGE else None
+        refusals = await pool.run(lambda conn: list_rejections(conn, project, before=query.before, row_limit=_PAGE + 1))
+    page, refused = letters[:_PAGE], refusals[:_PAGE]
+    last = page[-1] if len(letters) > _PAGE else None
     return render(
         visit,
         "fleet/letters.html",
-        letters=[(each, _REASONS.get(each.reason, each.reason), way_back(each), _key(each)) for each in shown],
-        rejections=[(each, _WAYS.get(each.error_code, _OTHERWISE)) for each in told],
+        letters=[
+            (letter, _REASONS.get(letter.reason, letter.reason), way_back(letter), _key(letter)) for letter in page
+        ],
+        rejections=[(rejection, _WAYS.get(rejection.error_code, _OTHERWISE)) for rejection in refused],
         cursor=None if last is None else cursor_of(Place(last.created_at, last.inbox_id)),
-        before=told[-1].rejection_id if len(refusals) > _PAGE else None,
+        before=refused[-1].rejection_id if len(refusals) > _PAGE else None,
         whole=channel is None,
     )
 
@@ -80,11 +80,11 @@ def _key(letter: DeadLetter) -> str:
 def way_back(letter: DeadLetter) -> str:
     """What to do about it, in words."""
     if not letter.has_turn:
-        return "It names no turn of this project: let its sender ask again."
+        return "The message names no turn of this project: its sender must send the request again."
     if letter.outcome is None:
         if letter.wait_status == "waiting":
-            return "Its call waits until its deadline. Stop the turn, then run it again from this step."
-        return "Its turn goes on."
+            return "The call waits until its deadline. Stop the turn, then run it again from this step."
+        return "The turn continues."
     if letter.repeatable:
-        return "Its turn is over, and can be run again."
-    return "Its turn is over. Press the button again: what a user did is not repeated."
+        return "The turn is over and can be run again."
+    return "The turn is over. A UI action is not repeated: perform it again."

@@ -48,12 +48,12 @@ def _fields(value: JsonValue, path: str = "") -> Iterator[tuple[str, str]]:
     """Each field's path and its value as text; objects are walked, lists of simple values are one field."""
     match value:
         case dict() if value or not path:
-            for name, each in value.items():
-                yield from _fields(each, f"{path}.{name}" if path else name)
+            for name, item in value.items():
+                yield from _fields(item, f"{path}.{name}" if path else name)
         case str():
             yield path or "text", value
-        case list() if all(isinstance(each, str) for each in value):
-            yield path or "list", "\n".join(str(each) for each in value) or "none"
+        case list() if all(isinstance(item, str) for item in value):
+            yield path or "list", "\n".join(str(item) for item in value) or "none"
         case _:
             yield path or "value", json.dumps(value, ensure_ascii=False, indent=1)
 
@@ -61,7 +61,7 @@ def _fields(value: JsonValue, path: str = "") -> Iterator[tuple[str, str]]:
 def _change(name: str, before: str | None, after: str | None) -> Change:
     kind: Kind = "added" if before is None else "removed" if after is None else "changed"
     old, new = before or "", after or ""
-    if all("\n" not in each and len(each) <= _SHORT for each in (old, new)):
+    if all("\n" not in text and len(text) <= _SHORT for text in (old, new)):
         return Change(name, kind, old, new)
     return Change(name, kind, old, new, tuple(_lines(old, new)))
 

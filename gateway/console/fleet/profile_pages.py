@@ -35,7 +35,7 @@ _OPEN = frozenset(
     {
         *("name", "worker_target", "tags", "allowed_tools", "must_end_with", "max_steps", "instances"),
         *("memory", "delegation_policy", "budget", "interrupt_on"),
-        *(f"llm_config.{each}" for each in ("model", "temperature", "top_p", "max_tokens", "timeout_seconds", "stop")),
+        *(f"llm_config.{name}" for name in ("model", "temperature", "top_p", "max_tokens", "timeout_seconds", "stop")),
         *("llm_config.seed", "llm_config.reasoning_effort"),
     }
 )
@@ -84,10 +84,10 @@ async def show_profiles(visit: Visit[ProfilesQuery, NoForm]) -> Response:
     project, after = visit.principal.project_id, visit.query.after
     if visit.fragment:
         return render(visit, "still.html")
-    found = await list_profiles(visit.console.pool, project, after=after, row_limit=_PAGE + 1)
-    shown = found[:_PAGE]
-    following = shown[-1].name if len(found) > _PAGE else None
-    return render(visit, "fleet/profiles.html", profiles=shown, after=following)
+    profiles = await list_profiles(visit.console.pool, project, after=after, row_limit=_PAGE + 1)
+    page = profiles[:_PAGE]
+    following = page[-1].name if len(profiles) > _PAGE else None
+    return render(visit, "fleet/profiles.html", profiles=page, after=following)
 
 
 async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
@@ -96,7 +96,7 @@ async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
         return render(visit, "still.html")
     pool, project, name = visit.console.pool, visit.principal.project_id, visit.path["name"]
     versions = await pool.run(lambda conn: list_profile_versions(conn, project, name, row_limit=_VERSIONS))
-    new = _named(versions, visit.query.new) or next((each for each in versions if each.is_current), None)
+    new = _named(versions, visit.query.new) or next((version for version in versions if version.is_current), None)
     if not versions or new is None:
         raise Refused("unknown_profile", "the project has no such profile")
     place = versions.index(new)
@@ -113,10 +113,10 @@ async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
         turn_limit=TURN_LIMIT,
         new=new,
         old=old,
-        changes=None if old is None else [_shown(each, whole=whole) for each in changes(before, after)],
+        changes=None if old is None else [_shown(change, whole=whole) for change in changes(before, after)],
         facts=[
             Fact(field, value if whole or _is_open(field) else None)
-            for field, value in sorted(facts(after).items(), key=lambda each: _place(each[0]))
+            for field, value in sorted(facts(after).items(), key=lambda item: _place(item[0]))
             if value not in _UNSET
         ],
         whole=whole,
@@ -125,18 +125,18 @@ async def show_profile(visit: Visit[VersionsQuery, NoForm]) -> Response:
 
 async def _data(visit: Visit[VersionsQuery, NoForm], version: ProfileVersion) -> JsonValue:
     project = visit.principal.project_id
-    found = await visit.console.pool.run(lambda conn: get_profile_version(conn, project, version.profile_box_id))
-    return None if found is None else found.data
+    profile = await visit.console.pool.run(lambda conn: get_profile_version(conn, project, version.profile_box_id))
+    return None if profile is None else profile.data
 
 
 def _named(versions: Sequence[ProfileVersion], box: str | None) -> ProfileVersion | None:
     """The version in this box, if it is one of them; raises `Refused` for a box that is of none."""
     if box is None:
         return None
-    found = next((each for each in versions if each.profile_box_id == BoxId(box.lower())), None)
-    if found is None:
+    version = next((version for version in versions if version.profile_box_id == BoxId(box.lower())), None)
+    if version is None:
         raise Refused("unknown_profile", "the profile has no such version")
-    return found
+    return version
 
 
 def _place(field: str) -> tuple[int, str]:

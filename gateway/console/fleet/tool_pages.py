@@ -74,13 +74,13 @@ async def _shown(visit: Visit[ToolsQuery, NoForm], asking: asyncio.Lock) -> Resp
     if visit.fragment:  # it asks NATS for a while
         return render(visit, "still.html")
     pool, project = visit.console.pool, visit.principal.project_id
-    found = await list_tools(pool, project, after=visit.query.after, row_limit=_PAGE + 1)
-    shown = found[:_PAGE]
-    names = [each.tool_name for each in shown]
+    tools = await list_tools(pool, project, after=visit.query.after, row_limit=_PAGE + 1)
+    page = tools[:_PAGE]
+    names = [row.tool_name for row in page]
     users = await pool.run(lambda conn: list_tool_users(conn, project, names, row_limit=_USERS + 1))
-    consumers = await _listeners(visit.console.conn, asking, project, shown)
-    lines = [_line(row, project, consumers, users) for row in shown]
-    after = names[-1] if len(found) > _PAGE else None
+    consumers = await _listeners(visit.console.conn, asking, project, page)
+    lines = [_line(row, project, consumers, users) for row in page]
+    after = names[-1] if len(tools) > _PAGE else None
     return render(visit, "fleet/tools.html", tools=lines, after=after, asked=consumers is not None, served=SERVED)
 
 
@@ -114,32 +114,32 @@ def _pattern(row: ToolRow, project: ProjectId) -> str | None:
 def _line(
     row: ToolRow, project: ProjectId, consumers: Sequence[Consumer] | None, users: Sequence[ToolUser]
 ) -> ToolLine:
-    profiles = [each.profile_name for each in users if each.tool_name == row.tool_name]
-    own: Sequence[Consumer] = ()
+    profiles = [user.profile_name for user in users if user.tool_name == row.tool_name]
+    readers: Sequence[Consumer] = ()
     if (pattern := _pattern(row, project)) is not None and consumers is not None:
-        own = [each for each in consumers if each.takes(pattern)]
-    served = _served(row, pattern, own, known=consumers is not None)
-    pending = sum(each.num_pending for each in own)
+        readers = [consumer for consumer in consumers if consumer.takes(pattern)]
+    served = _served(row, pattern, readers, known=consumers is not None)
+    pending = sum(reader.num_pending for reader in readers)
     return ToolLine(row, served, pending, profiles[:_USERS], len(profiles) > _USERS)
 
 
-def _served(row: ToolRow, pattern: str | None, own: Sequence[Consumer], *, known: bool) -> Served:
+def _served(row: ToolRow, pattern: str | None, readers: Sequence[Consumer], *, known: bool) -> Served:
     if _BUILT_IN in (row.target_subject or ""):
         return "kernel"
     if pattern is None:
         return "invalid"
     if not known:
         return "unknown"
-    if any(each.listens for each in own):
+    if any(reader.listens for reader in readers):
         return "listens"
-    return "busy" if any(each.num_ack_pending for each in own) else "nobody"
+    return "busy" if any(reader.num_ack_pending for reader in readers) else "nobody"
 
 
 SERVED: Mapping[Served, str] = {
-    "listens": "a process waits for its calls",
-    "busy": "calls are delivered, and no process waits for more: it is busy, or it has ended",
-    "nobody": "no process waits for its calls: start it; until then they wait, and time out",
-    "kernel": "bridges serve it",
-    "invalid": "its subject is none of a tool: put it again",
-    "unknown": "this gateway cannot ask NATS: turnstile doctor can",
+    "listens": "a process serves it",
+    "busy": "calls are being delivered, but no process is waiting for more: it is busy, or it has ended",
+    "nobody": "no process serves it: start one, or its calls will time out",
+    "kernel": "the bridges serve it",
+    "invalid": "its subject is not a tool's subject: store the tool again",
+    "unknown": "unknown, because this gateway cannot ask NATS; turnstile doctor can",
 }

@@ -89,10 +89,10 @@ class DecisionForm(Strict):
     def typed(self) -> Typed:
         """What was typed, by field; raises `BadRequest` for one that is there twice."""
         sent = self.model_extra or {}
-        given = {name: value for name, value in sent.items() if isinstance(value, str)}
-        if len(given) < len(sent):
-            raise BadRequest("a field is given twice")
-        return Typed(self.decision, self.digest or None, self.made_of, self.note, given)
+        fields = {name: value for name, value in sent.items() if isinstance(value, str)}
+        if len(fields) < len(sent):
+            raise BadRequest("a field was sent twice")
+        return Typed(self.decision, self.digest or None, self.made_of, self.note, fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,40 +127,40 @@ class Approvals:
 
     async def list(self, visit: Visit[ApprovalsQuery, object]) -> Response:
         """A page of questions."""
-        wanted, principal = visit.query, visit.principal
-        found = await self.console.pool.run(
+        query, principal = visit.query, visit.principal
+        interrupts = await self.console.pool.run(
             lambda conn: list_interrupts(
                 conn,
                 principal.project_id,
-                channel=seen_channel(principal, wanted.channel_id),
-                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
-                turn=None if wanted.agent_turn_id is None else AgentTurnId(wanted.agent_turn_id),
-                status=None if wanted.status == "all" else InterruptStatus(wanted.status),
-                after=None if wanted.cursor is None else InterruptId(wanted.cursor),
+                channel=seen_channel(principal, query.channel_id),
+                agent=None if query.agent_id is None else AgentId(query.agent_id),
+                turn=None if query.agent_turn_id is None else AgentTurnId(query.agent_turn_id),
+                status=None if query.status == "all" else InterruptStatus(query.status),
+                after=None if query.cursor is None else InterruptId(query.cursor),
                 row_limit=_PAGE + 1,
             )
         )
-        shown = found[:_PAGE]
+        page = interrupts[:_PAGE]
         arguments = await self.console.pool.run(
-            lambda conn: list_call_arguments(conn, principal.project_id, shown, with_added=principal.sees_added)
+            lambda conn: list_call_arguments(conn, principal.project_id, page, with_added=principal.sees_added)
         )
         older = None
-        if len(found) > len(shown):
-            given = wanted.model_dump(exclude_none=True, exclude={"status"}) | {"cursor": shown[-1].interrupt_id}
-            older = _list(wanted.status, given)
-        lines = [Line(each, _preview(arguments.get(each.interrupt_id))) for each in shown]
-        filters = {name: value for name, value in wanted.model_dump().items() if value and name.endswith("_id")}
-        tabs = [(label, _list(status, filters), status == wanted.status) for label, status in _TABS]
+        if len(interrupts) > len(page):
+            parameters = query.model_dump(exclude_none=True, exclude={"status"}) | {"cursor": page[-1].interrupt_id}
+            older = _list(query.status, parameters)
+        lines = [Line(interrupt, _preview(arguments.get(interrupt.interrupt_id))) for interrupt in page]
+        filters = {name: value for name, value in query.model_dump().items() if value and name.endswith("_id")}
+        tabs = [(label, _list(status, filters), status == query.status) for label, status in _TABS]
         return render(
             visit,
             "people/approvals.html",
             lines=lines,
             older=older,
-            status_shown=wanted.status,
+            status_shown=query.status,
             tabs=tabs,
             filters=filters,
-            unfiltered=_list(wanted.status, {}),
-            first_page=wanted.cursor is None,
+            unfiltered=_list(query.status, {}),
+            first_page=query.cursor is None,
         )
 
     async def one(self, visit: Visit[ApprovalQuery, object]) -> Response:
@@ -170,12 +170,12 @@ class Approvals:
     async def decide(self, visit: Visit[object, DecisionForm]) -> Response:
         """Decide, once; what stands against it is told with what was typed."""
         offer, form, typed = await self._offer(visit), visit.form, visit.form.typed
-        made = offer.read(typed)
+        decision = offer.read(typed)
         if offer.was_decided_so(typed):  # a form that was sent twice
             return see_other(_after(offer, form.then), _TOLD[form.decision])
-        if not isinstance(made, dict):
-            return await self._page(visit, offer, typed, made, then=form.then)
-        payload: JsonObject = {**made, "interrupt_id": offer.view.interrupt_id}
+        if not isinstance(decision, dict):
+            return await self._page(visit, offer, typed, decision, then=form.then)
+        payload: JsonObject = {**decision, "interrupt_id": offer.view.interrupt_id}
         try:
             reply = await self.console.asking.ask(
                 visit.principal, offer.view.channel_id, verbs.DECIDE, payload, visit.headers
@@ -184,8 +184,8 @@ class Approvals:
             problem = problem_of(error)
             why = NotMade(problem.code, {ALL: problem.detail}, problem.status)
             return await self._page(visit, await self._offer(visit), typed, why, then=form.then)
-        told = "tool_changed" if reply.tool_changed else _TOLD[form.decision]
-        return see_other(_after(offer, form.then), told)
+        notice = "tool_changed" if reply.tool_changed else _TOLD[form.decision]
+        return see_other(_after(offer, form.then), notice)
 
     async def _offer(self, visit: Visit[Any, Any]) -> Offer:
         """The question as the session sees it; raises `Refused` (unknown_interrupt)."""
@@ -197,7 +197,7 @@ class Approvals:
         reader = principal.sender
         context = await pool.run(lambda conn: get_interrupt_context(conn, project, named, reader, channel=channel))
         if view is None or context is None:
-            raise Refused("unknown_interrupt", "the project has no such question")
+            raise Refused("unknown_interrupt", "the project has no such interrupt")
         return offer_of(view, context, principal)
 
     async def _page(
@@ -242,7 +242,7 @@ class Approvals:
         self, visit: Visit[Any, Any], most: int, after: InterruptId | None = None
     ) -> tuple[InterruptId, ...]:
         principal = visit.principal
-        found = await self.console.pool.run(
+        view = await self.console.pool.run(
             lambda conn: list_interrupts(
                 conn,
                 principal.project_id,
@@ -252,7 +252,7 @@ class Approvals:
                 row_limit=most,
             )
         )
-        return tuple(question.interrupt_id for question in found)
+        return tuple(question.interrupt_id for question in view)
 
 
 def _after(offer: Offer, then: str) -> str:

@@ -113,16 +113,16 @@ class _Turn:
 
 
 def entries_of(
-    turns: Sequence[ChatTurn], cards: Iterable[ChatCard], asked: Iterable[Interrupt], most_cards: int
+    turns: Sequence[ChatTurn], cards: Iterable[ChatCard], interrupts: Iterable[Interrupt], most_cards: int
 ) -> list[Entry]:
     """The turns as entries, in their order; a turn of `most_cards` cards has more."""
     all_cards = list(cards)
-    things = len(turns) + sum(1 + len(each.card.tool_calls or ()) for each in all_cards)
+    things = len(turns) + sum(1 + len(c.card.tool_calls or ()) for c in all_cards)
     most = min(_MOST, max(_LEAST, PAGE_CHARACTERS // max(1, things)))
     known = {turn.agent_turn_id: _Turn(most) for turn in turns}
     for card in all_cards:
         known[card.agent_turn_id].cards.append(card)
-    for question in asked:
+    for question in interrupts:
         if question.agent_turn_id in known:
             known[question.agent_turn_id].asks.append(question)
     return [_entry(turn, known[turn.agent_turn_id], most_cards) for turn in turns]
@@ -130,37 +130,37 @@ def entries_of(
 
 def running(entries: Sequence[Entry]) -> Entry | None:
     """The turn that can be told something, if there is one: the first that is not over."""
-    return next((each for each in entries if each.is_live), None)
+    return next((entry for entry in entries if entry.is_live), None)
 
 
-def _entry(turn: ChatTurn, found: _Turn, most_cards: int) -> Entry:
-    whole = _delivered(turn, found.cards)
+def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> Entry:
+    whole = _delivered(turn, cards_of.cards)
     said: list[Said] = []
     calls: dict[ToolCallId | None, Call] = {}
-    for each in found.cards:
-        match each.card.type:
+    for card in cards_of.cards:
+        match card.card.type:
             case CardType.STEER:
-                said.append(_steer(each))
+                said.append(_steer(card))
             case CardType.THOUGHT:
-                said += _thought(each, calls, whole)
+                said += _thought(card, calls, whole)
             case CardType.TOOL_RESULT:
-                _answer(each, calls.get(each.card.tool_call_id))
+                _answer(card, calls.get(card.card.tool_call_id))
             case _:
                 pass
-    for question in found.asks:
+    for question in cards_of.asks:
         if (call := calls.get(question.tool_call_id)) is not None:
             call.status = "asks"
     if not turn.action_tool and turn.ended_at is not None:
         for call in calls.values():
             call.status = "not_sent" if call.status == "waiting" else call.status
-    steps = max((_number(each.step_id) for each in found.cards), default=0)
+    steps = max((_number(card.step_id) for card in cards_of.cards), default=0)
     return Entry(
         turn,
-        tuple(_cut_said(each, found.most) for each in said),
-        None if whole is None else _cut_delivered(whole, found.most),
-        tuple(found.asks),
+        tuple(_cut_said(each, cards_of.most) for each in said),
+        None if whole is None else _cut_delivered(whole, cards_of.most),
+        tuple(cards_of.asks),
         steps,
-        len(found.cards) >= most_cards,
+        len(cards_of.cards) >= most_cards,
     )
 
 
@@ -175,36 +175,38 @@ def _cut_said(said: Said, most: int) -> Said:
     return said if left <= 0 else replace(said, text=said.text[:most], left_out=left)
 
 
-def _cut_delivered(made: Delivered, most: int) -> Delivered:
-    size = len(made.text) + len(made.data) + sum(len(value) for _, value in made.fields)
+def _cut_delivered(delivered: Delivered, most: int) -> Delivered:
+    size = len(delivered.text) + len(delivered.data) + sum(len(value) for _, value in delivered.fields)
     if size <= most:
-        return made
-    fields = tuple((name, _cut(value, most // len(made.fields))) for name, value in made.fields)
-    return replace(made, text=made.text[:most], data=_cut(made.data, most), fields=fields, left_out=size - most)
+        return delivered
+    fields = tuple((name, _cut(value, most // len(delivered.fields))) for name, value in delivered.fields)
+    return replace(
+        delivered, text=delivered.text[:most], data=_cut(delivered.data, most), fields=fields, left_out=size - most
+    )
 
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} …"
 
 
-def _steer(each: ChatCard) -> Said:
-    content = readable_content(each.card)
+def _steer(card: ChatCard) -> Said:
+    content = readable_content(card.card)
     text = content.text if isinstance(content, TextContent) else ""
-    return Said("person", text, each.card.metadata.author_id or "", each.steer_status, left_out=_left_out(each))
+    return Said("person", text, card.card.metadata.author_id or "", card.steer_status, left_out=_left_out(card))
 
 
-def _thought(each: ChatCard, calls: dict[ToolCallId | None, Call], delivered: Delivered | None) -> list[Said]:
+def _thought(card: ChatCard, calls: dict[ToolCallId | None, Call], delivered: Delivered | None) -> list[Said]:
     said: list[Said] = []
-    content = readable_content(each.card)
+    content = readable_content(card.card)
     text = content.text if isinstance(content, TextContent) else ""
-    made = tuple(_call(call) for call in each.card.tool_calls or ())
-    is_answer = delivered is not None and not made and text == delivered.text
-    left_out = _left_out(each)
+    made_calls = tuple(_call(call) for call in card.card.tool_calls or ())
+    is_answer = delivered is not None and not made_calls and text == delivered.text
+    left_out = _left_out(card)
     if left_out or (text.strip() and not is_answer):
         said.append(Said("model", text, left_out=left_out))
-    if made:
-        calls.update((call.call_id, call) for call in made)
-        said.append(Said("calls", calls=made))
+    if made_calls:
+        calls.update((call.call_id, call) for call in made_calls)
+        said.append(Said("calls", calls=made_calls))
     return said
 
 
@@ -217,13 +219,13 @@ def _call(call: ThoughtCall) -> Call:
     return Call(call.tool_call_id, call.tool_name, shown)
 
 
-def _answer(each: ChatCard, call: Call | None) -> None:
+def _answer(card: ChatCard, call: Call | None) -> None:
     """Put a result beside its call."""
     if call is None:
         return
-    content = readable_content(each.card)
+    content = readable_content(card.card)
     if not isinstance(content, ToolResultContent):
-        call.status, call.error = "answered", f"the result has {each.size} bytes" if _left_out(each) else ""
+        call.status, call.error = "answered", f"the result has {card.size} bytes" if _left_out(card) else ""
         return
     call.status = str(content.status)
     call.result = "" if content.result is None else shown_json(content.result)
@@ -231,30 +233,30 @@ def _answer(each: ChatCard, call: Call | None) -> None:
 
 
 def _delivered(turn: ChatTurn, cards: Sequence[ChatCard]) -> Delivered | None:
-    found = next((each for each in cards if each.card.card_id == turn.deliverable_card_id), None)
-    if found is None:
+    deliverable = next((card for card in cards if card.card.card_id == turn.deliverable_card_id), None)
+    if deliverable is None:
         return None
-    partial, content = bool(found.card.metadata.partial), readable_content(found.card)
+    partial, content = bool(deliverable.card.metadata.partial), readable_content(deliverable.card)
     match content:
         case TextContent(text=text):
             return Delivered(text=text, partial=partial)
         case JsonContent(data=dict() as data) if _is_fields(data):
             fields = cast("list[dict[str, JsonValue]]", data["fields"])
-            shown = ((str(each.get("name", "")), _value(each.get("value"))) for each in fields)
-            return Delivered(fields=tuple(shown), partial=partial)
+            pairs = ((str(f.get("name", "")), _value(f.get("value"))) for f in fields)
+            return Delivered(fields=tuple(pairs), partial=partial)
         case JsonContent(data=dict() as data) if (fallback := _fallback(data)) is not None:
             return Delivered(text=fallback.last_thought or "", fallback=fallback.reason)
         case JsonContent(data=data):
             return Delivered(data=shown_json(data), partial=partial)
-        case None if _left_out(found):
-            return Delivered(left_out=found.size)
+        case None if _left_out(deliverable):
+            return Delivered(left_out=deliverable.size)
         case _:
-            return Delivered(data=shown_json(found.card.content), partial=partial)
+            return Delivered(data=shown_json(deliverable.card.content), partial=partial)
 
 
 def _is_fields(data: dict[str, JsonValue]) -> bool:
     fields = data.get("fields")
-    return isinstance(fields, list) and bool(fields) and all(isinstance(each, dict) for each in fields)
+    return isinstance(fields, list) and bool(fields) and all(isinstance(f, dict) for f in fields)
 
 
 def _fallback(data: dict[str, JsonValue]) -> FallbackDeliverable | None:
@@ -268,8 +270,8 @@ def _value(value: JsonValue) -> str:
     return value if isinstance(value, str) else shown_json(value)
 
 
-def _left_out(each: ChatCard) -> int:
-    return each.size if each.card.content is None else 0
+def _left_out(card: ChatCard) -> int:
+    return card.size if card.card.content is None else 0
 
 
 def _number(step: StepId | None) -> int:
@@ -279,4 +281,4 @@ def _number(step: StepId | None) -> int:
 
 def turn_ids(turns: Sequence[ChatTurn]) -> list[AgentTurnId]:
     """The ids of turns."""
-    return [each.agent_turn_id for each in turns]
+    return [turn.agent_turn_id for turn in turns]

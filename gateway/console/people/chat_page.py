@@ -73,7 +73,7 @@ class Shown:
     def settled(self) -> list[Entry]:
         """The turns that are over, and the one that runs."""
         now = self.now
-        return [each for each in self.entries if not each.is_live or each is now]
+        return [entry for entry in self.entries if not entry.is_live or entry is now]
 
     @property
     def now(self) -> Entry | None:
@@ -83,7 +83,7 @@ class Shown:
     @property
     def queued(self) -> list[Entry]:
         """The turns that wait behind it."""
-        return [each for each in self.entries if each.is_live and each is not self.now]
+        return [entry for entry in self.entries if entry.is_live and entry is not self.now]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ class Chat:
         """Ask the next turn, or tell the running one something."""
         line = await self._found(visit, visit.query.channel_id)
         try:
-            told = await self._said(visit, line, visit.form)
+            notice = await self._said(visit, line, visit.form)
         except TurnstileError as error:
             return await self._page(visit, line, None, error=error, text=visit.form.text, key=visit.form.key)
-        return see_other(f"{address_of(line)}#end", told)
+        return see_other(f"{address_of(line)}#end", notice)
 
     async def stop(self, visit: Visit[ChatQuery, StopForm]) -> Response:
         """Stop a turn of the conversation."""
@@ -115,21 +115,26 @@ class Chat:
             return await self._page(visit, line, None, error=error)
         return see_other(f"{address_of(line)}#end", "stopped")
 
-    async def _found(self, visit: Visit[Any, Any], wanted: str | None) -> ConversationLine:
+    async def _found(self, visit: Visit[Any, Any], requested_channel: str | None) -> ConversationLine:
         """The conversation of the address; raises `Refused`: unknown_conversation, ambiguous."""
         project, agent = visit.principal.project_id, AgentId(visit.path["agent_id"])
-        given = visit.path["conversation_id"]
-        name, channel = ConversationId("" if given == OF_MEMORY else given), seen_channel(visit.principal, wanted)
-        found = await self.console.pool.run(
+        conversation = visit.path["conversation_id"]
+        name, channel = (
+            ConversationId("" if conversation == OF_MEMORY else conversation),
+            seen_channel(visit.principal, requested_channel),
+        )
+        lines = await self.console.pool.run(
             lambda conn: find_conversations(conn, project, name, agent, channel, row_limit=_ASKED)
         )
-        if not found:
-            raise Refused("unknown_conversation", f"the project has no such conversation: {LIST} has those there are")
-        if len(found) > 1:
-            found = [line for line in found if line.channel_id == self.console.default_channel]
-        if not found:
-            raise Refused("ambiguous", f"several channels have one of this name: choose it from {LIST}")
-        return found[0]
+        if not lines:
+            raise Refused(
+                "unknown_conversation", f"the project has no such conversation: {LIST} lists its conversations"
+            )
+        if len(lines) > 1:
+            lines = [line for line in lines if line.channel_id == self.console.default_channel]
+        if not lines:
+            raise Refused("ambiguous", f"several channels have a conversation of this name: choose one on {LIST}")
+        return lines[0]
 
     async def _said(self, visit: Visit[Any, SayForm], line: ConversationLine, form: SayForm) -> str | None:
         if not form.text.strip():
@@ -145,10 +150,10 @@ class Chat:
             }
             await asking.ask(principal, turn.channel_id, verbs.STEER, steer, visit.headers)
             return "steered"
-        asked: JsonObject = {"agent_id": line.agent_id, "instruction": form.text, "correlation_id": form.key}
+        request: JsonObject = {"agent_id": line.agent_id, "instruction": form.text, "correlation_id": form.key}
         if line.conversation_id:
-            asked["conversation_id"] = line.conversation_id
-        await asking.ask(principal, line.channel_id, verbs.ENQUEUE, asked, visit.headers)
+            request["conversation_id"] = line.conversation_id
+        await asking.ask(principal, line.channel_id, verbs.ENQUEUE, request, visit.headers)
         return "queued" if form.how == "queue" else None
 
     async def _shown(self, visit: Visit[Any, Any], line: ConversationLine, cursor: str | None) -> Shown:
@@ -162,7 +167,7 @@ class Chat:
             place = cursor_of(Place(turns[0].created_at, turns[0].agent_turn_id))
             earlier = f"{address_of(line)}&{urlencode({'cursor': place})}"
         cards = await pool.run(lambda conn: list_chat_cards(conn, project, turn_ids(turns), row_limit=_CARDS))
-        asked = await pool.run(
+        interrupts = await pool.run(
             lambda conn: list_interrupts(
                 conn,
                 project,
@@ -172,7 +177,7 @@ class Chat:
                 row_limit=_ASKED,
             )
         )
-        return Shown(entries_of(turns, cards, asked, _CARDS), earlier)
+        return Shown(entries_of(turns, cards, interrupts, _CARDS), earlier)
 
     async def _page(
         self,
@@ -184,9 +189,9 @@ class Chat:
         text: str = "",
         key: str = "",
     ) -> Response:
-        shown = await self._shown(visit, line, cursor)
-        now = shown.now
-        own = now is not None and now.turn.requester == visit.principal.caller.name
+        view = await self._shown(visit, line, cursor)
+        now = view.now
+        is_own = now is not None and now.turn.requester == visit.principal.caller.name
         problem: Problem | None = None if error is None else problem_of(error)
         unsure = problem is not None and problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR  # it may have been asked
         where = address_of(line)
@@ -196,12 +201,12 @@ class Chat:
             "people/chat.html",
             HTTPStatus.OK if problem is None else problem.status,
             line=line,
-            shown=shown,
+            shown=view,
             where=where,
             stop_address=f"{path}/stop?{query}",
             events_address=f"{path}/events?{query}&turns=1",
             is_last_part=cursor is None,
-            may_steer=now is not None and not now.turn.action_tool and (own or visit.may(Right.OPERATE)),
+            may_steer=now is not None and not now.turn.action_tool and (is_own or visit.may(Right.OPERATE)),
             problem=problem,
             text=text,
             key=key if unsure else new_key(),

@@ -28,7 +28,7 @@ LIST = "/console/conversations"
 NEW = f"{LIST}/new"
 OF_MEMORY = "~"
 """Stands in addresses for the conversation that a profile's memory keeps, whose id is empty."""
-_TABS = (("Used lately", "used"), ("All, newest first", "begun"))
+_TABS = (("Recently used", "used"), ("All, newest first", "begun"))
 _PAGE = 50
 _OFFERED = 500
 """Agents, and profiles, that a form offers."""
@@ -69,17 +69,17 @@ class Chats:
 
     async def list(self, visit: Visit[ChatsQuery, object]) -> Response:
         """A page of conversations."""
-        wanted, project = visit.query, visit.principal.project_id
-        channel = seen_channel(visit.principal, wanted.channel_id)
-        agent = None if wanted.agent_id is None else AgentId(wanted.agent_id)
+        query, project = visit.query, visit.principal.project_id
+        channel = seen_channel(visit.principal, query.channel_id)
+        agent = None if query.agent_id is None else AgentId(query.agent_id)
         older = None
-        if wanted.order == "used":
+        if query.order == "used":
             names = await self.console.pool.run(
                 lambda conn: list_recent_conversations(conn, project, channel=channel, agent=agent, row_limit=_PAGE)
             )
         else:
-            before = place_of(wanted.cursor)
-            found = await self.console.pool.run(
+            before = place_of(query.cursor)
+            page = await self.console.pool.run(
                 lambda conn: page_conversations(
                     conn,
                     project,
@@ -89,21 +89,22 @@ class Chats:
                     row_limit=_PAGE + 1,
                 )
             )
-            names = [line.name for line in found[:_PAGE]]
-            if len(found) > _PAGE:
-                last = found[_PAGE - 1]
-                given = wanted.model_dump(exclude_none=True)
-                older = f"{LIST}?{urlencode(given | {'cursor': cursor_of(Place(last.created_at, last.output_box_id))})}"
+            names = [line.name for line in page[:_PAGE]]
+            if len(page) > _PAGE:
+                last = page[_PAGE - 1]
+                parameters = query.model_dump(exclude_none=True)
+                cursor = cursor_of(Place(last.created_at, last.output_box_id))
+                older = f"{LIST}?{urlencode(parameters | {'cursor': cursor})}"
         lines = await self.console.pool.run(lambda conn: list_chats(conn, project, names))
         return render(
             visit,
             "people/conversations.html",
             lines=[(line, address_of(line)) for line in lines],
             older=older,
-            tabs=[(label, _list(order, wanted.agent_id), order == wanted.order) for label, order in _TABS],
-            agent_id=wanted.agent_id,
-            unfiltered=_list(wanted.order, None),
-            new=NEW if wanted.agent_id is None else f"{NEW}?{urlencode({'agent': wanted.agent_id})}",
+            tabs=[(label, _list(order, query.agent_id), order == query.order) for label, order in _TABS],
+            agent_id=query.agent_id,
+            unfiltered=_list(query.order, None),
+            new=NEW if query.agent_id is None else f"{NEW}?{urlencode({'agent': query.agent_id})}",
         )
 
     async def new(self, visit: Visit[NewChatQuery, object]) -> Response:
@@ -137,7 +138,7 @@ class Chats:
     ) -> Response:
         project = visit.principal.project_id
         known = await self.console.pool.run(lambda conn: list_addressees(conn, project, row_limit=_OFFERED))
-        named = [f"{'profile' if each.is_profile else 'agent'}:{each.name}" for each in known]
+        named = [f"{'profile' if addressee.is_profile else 'agent'}:{addressee.name}" for addressee in known]
         if form.to and form.to not in named:
             named.append(form.to)  # the list is bounded; the bridge says whether there is one
         return render(
@@ -146,8 +147,8 @@ class Chats:
             status,
             form=form,
             problem=None if error is None else problem_of(error),
-            agents=[each for each in named if each.startswith("agent:")],
-            profiles=[each for each in named if each.startswith("profile:")],
+            agents=[name for name in named if name.startswith("agent:")],
+            profiles=[name for name in named if name.startswith("profile:")],
             channel=visit.principal.channel_id or self.console.default_channel,
         )
 
@@ -184,13 +185,13 @@ def _request(form: NewChatForm) -> JsonObject:
     if kind not in ("agent", "profile") or not name:
         raise BadRequest("choose an agent or a profile")
     if not form.text.strip():
-        raise BadRequest("write what the agent shall do")
-    asked: JsonObject = {
+        raise BadRequest("write what the agent should do")
+    request: JsonObject = {
         "instruction": form.text,
         "conversation_id": form.conversation.strip() or _name(),
         "correlation_id": form.key,
     }
-    return {("agent_id" if kind == "agent" else "profile_name"): name, **asked}
+    return {("agent_id" if kind == "agent" else "profile_name"): name, **request}
 
 
 def pages(console: Console) -> tuple[Page, ...]:

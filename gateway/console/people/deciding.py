@@ -123,15 +123,17 @@ class Offer:
         """The fields of the arguments, with what was typed in them if it is of this form."""
         if self.edit is None:
             return []
-        own = typed is not None and typed.decision is Decision.EDIT and typed.made_of == self.edit.digest
-        return self.edit.fields(typed.fields if typed is not None and own else None, faults if own else None)
+        is_typed = typed is not None and typed.decision is Decision.EDIT and typed.made_of == self.edit.digest
+        return self.edit.fields(typed.fields if typed is not None and is_typed else None, faults if is_typed else None)
 
     def answer_fields(self, typed: Typed | None, faults: Mapping[str, str]) -> list[Field]:
         """The fields of the answer, with what was typed in them."""
         if self.answer is None:
             return []
-        own = typed is not None and typed.decision is Decision.RESPOND
-        return self.answer.fields(typed.fields if typed is not None and own else None, faults if own else None)
+        is_typed = typed is not None and typed.decision is Decision.RESPOND
+        return self.answer.fields(
+            typed.fields if typed is not None and is_typed else None, faults if is_typed else None
+        )
 
     def read(self, typed: Typed) -> JsonObject | NotMade:
         """The arguments of `decide` without the question's id, or why there are none."""
@@ -139,20 +141,20 @@ class Offer:
             return NotMade(self.refusal, {})
         if typed.digest != self.view.action_digest:
             return NotMade("digest_mismatch", {})
-        made: JsonObject = {
+        decision: JsonObject = {
             "decision": typed.decision,
             "action_digest": self.view.action_digest,
             "message": typed.note,
         }
         match typed.decision:
             case Decision.EDIT:
-                return self._edited(typed, made)
+                return self._edited(typed, decision)
             case Decision.RESPOND:
-                return self._answered(typed, made)
+                return self._answered(typed, decision)
             case Decision.APPROVE | Decision.REJECT:
-                return made
+                return decision
 
-    def _edited(self, typed: Typed, made: JsonObject) -> JsonObject | NotMade:
+    def _edited(self, typed: Typed, decision: JsonObject) -> JsonObject | NotMade:
         if self.edit is None:
             return NotMade("decision_not_allowed", {ALL: "This call cannot be edited."})
         if typed.made_of != self.edit.digest:
@@ -160,18 +162,20 @@ class Offer:
         reading = self.edit.read(typed.fields)
         if reading.faults or not isinstance(reading.value, dict):
             return NotMade("invalid_arguments", dict(reading.faults))
-        shown, added = self.view.arguments or {}, {*self.edit.fixed, *self.edit.envs}
-        if all(_same(reading.value.get(name), shown.get(name)) for name in {*shown, *reading.value} - added):
-            return NotMade("nothing_edited", {ALL: "Nothing has been changed: approve it as it is, or change a field."})
-        return {**made, "arguments": reading.value}
+        arguments, added = self.view.arguments or {}, {*self.edit.fixed, *self.edit.envs}
+        if all(_same(reading.value.get(name), arguments.get(name)) for name in {*arguments, *reading.value} - added):
+            return NotMade(
+                "nothing_edited", {ALL: "Nothing was changed: approve the call as it is, or change a field."}
+            )
+        return {**decision, "arguments": reading.value}
 
-    def _answered(self, typed: Typed, made: JsonObject) -> JsonObject | NotMade:
+    def _answered(self, typed: Typed, decision: JsonObject) -> JsonObject | NotMade:
         if self.answer is None:
             return NotMade("decision_not_allowed", {ALL: "This call cannot be answered."})
         reading = self.answer.read(typed.fields)
         if reading.faults:
             return NotMade("invalid_response", dict(reading.faults))
-        return {**made, "response": reading.value}
+        return {**decision, "response": reading.value}
 
 
 def offer_of(view: InterruptView, context: InterruptContext, principal: Principal) -> Offer:

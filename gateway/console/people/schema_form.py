@@ -77,36 +77,36 @@ class SchemaForm:
 
     def fields(self, typed: Mapping[str, str] | None = None, faults: Mapping[str, str] | None = None) -> list[Field]:
         """Its fields, with what was typed in them, if anything was."""
-        return [_field(each, (typed or {}).get(each.name), (faults or {}).get(each.name, "")) for each in self.slots]
+        return [_field(s, (typed or {}).get(s.name), (faults or {}).get(s.name, "")) for s in self.slots]
 
     def read(self, typed: Mapping[str, str]) -> Reading:
         """What was typed as an object without what is fixed; a field that was not sent is as it was."""
-        faults, made = dict[str, str](), dict[str, JsonValue]()
-        for each in self.slots:
+        faults, value_so_far = dict[str, str](), dict[str, JsonValue]()
+        for field_slot in self.slots:
             try:
-                value = each.read(typed.get(each.name, each.shown))
+                value = field_slot.read(typed.get(field_slot.name, field_slot.shown))
                 if value is MISSING:
                     continue
-                if each.name in (_REST, _WHOLE):
-                    made |= self._others(value, made)
+                if field_slot.name in (_REST, _WHOLE):
+                    value_so_far |= self._others(value, value_so_far)
                 else:
-                    made[each.label] = value
+                    value_so_far[field_slot.label] = value
             except Fault as fault:
-                faults[each.name] = str(fault)
-        faults = faults or self._violations(made)
-        return Reading(None, faults) if faults else Reading(made)
+                faults[field_slot.name] = str(fault)
+        faults = faults or self._violations(value_so_far)
+        return Reading(None, faults) if faults else Reading(value_so_far)
 
-    def _others(self, value: JsonValue, made: Mapping[str, JsonValue]) -> JsonObject:
+    def _others(self, value: JsonValue, others: Mapping[str, JsonValue]) -> JsonObject:
         if not isinstance(value, dict):
             raise Fault("Type a JSON object: {}.")
-        if taken := sorted(value.keys() & (made.keys() | self.fixed.keys() | self.envs)):
-            raise Fault(f"{', '.join(taken)[:200]}: not here.")
+        if taken := sorted(value.keys() & (others.keys() | self.fixed.keys() | self.envs)):
+            raise Fault(f"{', '.join(taken)[:200]}: cannot be set here.")
         return value
 
-    def _violations(self, made: JsonObject) -> dict[str, str]:
+    def _violations(self, arguments: JsonObject) -> dict[str, str]:
         """Why an object does not match the schema, by field; nothing if it cannot be told here."""
         named = _properties(self.schema).keys() | set(_required(self.schema))
-        whole = made | {name: value for name, value in self.fixed.items() if name in named}
+        whole = arguments | {name: value for name, value in self.fixed.items() if name in named}
         schema: JsonObject = dict(self.schema)
         if isinstance(schema.get("required"), list):
             schema["required"] = [name for name in _required(self.schema) if name not in self.envs]
@@ -122,12 +122,14 @@ class SchemaForm:
 
     def _told(self, error: Violation, whole: JsonObject) -> list[tuple[str, str]]:
         """Where an error belongs, and what it says there."""
-        by_label = {each.label: each.name for each in self.slots if each.name not in (_REST, _WHOLE)}
+        by_label = {s.label: s.name for s in self.slots if s.name not in (_REST, _WHOLE)}
         path = [str(part) for part in error.path]
         if not path and error.keyword == "required":
-            wanted = [name for name in _required(self.schema) if name not in whole and name not in self.envs]
-            return [(by_label.get(name, ALL), "This is needed.") for name in wanted] or [(ALL, error.message[:300])]
-        other = next((each.name for each in self.slots if each.name in (_REST, _WHOLE)), ALL)
+            missing = [name for name in _required(self.schema) if name not in whole and name not in self.envs]
+            return [(by_label.get(name, ALL), "This field is required.") for name in missing] or [
+                (ALL, error.message[:300])
+            ]
+        other = next((s.name for s in self.slots if s.name in (_REST, _WHOLE)), ALL)
         deeper = f" at {'/'.join(path[1:])[:100]}" if len(path) > 1 else ""
         return [(by_label.get(path[0], other) if path else ALL, f"{error.message[:300]}{deeper}")]
 
@@ -142,19 +144,19 @@ def arguments_form(
     """The form of a call's arguments, as they are; `fixed` and `envs` are shown and cannot be typed."""
     hidden = fixed | envs
     visible = {name: value for name, value in arguments.items() if name not in hidden}
-    properties = {name: each for name, each in _properties(schema).items() if name not in hidden}
+    properties = {name: subschema for name, subschema in _properties(schema).items() if name not in hidden}
     required = set(_required(schema))
-    shown = {name: value for name, value in arguments.items() if name in fixed - envs}
+    fixed_values = {name: value for name, value in arguments.items() if name in fixed - envs}
     if len(properties) > _MOST_FIELDS:
-        return SchemaForm(schema, (slot(_WHOLE, "Arguments", {}, visible, required=True),), shown, envs)
+        return SchemaForm(schema, (slot(_WHOLE, "Arguments", {}, visible, required=True),), fixed_values, envs)
     slots = [
-        slot(f"arg-{n}", name, each, visible.get(name, MISSING), required=name in required)
-        for n, (name, each) in enumerate(properties.items())
+        slot(f"arg-{n}", name, subschema, visible.get(name, MISSING), required=name in required)
+        for n, (name, subschema) in enumerate(properties.items())
     ]
     others: JsonObject = {name: value for name, value in visible.items() if name not in properties}
     if others or (not properties and schema.get("additionalProperties") is not False):
         slots.append(slot(_REST, "Other arguments" if slots else "Arguments", {}, others or MISSING, required=False))
-    return SchemaForm(schema, tuple(slots), shown, envs)
+    return SchemaForm(schema, tuple(slots), fixed_values, envs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class AnswerForm:
         except Fault as fault:
             return Reading(None, {one.name: str(fault)})
         if value is MISSING:
-            return Reading(None, {one.name: "This is needed."})
+            return Reading(None, {one.name: "This field is required."})
         if (sentence := _unfit(self.schema, value)) is not None:
             return Reading(None, {one.name: sentence})
         return Reading(value)
@@ -192,12 +194,12 @@ def answer_form(schema: JsonObject | None) -> AnswerForm:
     """The form of an answer that must match a schema; without one the answer is a text."""
     if schema is not None and schema.get("type") == "object" and 0 < len(_properties(schema)) <= _MOST_FIELDS:
         slots = [
-            slot(f"ans-{n}", name, each, MISSING, required=name in _required(schema))
-            for n, (name, each) in enumerate(_properties(schema).items())
+            slot(f"ans-{n}", name, subschema, MISSING, required=name in _required(schema))
+            for n, (name, subschema) in enumerate(_properties(schema).items())
         ]
         return AnswerForm(schema, SchemaForm(schema, tuple(slots), {}, frozenset()), None)
-    wanted: JsonObject = {"type": "string"} if schema is None else schema
-    return AnswerForm(schema, None, slot("answer", "Answer", wanted, MISSING, required=True))
+    answer_schema: JsonObject = {"type": "string"} if schema is None else schema
+    return AnswerForm(schema, None, slot("answer", "Answer", answer_schema, MISSING, required=True))
 
 
 def _unfit(schema: JsonObject | None, value: JsonValue) -> str | None:
@@ -210,22 +212,22 @@ def _unfit(schema: JsonObject | None, value: JsonValue) -> str | None:
     return None if error is None else error.message[:300]
 
 
-def _field(each: Slot, typed: str | None, fault: str) -> Field:
-    text = each.shown if typed is None else typed
-    options = [Choice(str(n), choice_text(value), text == str(n)) for n, value in enumerate(choices(each.schema))]
-    if each.kind is not Kind.CHOICE:
+def _field(field_slot: Slot, typed: str | None, fault: str) -> Field:
+    text = field_slot.shown if typed is None else typed
+    options = [Choice(str(n), choice_text(value), text == str(n)) for n, value in enumerate(choices(field_slot.schema))]
+    if field_slot.kind is not Kind.CHOICE:
         options = []
-    elif not each.required or each.given is MISSING:
-        options.insert(0, Choice("", "Choose…" if each.required else "left out", text == ""))
-    about = each.schema.get("description")
+    elif not field_slot.required or field_slot.given is MISSING:
+        options.insert(0, Choice("", "Choose…" if field_slot.required else "not set", text == ""))
+    about = field_slot.schema.get("description")
     return Field(
-        name=each.name,
-        label=each.label,
-        kind=str(each.kind),
+        name=field_slot.name,
+        label=field_slot.label,
+        kind=str(field_slot.kind),
         text=text,
-        required=each.required,
+        required=field_slot.required,
         about=about[:500] if isinstance(about, str) else "",
-        hint=hints(each),
+        hint=hints(field_slot),
         choices=tuple(options),
         fault=fault,
     )
@@ -233,13 +235,13 @@ def _field(each: Slot, typed: str | None, fault: str) -> Field:
 
 def _properties(schema: JsonObject) -> dict[str, JsonValue]:
     """The properties, those that are required first, in the order of `required`: the ledger keeps no other."""
-    found = schema.get("properties")
-    if not isinstance(found, dict):
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
         return {}
-    first = [name for name in dict.fromkeys(_required(schema)) if name in found]
-    return {name: found[name] for name in (*first, *(each for each in found if each not in first))}
+    first = [name for name in dict.fromkeys(_required(schema)) if name in properties]
+    return {name: properties[name] for name in (*first, *(n for n in properties if n not in first))}
 
 
 def _required(schema: JsonObject) -> list[str]:
-    found = schema.get("required")
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+    required = schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []

@@ -80,9 +80,9 @@ class LiveLine:
 
 async def now_page(visit: Visit[NowQuery, Any]) -> Response:
     """The live turns, and below them those that ended last."""
-    wanted, principal = visit.query, visit.principal
-    channel = seen_channel(principal, wanted.channel)
-    agent = None if wanted.agent is None else AgentId(wanted.agent)
+    query, principal = visit.query, visit.principal
+    channel = seen_channel(principal, query.channel)
+    agent = None if query.agent is None else AgentId(query.agent)
 
     async def read(conn: Connection) -> tuple[LiveTurns, list[TurnTold]]:
         live = await look_at_live_turns(
@@ -90,9 +90,9 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
             principal.project_id,
             channel=channel,
             agent=agent,
-            profile=wanted.profile,
-            state=wanted.state,
-            offset=(wanted.page - 1) * LIVE_PAGE,
+            profile=query.profile,
+            state=query.state,
+            offset=(query.page - 1) * LIVE_PAGE,
             row_limit=LIVE_PAGE + 1,
         )
         return live, await page_turns_told(
@@ -101,7 +101,7 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
 
     live, ended = await visit.console.pool.run(read)
     lines = [line_of(turn, live.seen_at, live.usual_seconds) for turn in live.turns[:LIVE_PAGE]]
-    chosen = {"state": wanted.state, "agent": wanted.agent, "profile": wanted.profile, "channel": wanted.channel}
+    chosen = {"state": query.state, "agent": query.agent, "profile": query.profile, "channel": query.channel}
     more = len(live.turns) > LIVE_PAGE
 
     def narrowed(name: str, value: str) -> str:
@@ -117,49 +117,49 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
         states=[*_states(live, chosen)],
         chosen=[*_chosen(chosen)],
         narrowed=narrowed,
-        newer=address("/console", {**chosen, "page": wanted.page - 1}) if wanted.page > 1 else None,
-        older=address("/console", {**chosen, "page": wanted.page + 1}) if more else None,
-        all_ended=address("/console/turns", {"agent": wanted.agent, "channel": wanted.channel, "status": "ended"}),
+        newer=address("/console", {**chosen, "page": query.page - 1}) if query.page > 1 else None,
+        older=address("/console", {**chosen, "page": query.page + 1}) if more else None,
+        all_ended=address("/console/turns", {"agent": query.agent, "channel": query.channel, "status": "ended"}),
     )
 
 
 async def turns_page(visit: Visit[TurnsQuery, Any]) -> Response:
     """All turns, the newest first; with `q` those that are called so."""
-    wanted, principal = visit.query, visit.principal
-    channel = seen_channel(principal, wanted.channel)
-    text = (wanted.q or "").strip()
+    query, principal = visit.query, visit.principal
+    channel = seen_channel(principal, query.channel)
+    text = (query.q or "").strip()
     if text:
-        found = await visit.console.pool.run(
+        turns_found = await visit.console.pool.run(
             lambda conn: search_turns(conn, principal.project_id, text, channel=channel, row_limit=_FOUND)
         )
-        if len(found) == 1:
-            return see_other(f"/console/turns/{part(found[0].agent_turn_id)}")
-        return render(visit, "turns/found.html", text=text, found=found, most=_FOUND)
+        if len(turns_found) == 1:
+            return see_other(f"/console/turns/{part(turns_found[0].agent_turn_id)}")
+        return render(visit, "turns/found.html", text=text, found=turns_found, most=_FOUND)
     turns = await visit.console.pool.run(
         lambda conn: page_turns_told(
             conn,
             principal.project_id,
             channel=channel,
-            agent=None if wanted.agent is None else AgentId(wanted.agent),
-            status=wanted.status,
-            before=place_of(wanted.cursor),
+            agent=None if query.agent is None else AgentId(query.agent),
+            status=query.status,
+            before=place_of(query.cursor),
             row_limit=TURNS_PAGE + 1,
         )
     )
-    shown = turns[:TURNS_PAGE]
-    chosen = {"status": wanted.status, "agent": wanted.agent, "channel": wanted.channel}
-    last = cursor_of(Place(shown[-1].created_at, shown[-1].agent_turn_id)) if len(turns) > len(shown) else None
+    page = turns[:TURNS_PAGE]
+    chosen = {"status": query.status, "agent": query.agent, "channel": query.channel}
+    last = cursor_of(Place(page[-1].created_at, page[-1].agent_turn_id)) if len(turns) > len(page) else None
     statuses = [
-        Filter(label, None, address("/console/turns", {**chosen, "status": status}), wanted.status == status)
+        Filter(label, None, address("/console/turns", {**chosen, "status": status}), query.status == status)
         for label, status in (
             ("all", None),
-            *((each, each) for each in ("success", "failed", "canceled", "timeout", "partial")),
+            *((s, s) for s in ("success", "failed", "canceled", "timeout", "partial")),
         )
     ]
     return render(
         visit,
         "turns/turns.html",
-        turns=shown,
+        turns=page,
         statuses=statuses,
         chosen=[
             Filter(f"{name} {value}", None, address("/console/turns", {**chosen, name: None}), on=True)
@@ -175,9 +175,9 @@ def line_of(turn: TurnNow, now: datetime, usual_seconds: float | None) -> LiveLi
     return LiveLine(turn, waits_of(turn), stall_of(turn, now, usual_seconds))
 
 
-def address(path: str, given: dict[str, Any]) -> str:
+def address(path: str, parameters: dict[str, Any]) -> str:
     """An address with what of the query is given."""
-    query = urlencode({name: value for name, value in given.items() if value is not None})
+    query = urlencode({name: value for name, value in parameters.items() if value is not None})
     return f"{path}?{query}" if query else path
 
 
@@ -190,8 +190,8 @@ def _states(live: LiveTurns, chosen: dict[str, Any]) -> list[Filter]:
         ("suspended", "suspended", live.suspended),
         ("dispatched", "dispatched", live.dispatched),
         ("queued", "queued", live.queued),
-        ("people", "waits for people", live.asking),
-        ("stalled", "stands still", live.stalled),
+        ("people", "waiting for people", live.asking),
+        ("stalled", "stalled", live.stalled),
     ]
     return [
         Filter(label, count, address("/console", {**chosen, "state": state}), state == on)

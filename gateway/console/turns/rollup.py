@@ -42,9 +42,9 @@ class Sums:
 
     def add(self, node: TreeTurn) -> None:
         """One turn."""
-        own = Sums(1, node.steps, node.tokens, node.cost, Counter([node.status]), node.created_at, node.ended_at)
-        own.live = int(node.status not in _OVER)
-        self.join(own)
+        sums = Sums(1, node.steps, node.tokens, node.cost, Counter([node.status]), node.created_at, node.ended_at)
+        sums.live = int(node.status not in _OVER)
+        self.join(sums)
 
     def join(self, other: "Sums") -> None:
         """Others."""
@@ -107,9 +107,9 @@ def rolled_up(nodes: Sequence[TreeTurn]) -> Forest:
     tops: list[Branch] = []
     for node in nodes:
         above = None if node.parent_turn_id is None else by_turn.get(node.parent_turn_id)
-        own = Sums()
-        own.add(node)
-        branch = by_turn[node.agent_turn_id] = Branch(node, 0 if above is None else above.depth + 1, own)
+        sums = Sums()
+        sums.add(node)
+        branch = by_turn[node.agent_turn_id] = Branch(node, 0 if above is None else above.depth + 1, sums)
         (tops if above is None else above.children).append(branch)
     for branch in reversed(by_turn.values()):
         parent = branch.node.parent_turn_id
@@ -141,8 +141,8 @@ def line_of(branch: Branch, base: int) -> Line:
 def _lines(branch: Branch, base: int, room: list[int]) -> Iterator[Line]:
     room[0] -= 1
     yield line_of(branch, base)
-    shown, folded = _chosen(branch.children, room[0])
-    for child in shown:
+    lines, folded = _chosen(branch.children, room[0])
+    for child in lines:
         if room[0] <= 0:
             folded = [*folded, child]
         else:
@@ -174,10 +174,10 @@ def _words(branch: Branch) -> Iterator[str]:
         yield f"{below:,} failed below"
     live = branch.whole.live - (node.status not in _OVER)
     if live:
-        yield f"{live:,} live below"
+        yield f"{live:,} running below"
     if node.stopping:
         yield "is being stopped"
     if node.stop_reason:
         yield f"stopped: {node.stop_reason}"
     if node.parent_turn_id is not None and not node.waited:
-        yield "nobody waits for it"
+        yield "no turn waits for it"

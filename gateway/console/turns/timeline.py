@@ -85,9 +85,9 @@ def timeline_of(
     end = max(turn.ended_at or now, turn.created_at)
     begun = turn.started_at or (steps[0].started_at if steps else end)
     rows = [Row("queued", (Bar(turn.created_at, max(begun, turn.created_at), "queue", "waits for its agent"),))]
-    asked: dict[ToolCallId, list[Interrupt]] = {}
+    interrupts: dict[ToolCallId, list[Interrupt]] = {}
     for question in questions:
-        asked.setdefault(question.tool_call_id, []).append(question)
+        interrupts.setdefault(question.tool_call_id, []).append(question)
     by_step: dict[StepId, list[TurnCall]] = {}
     for call in calls:
         by_step.setdefault(call.step_id, []).append(call)
@@ -100,7 +100,7 @@ def timeline_of(
             continue
         rows.append(_step(number, step, end))
         mine = by_step.get(step.step_id, [])
-        rows += [_call(call, asked.get(call.tool_call_id, ()), end) for call in mine[:_MOST_CALLS]]
+        rows += [_call(call, interrupts.get(call.tool_call_id, ()), end) for call in mine[:_MOST_CALLS]]
         if rest := mine[_MOST_CALLS:]:
             rows.append(_more(rest, end))
     live = turn.ended_at is None
@@ -118,18 +118,18 @@ def _step(number: int, step: StepView, end: datetime) -> Row:
     """A step, and in it the attempts at its model."""
     over = step.ended_at or end
     bars = [Bar(step.started_at, over, "step", f"step {number}: {step.status}")]
-    given = step.metadata.get("attempts")
-    attempts = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
-    lengths = [timedelta(milliseconds=_number(each.get("duration_ms"))) for each in attempts]
+    records = step.metadata.get("attempts")
+    attempts = [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
+    lengths = [timedelta(milliseconds=_number(a.get("duration_ms"))) for a in attempts]
     spare = max(over - step.started_at - sum(lengths, timedelta()), timedelta())
     pause = spare / (len(attempts) - 1) if len(attempts) > 1 else timedelta()
     at = step.started_at
     for place, (attempt, length) in enumerate(zip(attempts, lengths, strict=True), 1):
         code = attempt.get("error_code")
-        said = f"attempt {place} at {attempt.get('model')}: {duration(length)}"
+        title = f"attempt {place} at {attempt.get('model')}: {duration(length)}"
         kind: Kind = "attempt" if code in {None, ATTEMPT_CANCELED} else "failed"
         how = "" if code is None else ", cut short" if code == ATTEMPT_CANCELED else f", failed: {code}"
-        bars.append(Bar(at, min(at + length, over), kind, said + how))
+        bars.append(Bar(at, min(at + length, over), kind, title + how))
         at = min(at + length + pause, over)
     return Row(f"step {number}", tuple(bars), step=step.step_id)
 
@@ -140,8 +140,8 @@ def _call(call: TurnCall, questions: Sequence[Interrupt], end: datetime) -> Row:
     over = max(over, call.created_at)
     bad = call.wait_status in {"expired", "dropped"} or call.result_status not in {None, "success"}
     how = call.result_status or ("waits" if call.wait_status in {"waiting", "received"} else call.wait_status)
-    asked = "" if call.tasks is None else f", {call.tasks} turns asked"
-    title = f"{call.tool_name}: {how}, {duration(over - call.created_at)}{asked}"
+    children = "" if call.tasks is None else f", {call.tasks} turns started"
+    title = f"{call.tool_name}: {how}, {duration(over - call.created_at)}{children}"
     bars = [Bar(call.created_at, over, "bad" if bad else "call", title)]
     for question in questions:
         decided = min(max(question.decided_at or over, question.created_at), over)
@@ -186,7 +186,7 @@ def drawn(timeline: Timeline) -> Markup:
         height,
         _WIDTH,
         height,
-        f"Timeline of {duration(timeline.end - timeline.begin)}; the table has the same in words",
+        f"Timeline of {duration(timeline.end - timeline.begin)}; the table below has the same figures",
         Markup("").join(parts),
     )
 
@@ -204,7 +204,7 @@ class _Scale:
 
 
 def _axis(scale: _Scale, height: int) -> Iterable[Markup]:
-    every = next((each for each in _NICE if scale.seconds / each <= _TICKS), max(scale.seconds / _TICKS, 1e-3))
+    every = next((seconds for seconds in _NICE if scale.seconds / seconds <= _TICKS), max(scale.seconds / _TICKS, 1e-3))
     for tick in range(int(scale.seconds / every) + 1):
         at = timedelta(seconds=tick * every)
         yield Markup(
@@ -241,5 +241,5 @@ def _text(number: float) -> str:
 
 
 def _cut(label: str) -> str:
-    shown = visible(label)
-    return shown if len(shown) <= _LABEL else f"{shown[: _LABEL - 1]}…"
+    text = visible(label)
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"

@@ -57,7 +57,7 @@ class ShownLine:
 
 async def tree_page(visit: Visit[TreeQuery, Any]) -> Response:
     """The tree, or a branch of it, or a group of children."""
-    principal, wanted = visit.principal, visit.query
+    principal, query = visit.principal, visit.query
     view = await visit.console.turns.described(principal, AgentTurnId(visit.path["turn_id"]))
     nodes = await visit.console.pool.run(
         lambda conn: tree(
@@ -65,15 +65,15 @@ async def tree_page(visit: Visit[TreeQuery, Any]) -> Response:
         )
     )
     forest, here = rolled_up(nodes[:MOST_TURNS]), f"/console/turns/{part(view.agent_turn_id)}/tree"
-    branch = _wanted(forest, wanted.of)
+    branch = _wanted(forest, query.of)
     newer = older = None
-    if branch is not None and wanted.state is not None:
-        group = group_of(branch, wanted.state)
-        begin = (wanted.page - 1) * GROUP_PAGE
-        lines = [line_of(each, branch.depth) for each in (branch, *group[begin : begin + GROUP_PAGE])]
-        chosen = {"of": wanted.of, "state": wanted.state}
-        newer = address(here, {**chosen, "page": wanted.page - 1}) if wanted.page > 1 else None
-        older = address(here, {**chosen, "page": wanted.page + 1}) if len(group) > begin + GROUP_PAGE else None
+    if branch is not None and query.state is not None:
+        group = group_of(branch, query.state)
+        begin = (query.page - 1) * GROUP_PAGE
+        lines = [line_of(member, branch.depth) for member in (branch, *group[begin : begin + GROUP_PAGE])]
+        chosen = {"of": query.of, "state": query.state}
+        newer = address(here, {**chosen, "page": query.page - 1}) if query.page > 1 else None
+        older = address(here, {**chosen, "page": query.page + 1}) if len(group) > begin + GROUP_PAGE else None
     else:
         lines = lines_of(forest.tops if branch is None else [branch])
     begin_at, end_at = _span(forest if branch is None else branch)
@@ -83,13 +83,13 @@ async def tree_page(visit: Visit[TreeQuery, Any]) -> Response:
         turn=view,
         top=forest.tops[0].node.agent_id if forest.tops else view.agent_id,
         here=here,
-        lines=[ShownLine(each, _bar(each, begin_at, end_at), _href(here, each)) for each in lines],
+        lines=[ShownLine(line, _bar(line, begin_at, end_at), _href(here, line)) for line in lines],
         whole=(forest if branch is None else branch).whole,
         began=begin_at,
         ended=end_at,
         branch=branch,
         above=_above(forest, branch),
-        group=wanted.state if branch is not None else None,
+        group=query.state if branch is not None else None,
         cut=len(nodes) > MOST_TURNS,
         most=MOST_TURNS,
         newer=newer,
@@ -109,17 +109,17 @@ def _wanted(forest: Forest, turn: str | None) -> Branch | None:
 
 def _above(forest: Forest, branch: Branch | None) -> list[Branch]:
     """The turns above a branch, the root first."""
-    found: list[Branch] = []
+    branches: list[Branch] = []
     while branch is not None and (parent := branch.node.parent_turn_id) is not None:
         branch = forest.by_turn.get(parent)
-        found += [branch] if branch is not None else []
-    return found[::-1]
+        branches += [branch] if branch is not None else []
+    return branches[::-1]
 
 
-def _span(shown: Forest | Branch) -> tuple[datetime, datetime]:
+def _span(part: Forest | Branch) -> tuple[datetime, datetime]:
     """From when to when the bars reach."""
     now = datetime.now(UTC)
-    whole = shown.whole
+    whole = part.whole
     begin = whole.begin or now
     return begin, max(now if whole.live or whole.end is None else whole.end, begin)
 
@@ -155,7 +155,7 @@ def _bar(line: Line, begin: datetime, end: datetime) -> Markup:
 
 def _href(here: str, line: Line) -> str:
     """Where a line leads: to the turn, or to its group."""
-    own = line.branch.node.agent_turn_id
+    turn = line.branch.node.agent_turn_id
     if line.status is not None:
-        return address(here, {"of": own, "state": line.status})
-    return f"/console/turns/{part(own)}"
+        return address(here, {"of": turn, "state": line.status})
+    return f"/console/turns/{part(turn)}"

@@ -52,11 +52,11 @@ class RerunForm(Strict):
 
 async def stop(visit: Visit[Any, StopForm]) -> Response:
     """Stop the turn and the turns below it that are waited for, or all below it."""
-    wanted = TurnStop(reason=visit.form.reason, cascade=visit.form.cascade)
+    request = TurnStop(reason=visit.form.reason, cascade=visit.form.cascade)
 
     async def done(turn: AgentTurnId) -> Response:
         view = await visit.console.turns.described(visit.principal, turn)
-        await visit.console.turns.stop_turn(visit.principal, view, wanted, visit.headers)
+        await visit.console.turns.stop_turn(visit.principal, view, request, visit.headers)
         return see_other(_page(turn), "stopped")
 
     return await _acted(visit, done)
@@ -65,11 +65,11 @@ async def stop(visit: Visit[Any, StopForm]) -> Response:
 async def steer(visit: Visit[Any, SteerForm]) -> Response:
     """Say something to the turn while it runs."""
     form = visit.form
-    wanted = TurnSteer(text=form.text, priority=form.priority)
+    request = TurnSteer(text=form.text, priority=form.priority)
 
     async def done(turn: AgentTurnId) -> Response:
         view = await visit.console.turns.described(visit.principal, turn)
-        await visit.console.turns.steer_turn(visit.principal, view, wanted, form.key, visit.headers)
+        await visit.console.turns.steer_turn(visit.principal, view, request, form.key, visit.headers)
         return see_other(_page(turn), "steered")
 
     return await _acted(visit, done)
@@ -78,12 +78,12 @@ async def steer(visit: Visit[Any, SteerForm]) -> Response:
 async def rerun(visit: Visit[Any, RerunForm]) -> Response:
     """Run the turn again, by a new one; its page follows."""
     form = visit.form
-    given = {"from_step": form.from_step, "model": form.model}
-    wanted = TurnRerun.model_validate({name: value for name, value in given.items() if value is not None})
+    fields = {"from_step": form.from_step, "model": form.model}
+    request = TurnRerun.model_validate({name: value for name, value in fields.items() if value is not None})
 
     async def done(turn: AgentTurnId) -> Response:
         view = await visit.console.turns.described(visit.principal, turn)
-        reply = await visit.console.turns.rerun_turn(visit.principal, view, wanted, form.key, visit.headers)
+        reply = await visit.console.turns.rerun_turn(visit.principal, view, request, form.key, visit.headers)
         if reply.agent_turn_id is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
         return see_other(_page(reply.agent_turn_id), "again")
@@ -91,11 +91,11 @@ async def rerun(visit: Visit[Any, RerunForm]) -> Response:
     return await _acted(visit, done)
 
 
-async def _acted(visit: Visit[Any, Any], done: Callable[[AgentTurnId], Awaitable[Response]]) -> Response:
+async def _acted(visit: Visit[Any, Any], action: Callable[[AgentTurnId], Awaitable[Response]]) -> Response:
     """What an action answers; what is refused is told on a page that leads back to the turn."""
     turn = AgentTurnId(visit.path["turn_id"])
     try:
-        return await done(turn)
+        return await action(turn)
     except TurnstileError as error:
         return refused(visit, error, "/console" if error.code == "unknown_turn" else _page(turn))
 

@@ -121,41 +121,41 @@ class ShownStep:
 
 async def turn_page(visit: Visit[TurnQuery, Any]) -> Response:
     """A turn."""
-    principal, wanted = visit.principal, visit.query
+    principal, query = visit.principal, visit.query
     turn = AgentTurnId(visit.path["turn_id"])
-    found = await visit.console.pool.run(lambda conn: read_turn(conn, principal, turn, wanted.to))
-    view, now = found.view, datetime.now(UTC)
-    timeline = timeline_of(view, found.steps, found.calls, found.questions, now)
-    texts = {card.card_id: str(value_of(card)) for card in found.cards if card.type == CardType.STEER}
-    steers = [SteerEntry(**dict(each), text=texts.get(CardId(each.steer_id))) for each in view.steers or ()]
-    shown = _steps(found, steers)
-    last = found.first + len(found.window) - 1
-    deliverable = next((card for card in found.cards if card.card_id == view.deliverable_card_id), None)
+    reading = await visit.console.pool.run(lambda conn: read_turn(conn, principal, turn, query.to))
+    view, now = reading.view, datetime.now(UTC)
+    timeline = timeline_of(view, reading.steps, reading.calls, reading.questions, now)
+    texts = {card.card_id: str(value_of(card)) for card in reading.cards if card.type == CardType.STEER}
+    steers = [SteerEntry(**dict(steer), text=texts.get(CardId(steer.steer_id))) for steer in view.steers or ()]
+    steps = _steps(reading, steers)
+    last = reading.first + len(reading.window) - 1
+    deliverable = next((card for card in reading.cards if card.card_id == view.deliverable_card_id), None)
     return render(
         visit,
         "turns/turn.html",
         turn=view,
-        place=found.place,
-        live=found.live,
-        steps=shown,
-        step_count=len(found.steps),
-        first=found.first,
+        place=reading.place,
+        live=reading.live,
+        steps=steps,
+        step_count=len(reading.steps),
+        first=reading.first,
         last=last,
-        earlier=found.first - 1 if found.first > 1 else None,
-        later=min(last + WINDOW, len(found.steps)) if last < len(found.steps) else None,
-        inputs=found.inputs,
+        earlier=reading.first - 1 if reading.first > 1 else None,
+        later=min(last + WINDOW, len(reading.steps)) if last < len(reading.steps) else None,
+        inputs=reading.inputs,
         deliverable=deliverable,
         delivered=None if deliverable is None else value_of(deliverable),
-        steers=[each for each in steers if each.step_id is None],
-        questions=found.questions,
-        budgets=[budget for budget in found.budgets if principal.sees(budget.channel_id)],
-        tokens=sum(_total(step.metadata.get("llm_usage")) for step in found.steps),
-        cost=_sum(step.metadata.get("llm_response_cost") for step in found.steps),
+        steers=[steer for steer in steers if steer.step_id is None],
+        questions=reading.questions,
+        budgets=[budget for budget in reading.budgets if principal.sees(budget.channel_id)],
+        tokens=sum(_total(step.metadata.get("llm_usage")) for step in reading.steps),
+        cost=_sum(step.metadata.get("llm_response_cost") for step in reading.steps),
         seconds=((view.ended_at or now) - view.created_at).total_seconds(),
         timeline=timeline,
         drawing=drawn(timeline),
         links=_links(visit.console.links, view),
-        again=wanted.again,
+        again=query.again,
         key=uuid7(),
         longest=LONGEST,
     )
@@ -172,14 +172,14 @@ async def card_page(visit: Visit[Any, Any]) -> Response:
             return card
         box = view.context_box_id
         inputs = [] if box is None else await list_turn_inputs(conn, principal.project_id, box, row_limit=_INPUTS)
-        said = {steer.steer_id for steer in view.steers or ()}
-        return card if card.card_id in {*said, *(each.card_id for each in inputs)} else None
+        steer_ids = {steer.steer_id for steer in view.steers or ()}
+        return card if card.card_id in {*steer_ids, *(c.card_id for c in inputs)} else None
 
     card = await visit.console.pool.run(read)
-    shown = None if card is None else seen_card(card, principal.sees_detail)
-    if shown is None:
+    visible_card = None if card is None else seen_card(card, principal.sees_detail)
+    if visible_card is None:
         raise Refused("unknown_card", "the turn has no such card, or retention has removed it")
-    value = value_of(shown)
+    value = value_of(visible_card)
     return PlainTextResponse(value if isinstance(value, str) else as_json(value), headers=HEADERS)
 
 
@@ -210,7 +210,7 @@ async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, u
     line = None
     if view.ended_at is None:
         live = await look_at_live_turns(conn, project, channel=None, turn=turn, row_limit=1)
-        line = next((line_of(each, live.seen_at, live.usual_seconds) for each in live.turns), None)
+        line = next((line_of(t, live.seen_at, live.usual_seconds) for t in live.turns), None)
     inputs, cards = _seen(inputs, principal), _seen(cards, principal)
     return Reading(view, place, steps, calls, questions, budgets, inputs, cards, first, window, line)
 
@@ -220,22 +220,24 @@ def _seen(cards: Sequence[Card], principal: Principal) -> list[Card]:
     return [shown for card in cards if (shown := seen_card(card, principal.sees_detail)) is not None]
 
 
-def _steps(found: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
+def _steps(reading: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
     """The window's steps."""
-    told = transcript_of(found.window, found.inputs, found.cards, found.calls, first=found.first)
-    sent = {call.tool_call_id: call for call in found.calls}
-    asked = {question.tool_call_id: question for question in sorted(found.questions, key=_matters)}
-    thoughts = {card.metadata.step_id: card.card_id for card in found.cards if card.type == CardType.THOUGHT}
+    transcript = transcript_of(reading.window, reading.inputs, reading.cards, reading.calls, first=reading.first)
+    sent = {call.tool_call_id: call for call in reading.calls}
+    interrupts = {question.tool_call_id: question for question in sorted(reading.questions, key=_matters)}
+    thoughts = {card.metadata.step_id: card.card_id for card in reading.cards if card.type == CardType.THOUGHT}
     return [
         ShownStep(
             entry=entry,
             attempts=attempts_of(step),
-            calls=[ShownCall(call, sent.get(call.tool_call_id), asked.get(call.tool_call_id)) for call in entry.calls],
+            calls=[
+                ShownCall(call, sent.get(call.tool_call_id), interrupts.get(call.tool_call_id)) for call in entry.calls
+            ],
             steers=[steer for steer in steers if steer.step_id == step.step_id],
             finish_reason=_text(step.metadata.get("finish_reason")),
             text_card=thoughts.get(step.step_id),
         )
-        for step, entry in zip(found.window, told.steps, strict=True)
+        for step, entry in zip(reading.window, transcript.steps, strict=True)
     ]
 
 
@@ -246,8 +248,8 @@ def _matters(question: Interrupt) -> tuple[bool, datetime]:
 
 def attempts_of(step: StepView) -> list[Attempt]:
     """The attempts at a step's model, in order; what another version wrote otherwise is left out."""
-    given = step.metadata.get("attempts")
-    records: list[JsonObject] = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    attempts = step.metadata.get("attempts")
+    records: list[JsonObject] = [r for r in attempts if isinstance(r, dict)] if isinstance(attempts, list) else []
     return [
         Attempt(
             number=number,
@@ -266,12 +268,12 @@ def attempts_of(step: StepView) -> list[Attempt]:
 
 def _links(links: Links, view: TurnView) -> list[tuple[str, str]]:
     """Where other programs show the same turn."""
-    found: list[tuple[str, str]] = []
+    addresses: list[tuple[str, str]] = []
     if links.workflow is not None:
-        found.append(("Temporal", links.workflow(workflow_id(view.agent_turn_id))))
+        addresses.append(("Temporal", links.workflow(workflow_id(view.agent_turn_id))))
     if links.trace is not None and view.trace_id:
-        found.append(("Trace", links.trace(view.trace_id)))
-    return found
+        addresses.append(("Trace", links.trace(view.trace_id)))
+    return addresses
 
 
 def _text(value: object) -> str | None:
@@ -283,14 +285,14 @@ def _number(value: object) -> float | None:
 
 
 def _thousandth(value: object) -> float | None:
-    found = _number(value)
-    return None if found is None else found / 1000
+    number = _number(value)
+    return None if number is None else number / 1000
 
 
 def _total(usage: object) -> int:
     """`total_tokens` of counts as providers name them."""
-    found = cast("JsonObject", usage).get("total_tokens") if isinstance(usage, dict) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    total = cast("JsonObject", usage).get("total_tokens") if isinstance(usage, dict) else None
+    return total if isinstance(total, int) and not isinstance(total, bool) else 0
 
 
 def _sum(costs: Any) -> float | None:

@@ -12,13 +12,13 @@ from turnstile.schema.states import DeferReason, HeadStatus, WaitStatus
 
 _QUEUED = {
     "agent_paused": "its agent, which is paused",
-    "agent_busy": "its agent, which has another turn",
-    "output_box_busy": "its output box, which a turn of another agent writes",
+    "agent_busy": "its agent, which is busy with another turn",
+    "output_box_busy": "its output box, which another agent's turn is writing",
 }
 
 _CLAIMED: Final[dict[str, str]] = {
-    DeferReason.ENGINE_UNREACHABLE: "Temporal, which does not take it",
-    DeferReason.WORKFLOW_ENDED: "its workflow, which is closed, to be started again",
+    DeferReason.ENGINE_UNREACHABLE: "Temporal, which does not accept it",
+    DeferReason.WORKFLOW_ENDED: "a restart of its workflow, which is closed",
 }
 
 
@@ -43,7 +43,7 @@ def waits_of(turn: TurnNow) -> list[Wait]:
         case _:
             agent = f"/console/agents/{part(turn.agent_id)}"
             because = turn.queued_because
-            return [Wait(_QUEUED.get(because or "", "to be leased: it is next"), agent if because else None)]
+            return [Wait(_QUEUED.get(because or "", "its lease: it is next"), agent if because else None)]
 
 
 def _tries(turn: TurnNow) -> str:
@@ -76,10 +76,10 @@ def _of_call(turn: TurnNow, call: OpenCall) -> Wait:
     if call.wait_status == WaitStatus.RECEIVED:
         return Wait(f"its next step: {call.tool_name} has answered")
     if call.only_turn_id is not None:
-        return Wait(f"a turn that {call.tool_name} asked", f"/console/turns/{part(call.only_turn_id)}")
+        return Wait(f"a turn that {call.tool_name} started", f"/console/turns/{part(call.only_turn_id)}")
     if call.tasks:
-        done = f"{call.tasks_done or 0} of {call.tasks} turns that {call.tool_name} asked are over"
-        return Wait(done, f"/console/turns/{part(turn.agent_turn_id)}/tree")
+        text = f"{call.tasks_done or 0} of {call.tasks} turns of {call.tool_name} are over"
+        return Wait(text, f"/console/turns/{part(turn.agent_turn_id)}/tree")
     return Wait(f"tool {call.tool_name}", "/console/calls")
 
 

@@ -23,25 +23,25 @@ class ItemNotFound(BadField):
     code: str = "item_not_found"
 
 
-async def parts_of(kernel: Kernel, principal: Principal, said: Sequence[Said | ItemRef], field: str) -> list[Part]:
+async def parts_of(kernel: Kernel, principal: Principal, entries: Sequence[Said | ItemRef], field: str) -> list[Part]:
     """What is in the field of a request as parts of a box.
 
     Raises `ItemNotFound` for an item that it names and is not there, and `BadField` if it says nothing.
     """
-    known = await _items(kernel, principal, {each.item for each in said if isinstance(each, ItemRef)}, field)
+    known = await _items(kernel, principal, {entry.item for entry in entries if isinstance(entry, ItemRef)}, field)
     parts: list[Part] = []
-    for each in said:
-        item = known.get(each.item) if isinstance(each, ItemRef) else None
-        if isinstance(each, Said):
-            parts += composed([each]).parts
-        elif item is not None and (each.text is None or (item.text or "").strip() == each.text.strip()):
+    for entry in entries:
+        item = known.get(entry.item) if isinstance(entry, ItemRef) else None
+        if isinstance(entry, Said):
+            parts += composed([entry]).parts
+        elif item is not None and (entry.text is None or (item.text or "").strip() == entry.text.strip()):
             parts += [CardPart(card_id=card) for card in item.cards]
-        elif each.text is not None:
-            parts += composed([Said("assistant", each.text)]).parts
-        elif each.is_needed:
-            raise ItemNotFound(f"{each.param}: the project has no such item; send the message itself", each.param)
+        elif entry.text is not None:
+            parts += composed([Said("assistant", entry.text)]).parts
+        elif entry.is_needed:
+            raise ItemNotFound(f"{entry.param}: the project has no such item; send the message itself", entry.param)
     if not parts:
-        raise BadField(f"{field}: it says nothing", field)
+        raise BadField(f"{field}: the message is empty", field)
     return parts
 
 
@@ -49,10 +49,12 @@ async def _items(kernel: Kernel, principal: Principal, items: Collection[str], f
     """Those of these items that are there for the token."""
     turns = {turn for item in items if (turn := turn_of_item(item)) is not None}
     if len(turns) > _MOST_TURNS:
-        raise BadField(f"{field}: items of at most {_MOST_TURNS} responses; use previous_response_id", field)
-    found: dict[str, ItemCards] = {}
+        raise BadField(
+            f"{field}: items of at most {_MOST_TURNS} responses are accepted; use previous_response_id instead", field
+        )
+    known: dict[str, ItemCards] = {}
     for turn in turns:
         with contextlib.suppress(Refused):
             view = await kernel.turns.described(principal, turn)
-            found |= await cards_of_items(kernel.pool, view)
-    return found
+            known |= await cards_of_items(kernel.pool, view)
+    return known

@@ -97,9 +97,9 @@ class ActLog:
             case CardType.THOUGHT, TextContent(text=text):
                 self._said = text or self._said
                 calls = card.tool_calls or []
-                said: list[Spoken | Called | Returned] = [Spoken(card.card_id, text, bool(calls))] if text else []
-                return said + [
-                    Called(card.card_id, each.tool_call_id, each.tool_name, each.arguments) for each in calls
+                entries: list[Spoken | Called | Returned] = [Spoken(card.card_id, text, bool(calls))] if text else []
+                return entries + [
+                    Called(card.card_id, call.tool_call_id, call.tool_name, call.arguments) for call in calls
                 ]
             case CardType.TOOL_RESULT, ToolResultContent() if card.tool_call_id is not None:
                 return [_returned(card.tool_call_id, content)]
@@ -147,7 +147,7 @@ class ItemLog:
     def take(self, position: Position, card: CardAnswer) -> list[Placed]:
         """The items of a card, and the call that it answers."""
         placed = [self._placed(entry) for entry in self._acts.take(position, card)]
-        return [each for each in placed if each is not None]
+        return [item for item in placed if item is not None]
 
     def close(self, before: int, status: str = "incomplete") -> list[Placed]:
         """The calls of steps before this one that nothing answered."""
@@ -163,7 +163,7 @@ class ItemLog:
         """The calls that nothing answered, such as the one that delivers, then a deliverable that no step made."""
         status = "completed" if turn.status == TurnStatus.SUCCESS else "incomplete"
         placed = [self._placed(entry) for entry in self._acts.end(turn)]
-        return [*self.close(END.step, status), *(each for each in placed if each is not None)]
+        return [*self.close(END.step, status), *(item for item in placed if item is not None)]
 
     def _placed(self, entry: Entry) -> Placed | None:
         position, act = entry
@@ -181,10 +181,10 @@ class ItemLog:
                 index, _ = self._places.get(call, (None, 0))
                 if index is None:
                     return None
-                told = {"status": "completed", "output": output}
+                update = {"status": "completed", "output": output}
                 if error is not None:
-                    told = {"status": "failed", "error": error}
-                self.items[index] = item = self.items[index].model_copy(update=told)
+                    update = {"status": "failed", "error": error}
+                self.items[index] = item = self.items[index].model_copy(update=update)
                 return Placed(position, index, item, is_new=False)
 
     def _new(self, position: Position, item: Item) -> Placed:

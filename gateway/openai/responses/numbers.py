@@ -74,7 +74,7 @@ FIRST: Final = Mark(BEGIN, CREATED)
 def read_number(number: int) -> Mark:
     """The place of a sequence number; raises `BadField` (starting_after) for one that no event has."""
     if not 0 <= number <= MOST:
-        raise BadField("starting_after: no event has this number", "starting_after")
+        raise BadField("starting_after: the response has no event with this number", "starting_after")
     is_open, rest = bool(number & 1), number >> 1
     values: list[int] = []
     for bits in (_VOIDS, _SUB, _B, _A, _PART, _STEP):

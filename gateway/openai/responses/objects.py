@@ -29,7 +29,7 @@ class Message(BaseModel):
     @property
     def text(self) -> str:
         """The whole text."""
-        return "".join(each.text for each in self.content)
+        return "".join(part.text for part in self.content)
 
 
 class McpCall(BaseModel):
@@ -186,5 +186,5 @@ class StreamEvent(BaseModel):
 
     def frame(self) -> bytes:
         """As a server-sent event."""
-        own = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        return f"event: {self.type}\ndata: {self.model_dump_json(include=own)}\n\n".encode("utf-8", "replace")
+        names = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        return f"event: {self.type}\ndata: {self.model_dump_json(include=names)}\n\n".encode("utf-8", "replace")

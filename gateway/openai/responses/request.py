@@ -77,27 +77,27 @@ class ResponseCreate(OpenAiRequest):
     @classmethod
     def _boolean(cls, value: object) -> object:
         if not isinstance(value, bool):
-            raise ValueError("true or false is needed")  # noqa: TRY004 -- pydantic takes this one
+            raise ValueError("must be true or false")  # noqa: TRY004 -- pydantic takes this one
         return value
 
     @model_validator(mode="after")
     def _one_past(self) -> "ResponseCreate":
         if self.conversation is not None and self.previous_response_id is not None:
-            message = "conversation and previous_response_id exclude each other: give one of them"
+            message = "conversation and previous_response_id exclude each other: send only one"
             raise MutuallyExclusive(message, "previous_response_id")
         return self
 
     def conversation_id(self) -> str | None:
         """The conversation that it goes on in; raises `BadField` for what is none."""
-        given = self.conversation
-        if isinstance(given, dict) and set(given) == {"id"}:
-            given = given["id"]
-        if given is None:
+        conversation = self.conversation
+        if isinstance(conversation, dict) and set(conversation) == {"id"}:
+            conversation = conversation["id"]
+        if conversation is None:
             return None
-        if not isinstance(given, str):
-            raise BadField("conversation: an id, as a text or an object, is needed", "conversation")
+        if not isinstance(conversation, str):
+            raise BadField("conversation: must be an id, as a string or an object", "conversation")
         try:
-            return conversation_named(given, "conversation")
+            return conversation_named(conversation, "conversation")
         except BadRequest as error:
             raise BadField(str(error), "conversation") from None
 
@@ -109,19 +109,19 @@ class ResponseCreate(OpenAiRequest):
         elif isinstance(self.input, list):
             texts += said_in(self.input, "input")
         elif self.input is not None:
-            raise BadField("input: a text, or a list of messages, is needed", "input")
-        if not any(isinstance(each, ItemRef) or (each.text and each.speaker != "instructions") for each in texts):
-            raise BadField("input: it says nothing", "input")
+            raise BadField("input: must be a string or a list of messages", "input")
+        if not any(isinstance(text, ItemRef) or (text.text and text.speaker != "instructions") for text in texts):
+            raise BadField("input: the message is empty", "input")
         return texts
 
     def runtime_config(self, instructions: str | None) -> JsonObject:
         """What its turn overrides."""
-        given: JsonObject = {
+        fields: JsonObject = {
             "instructions": instructions,
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
     def notes(self) -> JsonObject:
         """The turn's metadata: what is given back and read by no model; raises `BadField` beyond OpenAI's limits."""
@@ -133,8 +133,8 @@ class ResponseCreate(OpenAiRequest):
             safety_identifier=self.safety_identifier,
             user=self.user,
         )
-        if isinstance(own := noted[NOTES], dict):
-            own |= {**({"background": True} if self.background else {}), **({} if self.store else {"store": False})}
+        if isinstance(notes := noted[NOTES], dict):
+            notes |= {**({"background": True} if self.background else {}), **({} if self.store else {"store": False})}
         return noted
 
 
@@ -151,7 +151,7 @@ class ItemsQuery(Strict):
     def page(self, items: Sequence[UserMessage | Item]) -> ItemList:
         """The page of these, which are in the order of what was said; raises `BadField` (after)."""
         ordered = list(items) if self.order == "asc" else list(items)[::-1]
-        names = [each.id for each in ordered]
+        names = [item.id for item in ordered]
         if self.after is not None:
             if self.after not in names:
                 raise BadField("after: no item has this id", "after")
@@ -171,13 +171,13 @@ class ResponseRetrieve(Strict):
 
 def said_in(items: Sequence[JsonValue], param: str) -> list[Said | ItemRef]:
     """What input items say; raises `BadField` and `Unsupported`, which name the item."""
-    said = [_said_in(item, f"{param}.{place}") for place, item in enumerate(items)]
-    return [each for each in said if each is not None]
+    entries = [_said_in(item, f"{param}.{place}") for place, item in enumerate(items)]
+    return [entry for entry in entries if entry is not None]
 
 
 def _said_in(item: JsonValue, param: str) -> Said | ItemRef | None:
     if not isinstance(item, dict):
-        raise BadField(f"{param}: a message is needed", param)
+        raise BadField(f"{param}: must be a message", param)
     named = item.get("id")
     match item.get("type"):
         case "message" | None if "role" in item or not isinstance(named, str):
@@ -185,13 +185,13 @@ def _said_in(item: JsonValue, param: str) -> Said | ItemRef | None:
         case "item_reference" | None if isinstance(named, str):
             return ItemRef(named, f"{param}.id")
         case "item_reference":
-            raise BadField(f"{param}.id: a reference has the id of an item", f"{param}.id")
+            raise BadField(f"{param}.id: must be the id of an item", f"{param}.id")
         case "mcp_call":
             return ItemRef(named, f"{param}.id", is_needed=False) if isinstance(named, str) else None
         case str() as kind if kind in _SHOWN_ONLY:
             return None
         case kind:
-            hint = "messages, items of earlier responses and item_reference are; agents run their tools themselves"
+            hint = "send messages, items of earlier responses or item_reference; agents run their tools themselves"
             raise unsupported(f"{param}.type", kind, hint=hint)
 
 
@@ -202,7 +202,7 @@ def _message_in(item: JsonObject, param: str) -> Said | ItemRef:
     role, named = item.get("role"), item.get("id")
     speaker = _SPEAKERS.get(role) if isinstance(role, str) else None
     if speaker is None:
-        raise BadField(f"{param}.role: user, assistant, system or developer is needed", f"{param}.role")
+        raise BadField(f"{param}.role: must be user, assistant, system or developer", f"{param}.role")
     kinds = ("output_text", "input_text") if speaker == "assistant" else ("input_text",)
     text = text_in(item.get("content"), f"{param}.content", kinds)
     if speaker == "assistant" and isinstance(named, str):

@@ -69,19 +69,19 @@ class Responses:
 
     async def create(self, call: Call[Any, ResponseCreate]) -> Answer:
         """Make a response: answer at once (`background`), when it is over, or with its stream."""
-        kernel, wanted = self.kernel, call.body
+        kernel, request = self.kernel, call.body
         with ExitStack() as stack:
-            if wanted.stream or not wanted.background:
+            if request.stream or not request.background:
                 stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
             key = key_in(call.headers)
             try:
                 view = await self._enqueued(call, key)
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
-            lasts = wanted.background or key is not None
-            if wanted.stream:
+            lasts = request.background or key is not None
+            if request.stream:
                 return Answer(self._streamed(call, view, None, stack.pop_all(), lasts=lasts))
-            if not wanted.background:
+            if not request.background:
                 return await self._awaited(call, view, lasts=lasts)
             return Answer(await read_response(kernel.pool, view, call.principal))
 
@@ -93,7 +93,7 @@ class Responses:
             counted = self.kernel.access.streaming(call.principal)
             return Answer(self._streamed(call, view, mark, counted, lasts=True))
         if mark is not None:
-            raise BadField("starting_after: only a stream has a place to go on from", "starting_after")
+            raise BadField("starting_after: allowed only with stream", "starting_after")
         return Answer(await read_response(self.kernel.pool, view, call.principal))
 
     async def input_items(self, call: Call[ItemsQuery, object]) -> Answer:
@@ -102,15 +102,17 @@ class Responses:
         project, turn = view.project_id, view.agent_turn_id
         past = await self.kernel.pool.run(lambda conn: list_turn_past(conn, project, turn, row_limit=CARD_LIMIT))
         cards = await self.kernel.pool.run(lambda conn: list_cards(conn, project, past))
-        own = next((n for n, card in enumerate(cards) if card.metadata.agent_turn_id == turn and _is_made(card)), None)
-        return Answer(call.query.page(items_of(cards[:own])))
+        first = next(
+            (n for n, card in enumerate(cards) if card.metadata.agent_turn_id == turn and _is_made(card)), None
+        )
+        return Answer(call.query.page(items_of(cards[:first])))
 
     async def cancel(self, call: Call[object, object]) -> Answer:
         """Stop a response; one that is over stays as it is."""
         view = await self._view(call.principal, call.path["response_id"])
         if view.ended_at is None:
-            wanted = TurnStop(reason="cancelled")
-            await self.kernel.turns.stop_turn(call.principal, view, wanted, call.headers)
+            request = TurnStop(reason="cancelled")
+            await self.kernel.turns.stop_turn(call.principal, view, request, call.headers)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS):
                     view = await self.kernel.feeds.until_over(view)
@@ -122,15 +124,15 @@ class Responses:
     async def _enqueued(self, call: Call[Any, Any], key: str | None) -> TurnView:
         """The turn of a new response, or of the same request before."""
         kernel, principal = self.kernel, call.principal
-        wanted: ResponseCreate = call.body
-        said, conversation = wanted.said(), wanted.conversation_id()
-        instructions = composed([each for each in said if isinstance(each, Said)]).instructions
-        notes, target = wanted.notes(), await find_target(kernel.pool, principal.project_id, wanted.model)
-        previous = await self._previous(principal, wanted.previous_response_id)
+        request: ResponseCreate = call.body
+        entries, conversation = request.said(), request.conversation_id()
+        instructions = composed([entry for entry in entries if isinstance(entry, Said)]).instructions
+        notes, target = request.notes(), await find_target(kernel.pool, principal.project_id, request.model)
+        previous = await self._previous(principal, request.previous_response_id)
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
-        fields: JsonObject = {"runtime_config": wanted.runtime_config(instructions), "metadata": notes}
+        fields: JsonObject = {"runtime_config": request.runtime_config(instructions), "metadata": notes}
         parts: list[Part] = [] if previous is None else await self._past(previous)
-        parts += await parts_of(kernel, principal, said, "input")
+        parts += await parts_of(kernel, principal, entries, "input")
         if conversation is not None:
             await Conversations(kernel).joined(call, channel, conversation, target)
             fields["conversation_id"] = conversation
@@ -142,7 +144,7 @@ class Responses:
             fields["instruction"] = last.text
         if parts:
             fields["context_box_id"] = await kernel.make_box(call, channel, parts, key)
-        with known_model(wanted.model):
+        with known_model(request.model):
             turn = await kernel.enqueue(call, channel, target, fields, key)
         return await kernel.turns.described(principal, turn)
 
@@ -156,7 +158,7 @@ class Responses:
             message = "previous_response_id: the project has no such response"
             raise PreviousResponse(message, "previous_response_not_found") from None
         if view.ended_at is None:
-            message = "previous_response_id: that response is not over; wait for it, or cancel it"
+            message = "previous_response_id: this response is still running; wait for it, or cancel it"
             raise PreviousResponse(message, "previous_response_in_progress")
         return view
 
@@ -165,7 +167,7 @@ class Responses:
         project, turn = view.project_id, view.agent_turn_id
         cards = await self.kernel.pool.run(lambda conn: list_turn_past(conn, project, turn, row_limit=CARD_LIMIT))
         if len(cards) == CARD_LIMIT:
-            raise PreviousResponse("previous_response_id: too much was said before it", "too_many_cards")
+            raise PreviousResponse("previous_response_id: the conversation before it is too long", "too_many_cards")
         return [CardPart(card_id=card) for card in cards]
 
     async def _view(self, principal: Principal, response: str) -> TurnView:
@@ -177,7 +179,7 @@ class Responses:
             raise unknown_response() from None
 
     async def _awaited(self, call: Call[Any, ResponseCreate], view: TurnView, *, lasts: bool) -> Answer:
-        """The response when it is over; unless it `lasts`, its turn is stopped if nobody waits for it any more."""
+        """The response when it is over; unless it `lasts`, its turn is stopped if no turn waits for it any more."""
         kernel = self.kernel
         waiting = asyncio.create_task(kernel.feeds.until_over(view))
         still = partial(kernel.access.still, call.secret)
@@ -194,9 +196,9 @@ class Responses:
                 except ServerUnavailable as error:
                     what = error
             case "gone":
-                what = ServerUnavailable("its client went away")
+                what = ServerUnavailable("the client disconnected")
             case "closing":
-                what = ServerUnavailable("the gateway stops")
+                what = ServerUnavailable("the gateway is stopping")
         if not lasts:
             await kernel.turns.abandon(call.principal, view)
         return Answer(error_response(problem_of(what), over=not lasts))
@@ -250,13 +252,13 @@ class Responses:
                 if events and resumes:
                     stream.known(feed.after(BEGIN))
                     resumes = False
-                told = list(stream.status("running" if events else now.status))
+                events_sent = list(stream.status("running" if events else now.status))
                 for event in events:
-                    told += stream.take(event)
+                    events_sent += stream.take(event)
                 if (turn := change.outcome) is not None:
-                    told += stream.end(turn, await read_response(kernel.pool, now, principal))
-                if told:
-                    yield b"".join(each.frame() for each in told)
+                    events_sent += stream.end(turn, await read_response(kernel.pool, now, principal))
+                if events_sent:
+                    yield b"".join(event_sent.frame() for event_sent in events_sent)
 
 
 def _is_made(card: Card) -> bool:

@@ -44,10 +44,10 @@ PREFIX: Final = "resp_"
 
 def turn_in(response: str) -> AgentTurnId:
     """The turn that a response's id names; raises `Refused` (unknown_response)."""
-    found = _ID.fullmatch(response)
-    if found is None:
+    match = _ID.fullmatch(response)
+    if match is None:
         raise unknown_response()
-    return AgentTurnId(found[1])
+    return AgentTurnId(match[1])
 
 
 def unknown_response() -> Refused:
@@ -57,8 +57,8 @@ def unknown_response() -> Refused:
 
 def turn_of_item(item: str) -> AgentTurnId | None:
     """The turn that made an item, by the item's id; None if no turn can have made it."""
-    found = _ITEM.fullmatch(item)
-    return None if found is None else AgentTurnId(found[1])
+    match = _ITEM.fullmatch(item)
+    return None if match is None else AgentTurnId(match[1])
 
 
 class ItemCards(NamedTuple):
@@ -72,19 +72,19 @@ class ItemCards(NamedTuple):
 async def cards_of_items(pool: Pool, view: TurnView) -> dict[str, ItemCards]:
     """The items of a turn by their ids, with the cards that they are made of: of a call all its step's results."""
     rows = await pool.run(lambda conn: list_turn_progress(conn, view.project_id, view.agent_turn_id))
-    made = [(row.step_id, row.card) for row in rows if row.card is not None and row.card.type in SHOWN]
-    found: dict[str, ItemCards] = {}
-    for step, card in made:
-        results = [each.card_id for where, each in made if where == step and each.type == CardType.TOOL_RESULT]
+    made_cards = [(row.step_id, row.card) for row in rows if row.card is not None and row.card.type in SHOWN]
+    items: dict[str, ItemCards] = {}
+    for step, card in made_cards:
+        results = [c.card_id for where, c in made_cards if where == step and c.type == CardType.TOOL_RESULT]
         if card.type in (CardType.THOUGHT, CardType.DELIVERABLE):
             cards = [card.card_id, *(results if card.tool_calls else [])]
-            found[message_id(card.card_id)] = ItemCards(cards, text_of_card(card))
+            items[message_id(card.card_id)] = ItemCards(cards, text_of_card(card))
             for call in card.tool_calls or ():
-                found[call_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards)
+                items[call_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards)
     delivered = view.deliverable_card_id
     if delivered is not None:
-        found.setdefault(message_id(delivered), ItemCards([delivered]))
-    return found
+        items.setdefault(message_id(delivered), ItemCards([delivered]))
+    return items
 
 
 def text_of_card(card: Card) -> str | None:
@@ -115,13 +115,13 @@ def items_of(cards: Sequence[Card]) -> list[UserMessage | Item]:
 
 async def asked_with(pool: Pool, view: TurnView, principal: Principal) -> TurnRequest:
     """What the turn was enqueued with; its instructions are for those who gave them, or see prompts."""
-    found = await pool.run(lambda conn: get_turn_request(conn, view.project_id, view.agent_turn_id))
-    if found is None:
+    request = await pool.run(lambda conn: get_turn_request(conn, view.project_id, view.agent_turn_id))
+    if request is None:
         return TurnRequest.model_validate({"runtime_config": "{}", "metadata": "{}"})
-    if principal.sees_detail(Detail.PROMPTS) or found.requester == principal.sender:
-        return found
-    config = {name: value for name, value in found.runtime_config.items() if name != "instructions"}
-    return found.model_copy(update={"runtime_config": config})
+    if principal.sees_detail(Detail.PROMPTS) or request.requester == principal.sender:
+        return request
+    config = {name: value for name, value in request.runtime_config.items() if name != "instructions"}
+    return request.model_copy(update={"runtime_config": config})
 
 
 async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Response:
@@ -134,7 +134,7 @@ async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Res
         for row in rows
         if row.card is not None and row.card.type in SHOWN
     ]
-    for position, card in sorted(placed, key=lambda each: each[0]):
+    for position, card in sorted(placed, key=lambda p: p[0]):
         log.take(position, CardAnswer.of(card))
     response = begun(
         view, await asked_with(pool, view, principal), "queued" if view.status == "queued" else "in_progress"

@@ -47,9 +47,9 @@ class _Open(NamedTuple):
 class ResponseStream:
     """What one client is told."""
 
-    def __init__(self, turn: AgentTurnId, shown: Callable[[Status], Response], mark: Mark | None) -> None:
+    def __init__(self, turn: AgentTurnId, render: Callable[[Status], Response], mark: Mark | None) -> None:
         self._turn = turn
-        self._shown = shown
+        self._shown = render
         """The response at its begin, with this status."""
         self._seen: tuple[Position, int] = (BEGIN, -1) if mark is None else (mark.position, mark.sub)
         self._voids = 0 if mark is None else mark.voids
@@ -125,9 +125,9 @@ class ResponseStream:
     def end(self, turn: Turn, response: Response) -> Iterator[StreamEvent]:
         """The events for the turn's outcome, with the whole response."""
         last = self._log.end(turn)
-        yield from self._entries([each for each in last if not each.is_new])  # at places before the end
+        yield from self._entries([entry for entry in last if not entry.is_new])  # at places before the end
         yield from self._void(END)
-        yield from self._entries([each for each in last if each.is_new])
+        yield from self._entries([entry for entry in last if entry.is_new])
         yield from self._told(_ENDS[response.status], Mark(END, Sub.RESPONSE), response=response)
 
     def _piece(self, position: Position, text: str) -> Iterator[StreamEvent]:
@@ -142,28 +142,28 @@ class ResponseStream:
         yield from self._delta(position, self._open.item_id, index, text)
 
     def _entries(self, entries: list[Placed]) -> Iterator[StreamEvent]:
-        for each in entries:
-            position, index = each.position, each.index
-            match item := each.item:
+        for entry in entries:
+            position, index = entry.position, entry.index
+            match item := entry.item:
                 case Message():
                     yield from self._message(position, item, index)
-                case McpCall() if each.is_new:
+                case McpCall() if entry.is_new:
                     yield from self._called(position, item, index)
                 case McpCall(id=item_id, status=status):
                     if status != "incomplete":
-                        done = Mark(position, Sub.PART_DONE, self._voids)
+                        end = Mark(position, Sub.PART_DONE, self._voids)
                         named = {"output_index": index + self._voids, "item_id": item_id}
-                        yield from self._told(f"response.mcp_call.{status}", done, **named)
+                        yield from self._told(f"response.mcp_call.{status}", end, **named)
                     yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
 
     def _called(self, position: Position, item: McpCall, index: int) -> Iterator[StreamEvent]:
         text, named = item.arguments, {"output_index": index + self._voids, "item_id": item.id}
         begun = item.model_copy(update={"arguments": ""})
         yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, begun)
-        going, delta, told = (Mark(position, sub, self._voids) for sub in (Sub.PART_ADDED, Sub.DELTA, Sub.TOLD))
+        going, delta, text_mark = (Mark(position, sub, self._voids) for sub in (Sub.PART_ADDED, Sub.DELTA, Sub.TOLD))
         yield from self._told("response.mcp_call.in_progress", going, **named)
         yield from self._told("response.mcp_call_arguments.delta", delta, delta=text, **named)
-        yield from self._told("response.mcp_call_arguments.done", told, arguments=text, **named)
+        yield from self._told("response.mcp_call_arguments.done", text_mark, arguments=text, **named)
 
     def _message(self, position: Position, item: Message, index: int) -> Iterator[StreamEvent]:
         if self._open is not None and not self._whole:
@@ -175,10 +175,10 @@ class ResponseStream:
             yield from self._delta(position, item.id, index, APART)
         self._open, self._whole = None, True
         named = {"output_index": index + self._voids, "item_id": item.id, "content_index": 0}
-        told, part, done = (Mark(position, sub, self._voids, True) for sub in (Sub.TOLD, Sub.PART_DONE, Sub.DONE))
-        yield from self._told("response.output_text.done", told, text=item.text, logprobs=[], **named)
+        text_mark, part, end = (Mark(position, sub, self._voids, True) for sub in (Sub.TOLD, Sub.PART_DONE, Sub.DONE))
+        yield from self._told("response.output_text.done", text_mark, text=item.text, logprobs=[], **named)
         yield from self._told("response.content_part.done", part, part=item.content[0], **named)
-        yield from self._item("done", replace(done, is_open=False), index, item)
+        yield from self._item("done", replace(end, is_open=False), index, item)
 
     def _begun(self, position: Position, item_id: str, index: int) -> Iterator[StreamEvent]:
         begun = Message(id=item_id, status="in_progress", content=[])

@@ -87,11 +87,11 @@ async def test_what_is_asked_is_shown_exactly_and_approved_by_one_button(hand: H
     assert f'<code class="digest">{question.view.action_digest}</code>' in shown.text
     assert "&#34;amount&#34;: 5,\n  &#34;account&#34;" in shown.text
     assert f"of {hand.tenant.project}" in shown.text, "what is forced is shown, too"
-    assert "Fixed by the tool, whatever is typed: account." in shown.words
+    assert "Set by the tool, whatever you type: account." in shown.words
     assert "1 of 1 open" in shown.words
     done = await press(ada, shown, "digest", fields={"decision": "approve", "note": "fine"})
     assert (done.status_code, done.headers["location"]) == (303, f"{page}?told=approved")
-    assert "Approved: the call is sent." in (await look(ada, done.headers["location"])).words
+    assert "Approved: the call is sent to its tool." in (await look(ada, done.headers["location"])).words
     await hand.heard()
     await hand.report(call_of(turn), "paid")
     assert heard_by_model(await hand.ended(turn)) == [{"status": "success", "result": "paid"}]
@@ -119,7 +119,7 @@ async def test_after_a_decision_the_page_shows_it_and_leads_to_the_next_open_que
     assert f'href="{newest}"' in (await look(ada, oldest)).text, "from the last to the first"
     await press(ada, await look(ada, newest), "digest", fields={"decision": "reject"})
     assert "Nothing else is open" in (await look(ada, newest)).words
-    assert "Nobody is asked anything now." in (await look(ada, LIST)).words
+    assert "Nothing waits for a person now." in (await look(ada, LIST)).words
 
 
 async def test_of_two_who_decide_at_once_one_counts_and_the_other_is_told_by_whom(
@@ -169,7 +169,7 @@ async def test_a_call_is_edited_field_by_field_within_its_schema(hand: Hand, ada
     refused = await press(ada, shown, "made_of", fields=typed)
     told = Shown(refused)
     assert told.status == 422
-    assert "No JSON at line 1" in told.words
+    assert "Not valid JSON at line 1" in told.words
     again = told.form("made_of")[1]
     assert (again[to], again[copies], again[more]) == ("ada\ncy", "12", '{"a": }'), "what was typed is kept"
     refused = await press(ada, told, "made_of", fields={"decision": "edit", more: '{"b": 1.50}'})
@@ -191,9 +191,9 @@ async def test_an_edit_that_changes_nothing_is_not_taken_for_one(hand: Hand, ada
     shown = await look(ada, page)
     action, fields = shown.form("made_of")
     twice = await ada.post(action, data={**fields, "decision": "edit", "arg-1": ["a", "b"]})
-    assert (twice.status_code, "a field is given twice" in twice.text) == (400, True)
+    assert (twice.status_code, "a field was sent twice" in twice.text) == (400, True)
     told = Shown(await press(ada, shown, "made_of", fields={"decision": "edit"}))
-    assert (told.status, "Nothing has been changed" in told.words) == (422, True)
+    assert (told.status, "Nothing was changed" in told.words) == (422, True)
     done = await press(ada, told, "made_of", fields={"decision": "edit", "arg-4": "1"})
     assert done.status_code == 303
     assert await sent_arguments(hand) == {"to": [], "text": " \r\n a\tb ", "copies": 1}, "to the letter"
@@ -211,7 +211,7 @@ async def test_what_has_changed_since_the_page_was_loaded_is_told_and_decides_no
     told = Shown(await press(ada, shown, "made_of", fields={"decision": "edit", "arg-1": "Dear both"}))
     assert (told.status, "parameters have changed since you loaded this page" in told.words) == (409, True)
     assert "Dear both" in told.words
-    assert "The tool has been changed since this was asked." in told.words
+    assert "The tool has changed since this was asked." in told.words
     done = await press(ada, told, "digest", fields={"decision": "approve"})
     assert done.headers["location"].endswith("told=tool_changed")
     [(status, code, _)] = (await hand.ended(turn)).results()
@@ -235,7 +235,7 @@ async def test_questions_are_answered_with_one_button_or_by_their_fields(hand: H
     assert (told.status, "Type a whole number" in told.words, told.form("ans-0")[1]["ans-1"]) == (422, True, "so")
     assert (await press(ada, told, "ans-0", fields={"ans-0": "7", "ans-1": ""})).status_code == 303
     told = Shown(await press(ada, await look(ada, text), "answer", fields={"answer": " "}))
-    assert (told.status, "This is needed." in told.words) == (422, True)
+    assert (told.status, "This field is required." in told.words) == (422, True)
     assert (await press(ada, told, "answer", fields={"answer": "because"})).status_code == 303
     assert "because" in (await look(ada, text)).words
     results = heard_by_model(await hand.ended(turn))
@@ -248,7 +248,7 @@ async def test_who_may_not_decide_is_told_why(hand: Hand, url: str, operator: ht
     for role in (GatewayRole.VIEWER, GatewayRole.CLIENT):
         async with visiting(url, await token_of(stack, project, role)) as web:
             shown = await look(web, page)
-            assert "sees what is asked" in shown.words
+            assert "can only read this" in shown.words
             assert not any("digest" in fields for _, fields in shown.forms)
             csrf = shown.form("csrf")[1]["csrf"]
             refused = await web.post(page, data={"csrf": csrf, "decision": "approve", "digest": ""})
@@ -292,7 +292,7 @@ async def test_what_a_tool_asks_while_it_runs_is_shown_and_answered(
         assert "a person, about search" in (await look(operator, "/console")).words
         for page in ("/console/calls?waits_for=held", f"/console/calls/{call}", f"/console/turns/{turn}"):
             assert f'href="{second}"' in (await look(operator, page)).text, page
-        assert "Answer it by hand" in (await look(operator, f"/console/calls/{call}")).words
+        assert "Answer the call by hand" in (await look(operator, f"/console/calls/{call}")).words
         shown = await look(operator, first)
         assert "asked by the tool search" in shown.words
         assert (await press(operator, shown, "decision", fields={"answer": "1"})).status_code == 303

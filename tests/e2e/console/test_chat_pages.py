@@ -142,7 +142,7 @@ async def test_while_a_turn_runs_it_is_steered_or_the_next_is_queued(hand: Hand,
     steered = await say(operator, page, "use <Python>", "steer")
     assert steered.headers["location"] == f"{page}&told=steered#end"
     shown = await look(operator, f"{page}&told=steered")
-    assert "It waits for the turn" in shown.words
+    assert "The turn reads your message" in shown.words
     assert "use &lt;Python&gt;" in shown.text
     assert "waits for the next step" in shown.words
     queued = await say(operator, page, script({"text": "the second"}), "queue")
@@ -156,7 +156,7 @@ async def test_while_a_turn_runs_it_is_steered_or_the_next_is_queued(hand: Hand,
     assert "said while it ran" in shown.words
     assert shown.words.index("done") < shown.words.index("the second")
     refused = Shown(await press(operator, late, "text", "key", fields={"text": "too late", "how": "steer"}))
-    assert (refused.status, "ended before it heard this" in refused.words) == (409, True)
+    assert (refused.status, "ended before it read this" in refused.words) == (409, True)
     assert refused.form("text", "key")[1]["text"] == "too late"
     assert [value for name, value in refused.buttons if name == "how"] == ["send"]
 
@@ -193,7 +193,7 @@ async def test_a_chat_leads_to_what_it_asks_people_and_back(hand: Hand, operator
         decided = await press(ada, form, "digest", fields={"decision": "reject", "note": "no"})
         assert decided.headers["location"] == f"{page}&told=rejected#end"
         reader = await look(ada, page)
-        assert "reads along" in reader.words
+        assert "can only read" in reader.words
         assert not any("key" in fields for _, fields in reader.forms)
     await over(hand)
 
@@ -212,7 +212,7 @@ async def test_a_profile_is_talked_to_and_a_name_that_is_none_is_told(
     for wrong, status, words in (
         ({"to": "", "text": "x"}, 400, "choose an agent or a profile"),
         ({"to": "agent:nobody", "text": "x"}, 404, "unknown agent"),
-        ({"to": "profile:guide", "text": " "}, 400, "write what the agent shall do"),
+        ({"to": "profile:guide", "text": " "}, 400, "write what the agent should do"),
         ({"to": "profile:guide", "text": "x", "conversation": "a b"}, 400, "conversation"),
     ):
         told = Shown(await press(operator, await look(operator, NEW), "to", fields=wrong))

@@ -39,7 +39,7 @@ async def granted(tenant: Tenant, **limits: int) -> str:
 
 
 async def test_costs_are_drawn_and_listed(operator: httpx.AsyncClient, tenant: Tenant) -> None:
-    assert "No model was asked in these days" in await words(operator, "/console/costs")
+    assert "No model was called in this period" in await words(operator, "/console/costs")
     await tenant.agent("player")
     for _ in range(2):
         await tenant.turn(ALICE, SAID)
@@ -64,7 +64,7 @@ async def test_a_channel_sees_its_own_costs_and_no_health_of_others(url: str, te
     await tenant.turn(ALICE, SAID)
     token = await token_of(tenant.stack, tenant.project, GatewayRole.OPERATOR, "elsewhere")
     async with visiting(url, token) as web:
-        assert "No model was asked" in await words(web, "/console/costs")
+        assert "No model was called" in await words(web, "/console/costs")
         said = await words(web, "/console/health")
         assert "PostgreSQL" in said
         assert "Processes" not in said
@@ -88,7 +88,7 @@ async def test_an_operator_limits_the_project_and_says_when_it_is_wrong(
     assert "No budget yet" in await words(operator, page)
     wrong = await send(operator, page, change, {"usd": "much", "tokens": "5"})
     assert wrong.status_code == 400
-    assert "US dollars: a number" in words_of(wrong.text)
+    assert "US dollars: must be a number" in words_of(wrong.text)
     assert 'value="much"' in wrong.text, "what was typed stays"
     assert (await send(operator, page, change)).status_code == 400
     done = await send(operator, page, change, {"usd": "$2.50", "tokens": "1,000,000"})
@@ -108,17 +108,17 @@ async def test_an_operator_limits_the_project_and_says_when_it_is_wrong(
         await words(other, "/console/budgets/day", 404)
     gone = await send(operator, page, change, {"action": "none"})
     assert gone.headers["location"] == f"{page}?told=unlimited"
-    assert "Nothing limits it." in await words(operator, page)
+    assert "No limit is set." in await words(operator, page)
 
 
 async def test_a_limit_is_set_and_charts_are_read_in_a_browser(people: Seats, tenant: Tenant) -> None:
     one = await people.seat()
     page = await one.open("/console/budgets")
-    await page.get_by_text("Change the limit of a month").click()
-    month = page.locator("section", has=page.get_by_role("heading", name="In a month"))
+    await page.get_by_text("Change the monthly limit").click()
+    month = page.locator("section", has=page.get_by_role("heading", name="Per month"))
     await month.get_by_label("Turns").fill("1000")
     await month.get_by_role("button", name="Set the limit").click()
-    await one.shows("The limit holds from now on", "At most 1,000 turns")
+    await one.shows("The limit applies from now on", "At most 1,000 turns")
     await tenant.agent("player")
     await tenant.turn(ALICE, SAID)
     page = await one.open("/console/costs?measure=turns")
@@ -140,7 +140,7 @@ async def test_a_budget_is_raised_once_however_often_the_form_is_sent(
         assert done.headers["location"] == f"{page}?told=raised"
     assert "Tokens 1,500 0 0 1,500" in await words(operator, page)
     stale = await operator.post(f"{page}/raise", data={**hidden, "key": "another", "tokens": "500"})
-    assert (stale.status_code, "has changed since this page was drawn" in words_of(stale.text)) == (409, True)
+    assert (stale.status_code, "has changed since this page was loaded" in words_of(stale.text)) == (409, True)
     assert 'value="500"' in stale.text
     again = next(form.hidden for form in forms_of(stale.text) if form.action.endswith("/raise"))
     assert again["key"] not in ("another", hidden["key"])
@@ -150,7 +150,7 @@ async def test_a_budget_is_raised_once_however_often_the_form_is_sent(
     assert lacks.status_code == 409
     assert 'value="-9000"' in lacks.text
     assert turn[:10] in await words(operator, "/console/budgets?kind=turn&status=open")
-    assert "No budget is so" in await words(operator, "/console/budgets?kind=month")
+    assert "No budget matches" in await words(operator, "/console/budgets?kind=month")
     await words(operator, "/console/budgets/none", 404)
 
 

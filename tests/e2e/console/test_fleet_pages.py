@@ -86,9 +86,9 @@ async def test_an_empty_project_says_what_to_do(operator: httpx.AsyncClient) -> 
         "agents?shown=busy": "Show all agents",
         "profiles": "turnstile profile put",
         "tools": "turnstile tool put",
-        "calls": "No call waits",
+        "calls": "No call is waiting",
         "calls?waits_for=overdue": "Show all calls",
-        "letters": "Nothing was given up. Rejections",
+        "letters": "There are no dead letters. Rejections",
     }.items():
         assert said in await words(operator, f"/console/{page}"), page
 
@@ -103,7 +103,7 @@ async def test_agents_are_paused_and_resumed_and_the_ledger_says_by_whom(
         assert f"Lease {turn} , epoch 1" in await words(operator, page)
         paused = await send(operator, page, change, {"action": "pause"})
         assert (paused.status_code, paused.headers["location"]) == (303, f"{page}?told=paused")
-        assert "The agent takes no further turn" in await words(operator, paused.headers["location"])
+        assert "No further turn starts" in await words(operator, paused.headers["location"])
         await tenant.enqueue(ALICE, SECOND)
         shown = await words(operator, page)
         assert "State paused suspended" in shown
@@ -125,7 +125,10 @@ async def test_agents_are_paused_and_resumed_and_the_ledger_says_by_whom(
             assert "Lease none" in await words(other, page)
             csrf = forms_of((await other.get(page)).text)[0].hidden["csrf"]
             refused = await other.post(change, data={"csrf": csrf, "action": "resume"})
-            assert (refused.status_code, "agents are the project's" in html.unescape(refused.text)) == (403, True)
+            assert (refused.status_code, "agents belong to the whole project" in html.unescape(refused.text)) == (
+                403,
+                True,
+            )
         await send(operator, page, change, {"action": "resume"})
         await hand.report(call_of(turn))
         await hand.ended(turn)
@@ -155,7 +158,7 @@ async def test_what_changed_between_versions_is_shown_to_whom_it_concerns(
         shown = await words(other, page)
         assert "scripted/player" in shown
         assert "Be quick" not in shown
-        assert "system_prompt_template changed Operators of the project see what it says." in shown
+        assert "system_prompt_template changed Only operators of the project see this field." in shown
     assert "[U+202E]" in await words(operator, "/console/profiles")
 
 
@@ -165,7 +168,7 @@ async def test_tools_say_who_serves_them_and_who_offers_them(operator: httpx.Asy
         shown = await words(operator, "/console/tools")
         assert f"{ALICE}-profile" in shown
         assert "nobody" in shown
-        assert "no process waits for its calls" in shown
+        assert "no process serves it" in shown
         assert "[U+202E]" in shown
 
 
@@ -183,10 +186,10 @@ async def test_a_tool_that_a_process_serves_says_so(operator: httpx.AsyncClient,
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(service.run(tenant.stack.endpoints.nats_url, stop=stop, ready=ready.set))
     await asyncio.wait_for(ready.wait(), 10)
-    assert "listens a process waits for its calls" in await words(operator, "/console/tools")
+    assert "listens a process serves it" in await words(operator, "/console/tools")
     stop.set()
     await running
-    assert "nobody no process waits for its calls" in await words(operator, "/console/tools")
+    assert "nobody no process serves it" in await words(operator, "/console/tools")
 
 
 async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient, tenant: Tenant) -> None:
@@ -199,10 +202,10 @@ async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient
         )
         shown = await words(operator, page)
         assert '"q": "search it"' in shown
-        assert "Answer it by hand" in shown
+        assert "Answer the call by hand" in shown
         wrong = await send(operator, page, f"{page}/report", {"status": "success", "kind": "json", "result": "{no"})
         assert wrong.status_code == 400
-        assert "is no JSON" in words_of(wrong.text)
+        assert "is not valid JSON" in words_of(wrong.text)
         assert ">{no</textarea>" in wrong.text, "what was typed stays"
         fields = {"status": "success", "kind": "json", "result": '{"found": [1, 2]}'}
         done = await send(operator, page, f"{page}/report", fields)
@@ -212,7 +215,7 @@ async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient
         shown = await words(operator, page)
         assert re.search(r"Answered .* by token\.[0-9a-f]{20}, taken by its turn", shown)
         assert '"found": [ 1, 2 ]' in shown
-        assert "Answer it by hand" not in shown
+        assert "Answer the call by hand" not in shown
 
 
 async def test_what_one_types_stays_while_the_page_follows_and_the_other_sees_the_answer(
@@ -252,7 +255,7 @@ async def test_only_an_operator_answers_and_only_once(operator: httpx.AsyncClien
             assert refused.status_code == 403
         async with viewer(url, tenant, GatewayRole.OPERATOR, "elsewhere") as other:
             await words(other, page, 404)
-            assert "No call waits" in await words(other, "/console/calls")
+            assert "No call is waiting" in await words(other, "/console/calls")
         first = await operator.get(page)
         hidden = next(form.hidden for form in forms_of(first.text) if form.action.endswith("/report"))
         await hand.report(call_of(turn))
@@ -278,8 +281,8 @@ async def test_a_held_call_leads_to_whom_it_waits_for(operator: httpx.AsyncClien
         assert f'href="/console/approvals/{question.interrupt_id}"' in shown
         page = f"/console/calls/{call_of(turn)}"
         shown = await words(operator, page)
-        assert "It was not sent to its tool" in shown
-        assert "Answer it by hand" not in shown
+        assert "This call was not sent to its tool" in shown
+        assert "Answer the call by hand" not in shown
         await Person(tenant).decide(question)
         await hand.called(call_of(turn))
         await hand.report(call_of(turn))
@@ -308,7 +311,7 @@ async def test_a_dead_letter_leads_to_its_turn(operator: httpx.AsyncClient, tena
     async with dead_letter(tenant, ALICE, "tool.of-another") as turn:
         shown = await operator.get("/console/letters")
         assert f'href="/console/turns/{turn}"' in shown.text
-        assert "Its turn is over, and can be run again." in await words(operator, "/console/letters")
+        assert "The turn is over and can be run again." in await words(operator, "/console/letters")
         again = [await send(operator, "/console/letters", f"/console/turns/{turn}/rerun") for _ in range(2)]
         assert {each.status_code for each in again} == {303}
         assert len({each.headers["location"] for each in again}) == 1, "once, however often it is asked for"

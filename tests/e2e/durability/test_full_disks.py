@@ -275,7 +275,7 @@ async def ask_all_ways(up: Up) -> None:
         answer = await client.post("/v1/turns", json=body, headers={"authorization": f"Bearer {token}"})
     problem = answer.json()
     assert (answer.status_code, problem["code"], answer.headers["retry-after"]) == (503, "server_unavailable", "1")
-    assert "cannot do this now; try again" in problem["detail"]  # strangers are told no more
+    assert "cannot handle this request now; try again" in problem["detail"]  # strangers are told no more
     lines = await examined(up)
     assert (lines["PostgreSQL"]["status"], full in lines["PostgreSQL"]["says"]) == ("fail", True)
 

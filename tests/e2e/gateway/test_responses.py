@@ -317,7 +317,7 @@ async def test_a_previous_response_is_what_was_said_until_its_end(ai: AsyncOpenA
 async def test_a_response_is_cancelled(ai: AsyncOpenAI, web: httpx.AsyncClient, tenant: Tenant) -> None:
     await tenant.agent("player")
     made = await ai.responses.create(model=ALICE, input=SLOW, background=True)
-    with pytest.raises(openai.BadRequestError, match="not over") as refused:
+    with pytest.raises(openai.BadRequestError, match="still running") as refused:
         await ai.responses.create(model=ALICE, input="and?", previous_response_id=made.id)
     assert refused.value.code == "previous_response_in_progress"
     stopped = await ai.responses.cancel(made.id)

@@ -182,7 +182,7 @@ def test_a_thousand_children_are_folded_but_for_those_that_stand_out() -> None:
     assert counts == {"success": 1, "failed": 10, "running": 4, "group": 1}
     assert (lines[-1].status, lines[-1].words, lines[-1].sums.turns) == ("success", ("986 turns",), 986)
     assert len(group_of(forest.tops[0], "success")) == 986
-    assert lines[0].words == ("10 failed below", "4 live below")
+    assert lines[0].words == ("10 failed below", "4 running below")
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["success", "failed", "running"])), max_size=700))
@@ -245,12 +245,12 @@ def waiting(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("turn", "text", "href"),
     [
-        (live(), "to be leased: it is next", None),
+        (live(), "its lease: it is next", None),
         (live(queued_because="agent_paused"), "its agent, which is paused", "/console/agents/a%2Fb"),
         (live(status="dispatched"), "a worker to begin it", None),
         (
             live(status="dispatched", defer_reason="engine_unreachable", retry_count=3),
-            "Temporal, which does not take it (tried 3 times)",
+            "Temporal, which does not accept it (tried 3 times)",
             None,
         ),
         (
@@ -272,12 +272,12 @@ def waiting(**fields: Any) -> dict[str, Any]:
         ),
         (
             live(status="suspended", calls=[waiting(tasks=3, tasks_done=1)], open_calls=1),
-            "1 of 3 turns that pay asked are over",
+            "1 of 3 turns of pay are over",
             "/console/turns/t1/tree",
         ),
         (
             live(status="suspended", calls=[waiting(tasks=1, only_turn_id="t2")], open_calls=1),
-            "a turn that pay asked",
+            "a turn that pay started",
             "/console/turns/t2",
         ),
         (

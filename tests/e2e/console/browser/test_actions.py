@@ -16,9 +16,9 @@ async def test_a_turn_is_told_something_and_run_again_with_another_model(people:
         await people.tenant.client.request("progress", progress)
         await one.shows("3 of 8: reading")
         await page.get_by_text("Steer", exact=True).click()
-        await page.get_by_label("What its model shall read next").fill("and mind the gap")
+        await page.get_by_label("What the model should read next").fill("and mind the gap")
         await page.get_by_label("When").select_option("when_idle")
-        await page.get_by_role("button", name="Say it").click()
+        await page.get_by_role("button", name="Steer the turn").click()
         await one.shows("and mind the gap")
         await hand.report(call_of(turn))
         await hand.ended(turn)
@@ -37,8 +37,8 @@ async def test_a_turn_is_told_something_and_run_again_with_another_model(people:
 async def test_a_budget_is_raised_and_an_agent_retired(people: Seats) -> None:
     one = await people.seat()
     page = await one.open("/console/budgets")
-    await page.get_by_text("Change the limit of a day").click()
-    day = page.locator("section", has=page.get_by_role("heading", name="In a day"))
+    await page.get_by_text("Change the daily limit").click()
+    day = page.locator("section", has=page.get_by_role("heading", name="Per day"))
     await day.get_by_label("Turns").fill("3")
     await day.get_by_role("button", name="Set the limit").click()
     await one.shows("At most 3 turns")
@@ -47,11 +47,11 @@ async def test_a_budget_is_raised_and_an_agent_retired(people: Seats) -> None:
     await one.open("/console/budgets/day")
     await page.get_by_label("Turns").fill("4")
     await page.get_by_role("button", name="Change the budget").click()
-    await one.shows("The budget is changed", "7")
+    await one.shows("The budget has been changed", "7")
 
     await one.open(f"/console/agents/{ALICE}")
     await page.get_by_role("button", name="Retire").click()
-    await one.shows("The agent takes no further request", "retired")
+    await one.shows("The agent is retired", "retired")
 
 
 async def test_a_dead_letters_turn_is_run_again_and_an_hour_is_audited(people: Seats) -> None:

@@ -65,7 +65,7 @@ async def test_from_up_to_the_first_approval(browser: Browser, tmp_path: Path) -
         async with window(browser, url, None) as late:
             await late.page.goto(link)
             await late.page.get_by_role("button", name="Sign in").click()
-            await late.shows("This link was used")
+            await late.shows("This link has been used")
             assert "/console/enter" in late.page.url
     finally:
         up.send_signal(signal.SIGINT)

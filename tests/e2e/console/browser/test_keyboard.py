@@ -157,7 +157,7 @@ async def test_a_key_that_is_pressed_twice_decides_one_question(people: Seats, h
     await page.keyboard.press("a", delay=0)
     for _ in range(5):
         await page.keyboard.press("a", delay=20)
-    await window.shows("Approved: the call is sent.", "Look at the next open question")
+    await window.shows("Approved: the call is sent to its tool.", "Look at the next open question")
     assert len(await person.asked()) == 3
     await page.keyboard.press("n")
     await window.shows("of 3 open")
@@ -165,7 +165,7 @@ async def test_a_key_that_is_pressed_twice_decides_one_question(people: Seats, h
     for _ in range(5):
         await page.keyboard.down("r")  # held down: a browser repeats the key
     await page.keyboard.up("r")
-    await window.shows("Rejected: the model is told.")
+    await window.shows("Rejected: the model reads the rejection.")
     assert len(await person.asked()) == 2
 
 
@@ -182,4 +182,4 @@ async def test_what_was_pressed_before_a_page_was_drawn_sends_nothing(people: Se
     assert page.url.endswith(asked.interrupt_id)
     await page.evaluate("() => drawNow()")
     await page.keyboard.press("a")
-    await window.shows("Approved: the call is sent.")
+    await window.shows("Approved: the call is sent to its tool.")

@@ -79,12 +79,12 @@ async def test_keys_decide_and_lead_to_the_next_question(hand: Hand, people: Sea
     await desk.shows("20000 is greater than the maximum of 10000")
     await page.get_by_label("amount").fill("7")
     await page.get_by_label("amount").press("Enter")
-    await desk.shows("Approved as you edited it", "Look at the next open question")
+    await desk.shows("Approved with your changes", "Look at the next open question")
     await page.locator("h1").click()
     await page.keyboard.press("n")
     await desk.shows("1 of 1 open")
     await page.keyboard.press("a")
-    await desk.shows("Approved: the call is sent.", "Nothing else is open")
+    await desk.shows("Approved: the call is sent to its tool.", "Nothing else is open")
     amounts = [each["amount"] for each in [await sent(hand, n) for n in range(2)]]
     assert 7 in amounts
     await finished(hand, turn)

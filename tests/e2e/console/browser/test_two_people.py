@@ -58,7 +58,7 @@ async def test_who_decides_too_late_is_told_by_whom_and_overwrites_nothing(hand:
         await first.open(path)
         await first.page.get_by_label("Note").first.fill("no")
         await pressed(first.page, "Reject")
-        await first.shows("the model is told")
+        await first.shows("the model reads")
         await pressed(second.page, "Approve")
         await second.shows("does not count", "rejected")
     [closed] = await person.closed()
@@ -87,7 +87,7 @@ async def test_what_one_stops_the_other_sees_stopped(hand: Hand, people: Seats) 
     assert await other.page.locator("main form[method=post]").count() == 0
     page = await one.open(f"/console/turns/{turn}")
     await page.get_by_text("Stop", exact=True).click()
-    await page.get_by_label("Why").fill("seen enough")
+    await page.get_by_label("Reason").fill("seen enough")
     await pressed(page, "Stop this turn")
     for each in (one, other):
         await each.shows("canceled")

@@ -209,7 +209,7 @@ async def test_a_link_of_up_signs_in_once(here: Stack, tenant: Tenant, tmp_path:
 
 
 async def test_what_is_told_once_is_one_of_our_sentences(operator: httpx.AsyncClient) -> None:
-    assert "The turn will stop." in words_of((await operator.get(f"{SESSION}?told=stopped")).text)
+    assert "The turn is being stopped." in words_of((await operator.get(f"{SESSION}?told=stopped")).text)
     for words in ("You+were+hacked", "<b>x</b>", "", "entered2"):
         page = await operator.get(f"{SESSION}?told={words}")
         assert (page.status_code, 'role="status"' in page.text) == (200, False)

@@ -40,7 +40,7 @@ async def test_every_response_forbids_what_pages_do_not_need(url: str, operator:
 
 async def test_what_is_refused_is_told_on_a_page(url: str, operator: httpx.AsyncClient) -> None:
     for path, status, words in (
-        ("/console/nothing", 404, "there is no such page"),
+        ("/console/nothing", 404, "the console has no such page"),
         ("/console/session?x=<b>", 400, "x: there is no such field"),
         ("/console/session?token=a", 400, "a token belongs"),
         ("/console/turns/nobodys/events", 404, "the project has no such turn"),
@@ -60,7 +60,7 @@ async def test_what_is_refused_is_told_on_a_page(url: str, operator: httpx.Async
         assert f'<a href="{back}">Back</a>' in answer.text
     wrong = await operator.delete(SESSION)
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
-    assert "that is not done with this method" in words_of(wrong.text)
+    assert "this address does not support this method" in words_of(wrong.text)
     large = await operator.post("/console/enter", content=b"a" * (2 << 20), headers={"content-type": FORM})
     assert large.status_code == 413
     assert (await operator.post("/console/enter", json={})).status_code == 415
@@ -81,7 +81,7 @@ async def test_a_bug_is_told_as_one_and_shows_nothing(
         monkeypatch.setattr(rendering, "NAV", 1 / 3)
         answer = await web.get(SESSION)
         assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
-        assert "the gateway failed; its log says why" in words_of(answer.text)
+        assert "the gateway failed; its log has the reason" in words_of(answer.text)
         assert "Traceback" not in answer.text
 
 
@@ -114,4 +114,4 @@ async def test_a_token_of_a_channel_and_of_a_viewer_says_so(url: str, tenant: Te
     async with visiting(url, token) as web:
         words = words_of((await web.get(SESSION)).text)
         assert "Channel u_ada" in words
-        assert "You may see every page What" in words
+        assert "You may read every page Your" in words

@@ -49,11 +49,11 @@ async def test_now_says_what_each_live_turn_waits_for(operator: httpx.AsyncClien
         assert "all live 2" in words
         assert "waits for people 1" in words
         assert "a person, about pay" in words
-        assert "its agent, which has another turn" in words
+        assert "its agent, which is busy with another turn" in words
         assert page.index(turn) < page.index(behind), "who waits for people comes first"
         assert turn not in (await operator.get("/console?state=queued")).text
         assert turn in (await operator.get(f"/console?state=people&agent={ALICE}")).text
-        assert "No live turn is like that" in await shown(operator, "/console?agent=nobody")
+        assert "No live turn matches" in await shown(operator, "/console?agent=nobody")
         for each in (behind, turn):
             stopped = await send(operator, of(each), f"{of(each)}/stop", {"reason": "enough"})
             assert (stopped.status_code, stopped.headers["location"]) == (303, f"{of(each)}?told=stopped")
@@ -105,7 +105,7 @@ async def test_a_running_turn_is_steered_and_ended_ones_run_again(operator: http
         said = await send(operator, of(turn), f"{of(turn)}/steer", fields)
         assert said.headers["location"] == f"{of(turn)}?told=steered"
         words = await shown(operator, said.headers["location"])
-        assert "It waits for the turn's next step." in words.replace("&#39;", "'")
+        assert "The turn reads your message in its next step." in words.replace("&#39;", "'")
         assert "use less sugar" in words
         await hand.report(call_of(turn))
         await hand.ended(turn)
@@ -115,7 +115,7 @@ async def test_a_running_turn_is_steered_and_ended_ones_run_again(operator: http
         again = AgentTurnId(late.headers["location"].removeprefix("/console/turns/").partition("?")[0])
         assert again != turn
         words = await shown(operator, late.headers["location"])
-        assert "This turn runs the other one again." in words
+        assert "This turn is a rerun of the other one." in words
         assert "Runs again" in words
         assert again in (await operator.get(of(turn))).text
         assert (await send(operator, of(again), f"{of(again)}/stop")).status_code == 303
@@ -254,7 +254,7 @@ async def test_turns_are_found_and_listed_page_by_page(operator: httpx.AsyncClie
     assert "No turn has this id or name" in await shown(operator, "/console/turns?q=nothing")
     listed = (await operator.get("/console/turns?status=success")).text
     assert listed.index(turns[1]) < listed.index(turns[0])
-    assert "There is no such turn" in await shown(operator, "/console/turns?status=failed")
+    assert "No turn matches" in await shown(operator, "/console/turns?status=failed")
     assert (await operator.get("/console/turns?cursor=wrong")).status_code == 400
 
 

@@ -98,15 +98,15 @@ def test_what_is_typed_is_read_by_its_kind(label: str, typed: str, value: Any) -
         ("count", "0", "less than the minimum of 1"),
         ("size", "1,5", "a number"),
         ("size", "NaN", "a number"),
-        ("size", "0.12345678901234567890", "that many digits"),
-        ("size", "1e999", "that many digits"),
-        ("flag", "2", "of the list"),
-        ("kind", "²", "of the list"),
+        ("size", "0.12345678901234567890", "too many digits"),
+        ("size", "1e999", "too many digits"),
+        ("flag", "2", "from the list"),
+        ("kind", "²", "from the list"),
         ("short", "x" * 21, "too long"),
         ("sizes", "1\ntwo", "a number"),
         ("any", "{", "line 1, column 2"),
         ("any", '{"a": 1, "a": 2}', "twice"),
-        ("any", "[NaN]", "NaN is no JSON"),
+        ("any", "[NaN]", "NaN is not valid JSON"),
         ("any", "[" * 10_000, "nested too deeply"),
         ("deep", '{"a": "b"}', "at a"),
         ("maybe", "1", "is not of type"),
@@ -126,13 +126,16 @@ def test_what_is_emptied_is_left_out_unless_it_is_needed() -> None:
     given_: JsonObject = {"text": "a", "short": "b", "count": 1, "names": ["c"], "flag": True}
     form = arguments_form(schema("text", "count"), given_)
     names = by_label(form)
-    assert form.read(dict.fromkeys(names.values(), "")).faults == {names["count"]: "This is needed."}
+    assert form.read(dict.fromkeys(names.values(), "")).faults == {names["count"]: "This field is required."}
     reading = form.read(dict.fromkeys(names.values(), "") | {names["count"]: "2"})
     assert reading.value == {"text": "", "count": 2, "names": []}
     assert form.read({names["count"]: "2"}).value == {**given_, "count": 2}, "what was not sent is as it was"
     new = arguments_form(schema("text", "kind"), {})
     faults = new.read({}).faults
-    assert faults == {by_label(new)["text"]: "This is needed.", by_label(new)["kind"]: "This is needed."}
+    assert faults == {
+        by_label(new)["text"]: "This field is required.",
+        by_label(new)["kind"]: "This field is required.",
+    }
 
 
 def test_what_an_operator_has_fixed_cannot_be_typed() -> None:
@@ -144,7 +147,7 @@ def test_what_an_operator_has_fixed_cannot_be_typed() -> None:
     names = by_label(form)
     assert form.read({names["text"]: "b", "arg-99": "1"}).value == {"text": "b"}
     open_form = arguments_form({"type": "object"}, given_, fixed=frozenset({"count"}), envs=frozenset({"key"}))
-    assert open_form.read({"rest": '{"count": 1}'}).faults == {"rest": "count: not here."}
+    assert open_form.read({"rest": '{"count": 1}'}).faults == {"rest": "count: cannot be set here."}
     assert open_form.read({"rest": "[]"}).faults == {"rest": "Type a JSON object: {}."}
     assert open_form.read({"rest": '{"other": 1}'}).value == {"other": 1}
 
@@ -193,4 +196,4 @@ def test_an_answer_is_a_text_a_choice_fields_or_json() -> None:
     assert answer_form({"type": ["null", "object"]}).read({"answer": "null"}).value is None
     of_object = answer_form({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
     assert of_object.read({"ans-0": "4"}).value == {"n": 4}
-    assert of_object.read({}).faults == {"ans-0": "This is needed."}
+    assert of_object.read({}).faults == {"ans-0": "This field is required."}

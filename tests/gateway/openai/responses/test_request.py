@@ -108,9 +108,9 @@ def test_what_only_changes_costs_passes() -> None:
 
 def test_a_refusal_says_what_was_sent_and_what_to_do() -> None:
     image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
-    with pytest.raises(Unsupported, match="an image was sent, and agents read input_text only"):
+    with pytest.raises(Unsupported, match="an image was sent, but agents accept only input_text"):
         request(input=[image]).said()
-    with pytest.raises(Unsupported, match=r'tool_choice.*\("required" was sent\); "auto" or "none" is'):
+    with pytest.raises(Unsupported, match=r'tool_choice.*\("required" was sent\); send "auto" or "none"'):
         request(tool_choice="required")
     with pytest.raises(Unsupported, match=r"tools.*a list of 1 was sent.*turnstile tool put"):
         request(tools=[{"type": "web_search"}])
