@@ -272,7 +272,7 @@ async def test_who_may_not_decide_is_told_why(hand: Hand, url: str, operator: ht
     await press(operator, await look(operator, page), "digest", fields={"decision": "reject"})
     [question] = await asked(hand, AgentTurnId(turn))
     mine = await look(operator, f"{LIST}/{question.id}")
-    assert "You asked for this turn, so somebody else decides." in mine.words
+    assert "You asked for this turn, so somebody else must decide." in mine.words
     await hand.tenant.client.request("stop", {"agent_turn_id": turn})
     await hand.ended(AgentTurnId(turn))
     assert "The turn ended first" in (await look(operator, f"{LIST}/{question.id}")).words

@@ -144,7 +144,7 @@ async def test_what_changed_between_versions_is_shown_to_whom_it_concerns(
     assert "There is no version before this one" in await words(operator, page)
     await tenant.profile(HOSTILE, "player", system_prompt_template="Be kind.\nBe quick.", max_steps=3)
     shown = await words(operator, page)
-    assert "2 versions, the newest first" in shown
+    assert "2 versions, newest first" in shown
     assert "llm_config.model changed before: scripted/echo → after: scripted/player" in shown
     assert "− Be brief. + Be quick." in shown
     versions = re.findall(r"\?new=([0-9a-f-]{36})", (await operator.get(page)).text)
@@ -197,7 +197,7 @@ async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient
         turn = await hand.suspended(calling("search"))
         call = call_of(turn)
         page = f"/console/calls/{call}"
-        assert f"1 call, the oldest first Tool Agent, turn Sent Deadline Waits for search {call[:10]}" in await words(
+        assert f"1 call, oldest first Tool Agent, turn Sent Deadline Waits for search {call[:10]}" in await words(
             operator, "/console/calls"
         )
         shown = await words(operator, page)
@@ -213,7 +213,7 @@ async def test_a_call_that_waits_is_answered_by_hand(operator: httpx.AsyncClient
         ended = await hand.ended(turn)
         assert ended.view.status == "success"
         shown = await words(operator, page)
-        assert re.search(r"Answered .* by token\.[0-9a-f]{20}, taken by its turn", shown)
+        assert re.search(r"Answered .* by token\.[0-9a-f]{20}, read by its turn", shown)
         assert '"found": [ 1, 2 ]' in shown
         assert "Answer the call by hand" not in shown
 

@@ -47,7 +47,7 @@ async def test_now_says_what_each_live_turn_waits_for(operator: httpx.AsyncClien
         page = (await operator.get("/console")).text
         words = words_of(page)
         assert "all live 2" in words
-        assert "waits for people 1" in words
+        assert "waiting for people 1" in words
         assert "a person, about pay" in words
         assert "its agent, which is busy with another turn" in words
         assert page.index(turn) < page.index(behind), "who waits for people comes first"
@@ -81,7 +81,7 @@ async def test_a_turn_has_its_cards_calls_attempts_and_costs(operator: httpx.Asy
         "success",
         "Step 1",
         "Step 2",
-        "2 attempts at the model, 1 failed",
+        "2 model attempts, 1 failed",
         "rate limited",
         "search success",
         "Run again from here",
