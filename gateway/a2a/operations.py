@@ -123,13 +123,13 @@ async def _scanned(
             row_limit=most + 1,
         )
     )
-    found = [row for row in rows[:most] if fits is None or fits(row)][:size]
-    last = found[-1] if len(found) == size else rows[:most][-1] if rows else None
+    matches = [row for row in rows[:most] if fits is None or fits(row)][:size]
+    last = matches[-1] if len(matches) == size else rows[:most][-1] if rows else None
     place = None if last is None or last is rows[-1] else Place(last.created_at, last.agent_turn_id)
-    if fits is not None and with_artifacts and found:
-        project, turns = asked.scope.project_id, [row.agent_turn_id for row in found]
-        found = await asked.kernel.pool.run(lambda conn: read_tasks(conn, project, turns, with_history=with_history))
-    return found, place
+    if fits is not None and with_artifacts and matches:
+        project, turns = asked.scope.project_id, [row.agent_turn_id for row in matches]
+        matches = await asked.kernel.pool.run(lambda conn: read_tasks(conn, project, turns, with_history=with_history))
+    return matches, place
 
 
 def _filter(request: ListTasksRequest) -> Callable[[TaskRow], bool] | None:
