@@ -26,12 +26,12 @@ async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "", gat
         await query("lock_schema").many(conn)
         try:
             async with conn.transaction():
-                wanted = {
+                arguments = {
                     "bridge_role": bridge_role or None,
                     "worker_role": worker_role or None,
                     "gateway_role": gateway_role or None,
                 }
-                for row in await query("list_grants").many(conn, **wanted):
+                for row in await query("list_grants").many(conn, **arguments):
                     await conn.execute(row["statement"])
         finally:
             await query("unlock_schema").many(conn)

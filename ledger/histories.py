@@ -41,9 +41,9 @@ async def connect(url: str, **options: Any) -> Any:
     asyncpg tries several hosts itself, all within one `timeout`, and none after one that is just starting up.
     """
     *others, last = read_address(url).each()
-    for each in others:
+    for other in others:
         try:
-            return await open_session(each, options)
+            return await open_session(other, options)
         except DRIVER_ERRORS as error:
             if kind_of(error) not in TRANSIENT:
                 raise
@@ -77,7 +77,7 @@ class Histories:
 
         Raises the error of the last host, or `ServerBehind` if one was refused.
         """
-        hosts = sorted(read_address(url).each(), key=lambda each: each != self._last)
+        hosts = sorted(read_address(url).each(), key=lambda h: h != self._last)
         if self._newest is None and len(hosts) > 1:
             hosts = await self._by_history(hosts, options)
         standby: _Session | None = None
@@ -120,14 +120,14 @@ class Histories:
         asking = {asyncio.create_task(self._ask(h, options)): h for h in hosts}
         try:
             pending = set(asking)
-            while pending and not any(_answered(each) for each in asking):
+            while pending and not any(_answered(a) for a in asking):
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if pending:
                 await asyncio.wait(pending, timeout=_ASK_SECONDS)
             ranks = {host: _answered(task) or History(-1, -1) for task, host in asking.items()}
         finally:
-            for each in asking:
-                each.cancel()
+            for asked_host in asking:
+                asked_host.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         return sorted(hosts, key=lambda h: ranks[h], reverse=True)
 
@@ -169,11 +169,11 @@ class Histories:
     async def _look(self, conn: Any) -> tuple[History | None, bool]:
         """The server's history, and whether it is a standby."""
         try:
-            found = await query("find_history").one(conn)
+            row = await query("find_history").one(conn)
         except _NO_LEDGER:
             return None, False
-        timeline = found["timeline_id"]
-        return History(found["epoch_floor"] or 0, timeline or 0), timeline is None
+        timeline = row["timeline_id"]
+        return History(row["epoch_floor"] or 0, timeline or 0), timeline is None
 
     def _check(self, history: History | None, is_standby: bool, host: str) -> None:
         newest = self._newest

@@ -137,18 +137,18 @@ class Pool:
         `ConfigError` as `connection` does, and for a pooler in transaction mode.
         """
         async with self.connection() as conn:
-            found = await query("server_version").one(conn)
-        if found["plan_cache_mode"] != _SETTINGS["plan_cache_mode"] and not self._histories.pooled:
+            server = await query("server_version").one(conn)
+        if server["plan_cache_mode"] != _SETTINGS["plan_cache_mode"] and not self._histories.pooled:
             self._histories.pooled = True  # a pooler between them has let the settings fall
             await self.close()
             await self.open(writable=writable)
             return
-        if found["number"] < MINIMUM_SERVER:
+        if server["number"] < MINIMUM_SERVER:
             raise ServerTooOld(
-                f"PostgreSQL 16 or newer is needed, and {self.server} runs {found['text']}: "
+                f"PostgreSQL 16 or newer is needed, and {self.server} runs {server['text']}: "
                 "upgrade it, or leave [database].url empty to use the embedded one"
             )
-        if writable and found["read_only"]:
+        if writable and server["read_only"]:
             await self.close()  # a later attempt may find another of several hosts
             raise ServerUnavailable(f"{self.server} is read-only: a standby, or default_transaction_read_only")
 

@@ -61,8 +61,8 @@ async def _keeps_sessions(url: str, options: dict[str, Any]) -> bool:
     options = {**options, "statement_cache_size": 0}
     async with AsyncExitStack() as stack:
         first = await _probe(stack, url, options)
-        own = await _backends(first, 3)
-        if len(own) > 1 or None in own:
+        backends = await _backends(first, 3)
+        if len(backends) > 1 or None in backends:
             return False
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
@@ -70,7 +70,7 @@ async def _keeps_sessions(url: str, options: dict[str, Any]) -> bool:
                 others = await _backends(second, 2)
         except TimeoutError:
             others = set[int | None]()
-        return not others & own and None not in others and await _backends(first, 1) == own
+        return not others & backends and None not in others and await _backends(first, 1) == backends
 
 
 async def _probe(stack: AsyncExitStack, url: str, options: dict[str, Any]) -> Any:
@@ -81,7 +81,7 @@ async def _probe(stack: AsyncExitStack, url: str, options: dict[str, Any]) -> An
 
 async def _backends(conn: Any, count: int) -> set[int | None]:
     """The server processes of a client's transactions; None where one does not hold its server (statement mode)."""
-    found = set[int | None]()
+    backends = set[int | None]()
     for _ in range(count):
         try:
             async with conn.transaction():
@@ -90,5 +90,5 @@ async def _backends(conn: Any, count: int) -> set[int | None]:
             if not is_shared(error):
                 raise
             return {None}
-        found.add(int(row["pid"]))
-    return found
+        backends.add(int(row["pid"]))
+    return backends

@@ -126,35 +126,35 @@ def parse(text: str) -> dict[str, Query]:
     """The queries of one file."""
     headers = list(_HEADER.finditer(text))
     ends = [header.start() for header in headers[1:]] + [len(text)]
-    found: dict[str, Query] = {}
+    queries: dict[str, Query] = {}
     for header, end in zip(headers, ends, strict=False):
         body = text[header.end() : end]
         mode, whole = cast("Mode", header["mode"]), _VARIANT.sub("", body)
-        found[header["name"]] = _query(header["name"], mode, _without(whole, frozenset()), None)
+        queries[header["name"]] = _query(header["name"], mode, _without(whole, frozenset()), None)
         for variant in _VARIANT.finditer(body):
             parts = frozenset(re.findall("[a-z_]+", variant["parts"]))
             if unknown := parts - {part["part"] for part in _PART.finditer(whole)}:
                 raise ValueError(f"query {header['name']} has no parts {sorted(unknown)}")
-            found[variant["name"]] = _query(variant["name"], mode, _without(whole, parts), header["name"])
-    return found
+            queries[variant["name"]] = _query(variant["name"], mode, _without(whole, parts), header["name"])
+    return queries
 
 
 def _without(body: str, parts: frozenset[str]) -> str:
     """The text without these of its parts."""
-    return _PART.sub(lambda each: (each["instead"] or "") if each["part"] in parts else each["body"], body)
+    return _PART.sub(lambda part: (part["instead"] or "") if part["part"] in parts else part["body"], body)
 
 
 def _query(name: str, mode: Mode, body: str, variant_of: str | None) -> Query:
     purpose = " ".join(line[3:] for line in body.strip().splitlines() if line.startswith("-- "))
     numbers: dict[str, int] = {}
 
-    def replace(found: re.Match[str]) -> str:
-        if found["comment"]:
+    def replace(piece: re.Match[str]) -> str:
+        if piece["comment"]:
             return ""
-        if found["fragment"]:
-            return _PIECE.sub(replace, _fragment(found["fragment"], _ARGUMENT.findall(found["arguments"] or "")))
-        if (parameter := found["parameter"]) is None:
-            return found[0]
+        if piece["fragment"]:
+            return _PIECE.sub(replace, _fragment(piece["fragment"], _ARGUMENT.findall(piece["arguments"] or "")))
+        if (parameter := piece["parameter"]) is None:
+            return piece[0]
         return f"${numbers.setdefault(parameter, len(numbers) + 1)}"
 
     sql = _PIECE.sub(replace, body).strip().rstrip(";")
@@ -176,10 +176,10 @@ def _fragment(name: str, arguments: list[str]) -> str:
 def _fragments() -> Mapping[str, tuple[list[str], str]]:
     """The parameters and the text of each fragment."""
     text = resources.files("turnstile.ledger").joinpath("fragments.sql").read_text("utf-8")
-    found = {name: (re.findall("[a-z_]+", parameters), sql) for name, parameters, sql in _FRAGMENT.findall(text)}
+    fragments = {name: (re.findall("[a-z_]+", parameters), sql) for name, parameters, sql in _FRAGMENT.findall(text)}
     for name, types in TYPE_LISTS.items():
-        found[name] = ([], "(" + ", ".join(f"'{each}'" for each in types) + ")")
-    return found
+        fragments[name] = ([], "(" + ", ".join(f"'{t}'" for t in types) + ")")
+    return fragments
 
 
 _ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "pushes", "operations", "access")
@@ -188,15 +188,15 @@ _ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "pus
 @functools.cache
 def all_queries() -> Mapping[str, Query]:
     """Every named query of the ledger."""
-    found: dict[str, Query] = {}
+    queries: dict[str, Query] = {}
     for room in _ROOMS:
         files = resources.files("turnstile.ledger").joinpath(room).iterdir()
         for file in sorted((f for f in files if f.name.endswith(".sql")), key=lambda f: f.name):
             for name, query in parse(file.read_text("utf-8")).items():
-                if name in found:
+                if name in queries:
                     raise ValueError(f"query {name} is defined twice")
-                found[name] = query
-    return found
+                queries[name] = query
+    return queries
 
 
 def query(name: str) -> Query:

@@ -109,17 +109,17 @@ async def _tool_texts(pool: Pool, project: ProjectId, profile: Profile) -> list[
     if profile.memory is None or profile.memory.max_context_tokens is None or not profile.allowed_tools:
         return []
     try:
-        found = await list_tools(pool, project)
+        tools = await list_tools(pool, project)
     except BadRequest:  # a row that does not parse is offered to no model
         return []
-    return [f"{each.tool_name} {each.description or ''}" for each in found if each.tool_name in profile.allowed_tools]
+    return [f"{t.tool_name} {t.description or ''}" for t in tools if t.tool_name in profile.allowed_tools]
 
 
 def _settings(profile: Profile, box: BoxId) -> JsonObject:
     """What an enqueue must know of the profile; nothing of one that has neither memory nor instances nor a budget."""
-    said = profile.model_dump(mode="json", include={"memory", "instances"})
-    said |= {"budget": limits} if profile.budget and (limits := profile.budget.stored()) else {}
-    return {"profile_box_id": box, **said} if said else {}
+    settings = profile.model_dump(mode="json", include={"memory", "instances"})
+    settings |= {"budget": limits} if profile.budget and (limits := profile.budget.stored()) else {}
+    return {"profile_box_id": box, **settings} if settings else {}
 
 
 async def list_profiles(
@@ -167,22 +167,22 @@ async def add_agent(
 
 
 async def put_agent(
-    pool: Pool, project: ProjectId, wanted: AgentPutRequest, origin: Origin
+    pool: Pool, project: ProjectId, request: AgentPutRequest, origin: Origin
 ) -> tuple[Literal["added", "changed", "same"], str]:
     """Add the agent, or change what is given; returns what was done, and its worker target.
 
     Raises `BadRequest`, or `Refused`: unknown_profile; agent_busy for another worker target while it has turns;
     agent_inactive.
     """
-    target = wanted.worker_target
+    target = request.worker_target
     arguments = {
         "project_id": token(project, "project_id"),
-        "agent_id": wanted.agent_id,
-        "profile_name": wanted.profile_name,
+        "agent_id": request.agent_id,
+        "profile_name": request.profile_name,
         "worker_target": target and checked_target(target, "worker_target"),
-        "display_name": wanted.display_name,
-        "tags": None if wanted.tags is None else json.dumps(wanted.tags),
-        "metadata": None if wanted.metadata is None else json.dumps(wanted.metadata),
+        "display_name": request.display_name,
+        "tags": None if request.tags is None else json.dumps(request.tags),
+        "metadata": None if request.metadata is None else json.dumps(request.metadata),
         "edge_id": uuid7(),
         **origin.columns(),
     }
@@ -198,7 +198,7 @@ async def put_agent(
         case "added" | "changed" | "same" as verdict:
             return verdict, row["worker_target"]
         case "unknown_profile":
-            raise Refused("unknown_profile", f"project {project} has no profile {wanted.profile_name!r}: put it first")
+            raise Refused("unknown_profile", f"project {project} has no profile {request.profile_name!r}: put it first")
         case "agent_busy":
             raise Refused("agent_busy", "an agent with turns keeps its worker target until they are over")
         case _:

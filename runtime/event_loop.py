@@ -34,7 +34,7 @@ def spare_collector(*, again: bool = False) -> None:
         return
     gc.collect()
     gc.freeze()
-    if not any(isinstance(each, _Sparing) for each in gc.callbacks):
+    if not any(isinstance(callback, _Sparing) for callback in gc.callbacks):
         gc.callbacks.append(_Sparing())
 
 

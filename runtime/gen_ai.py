@@ -62,8 +62,8 @@ def agent(agent_id: str, name: str = "") -> Attributes:
 
 def conversation(context: Mapping[str, str], otherwise: str | None) -> Attributes:
     """The conversation of these headers, else the other one; nothing if there is neither."""
-    found = context.get(headers.CONVERSATION_ID) or otherwise
-    return {"gen_ai.conversation.id": found} if found else {}
+    identifier = context.get(headers.CONVERSATION_ID) or otherwise
+    return {"gen_ai.conversation.id": identifier} if identifier else {}
 
 
 def tool(name: str, call: str) -> Attributes:
@@ -77,21 +77,25 @@ def model_names(model: str) -> tuple[str, str]:
     return (_PROVIDERS.get(provider, provider), name) if slash else (OTHER, model)
 
 
-def requested(model: str, given: Mapping[str, object]) -> Attributes:
+def requested(model: str, settings: Mapping[str, object]) -> Attributes:
     """The model, and those of the given parameters that the conventions name."""
     provider, name = model_names(model)
-    found: Attributes = {"gen_ai.provider.name": provider, "gen_ai.request.model": name, "gen_ai.request.stream": True}
+    attributes: Attributes = {
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": name,
+        "gen_ai.request.stream": True,
+    }
     for parameter, kind in _PARAMETERS.items():
-        if isinstance(value := given.get(parameter), int | float) and not isinstance(value, bool):
-            found[f"gen_ai.request.{parameter}"] = kind(value)
-    if isinstance(stop := given.get("stop"), list):
-        found["gen_ai.request.stop_sequences"] = tuple(map(str, cast("list[object]", stop)))
-    return found
+        if isinstance(value := settings.get(parameter), int | float) and not isinstance(value, bool):
+            attributes[f"gen_ai.request.{parameter}"] = kind(value)
+    if isinstance(stop := settings.get("stop"), list):
+        attributes["gen_ai.request.stop_sequences"] = tuple(map(str, cast("list[object]", stop)))
+    return attributes
 
 
 def usage(counts: JsonObject) -> Attributes:
     """The tokens that a provider counted."""
-    return {name: int(count) for given, name in _COUNTS.items() if isinstance(count := counts.get(given), int | float)}
+    return {name: int(count) for key, name in _COUNTS.items() if isinstance(count := counts.get(key), int | float)}
 
 
 def server(base: str | None) -> Attributes:

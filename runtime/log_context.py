@@ -24,7 +24,7 @@ def about(of: TurnRef | None = None, /, **ids: object) -> Generator[None]:
     if of is not None:
         known |= {"project_id": of.project_id, "agent_id": of.agent_id}
         known |= {"agent_turn_id": of.agent_turn_id, "turn_epoch": of.turn_epoch}
-    known |= {name: each for name, each in ids.items() if each is not None}
+    known |= {name: value for name, value in ids.items() if value is not None}
     token = _BOUND.set(known)
     try:
         yield

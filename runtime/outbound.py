@@ -67,7 +67,7 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 def _resolve(host: str, port: int) -> Sequence[str]:
-    return [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 class Names:
@@ -92,27 +92,27 @@ class Names:
                 async with self._freed:
                     await self._freed.wait_for(lambda: self._has_room(project))
                     self._busy[project] += 1
-                found: asyncio.Future[Sequence[str]] = loop.create_future()
-                look = partial(self._look, found, project, host, port)
+                addresses: asyncio.Future[Sequence[str]] = loop.create_future()
+                look = partial(self._look, addresses, project, host, port)
                 threading.Thread(target=look, name="turnstile-name", daemon=True).start()
-                return await found
+                return await addresses
         except TimeoutError:
             return ()
 
     def _has_room(self, project: str) -> bool:
         return self._busy[project] < _SHARE and self._busy.total() < _MOST
 
-    def _look(self, found: "asyncio.Future[Sequence[str]]", project: str, host: str, port: int) -> None:
+    def _look(self, future: "asyncio.Future[Sequence[str]]", project: str, host: str, port: int) -> None:
         """Resolve a name, in its thread."""
         addresses: Sequence[str] = ()
         with suppress(OSError, UnicodeError, ValueError):
             addresses = self._resolve(host, port)
         with suppress(RuntimeError):  # the loop is closed
-            found.get_loop().call_soon_threadsafe(self._done, found, project, addresses)
+            future.get_loop().call_soon_threadsafe(self._done, future, project, addresses)
 
-    def _done(self, found: "asyncio.Future[Sequence[str]]", project: str, addresses: Sequence[str]) -> None:
-        if not found.done():
-            found.set_result(addresses)
+    def _done(self, future: "asyncio.Future[Sequence[str]]", project: str, addresses: Sequence[str]) -> None:
+        if not future.done():
+            future.set_result(addresses)
         self._busy[project] -= 1
         if not self._busy[project]:
             del self._busy[project]
@@ -140,11 +140,11 @@ async def destination(url: str, names: Names, project: str, *, private: bool) ->
     if scheme == "http" and not private:
         raise Refused(REFUSED, "url: notifications go over https")
     port = port or _PORTS[scheme]
-    found = await names.addresses(project, host, port)
-    if not found or (not private and not all(map(is_public, found))):
+    addresses = await names.addresses(project, host, port)
+    if not addresses or (not private and not all(map(is_public, addresses))):
         raise Refused(REFUSED, f"url: its host has no {'' if private else 'public '}address now")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Destination(scheme, host, port, path, found[0])
+    return Destination(scheme, host, port, path, addresses[0])
 
 
 async def post(
@@ -178,13 +178,13 @@ def outbound_client(seconds: float) -> httpx.AsyncClient:
 
 def is_public(address: str) -> bool:
     """Whether an IP address is one of the public internet, also within IPv6."""
-    found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address):
+    ip: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address):
         # Of IPv6 only 2000::/3 is given out for the public internet.
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is None and found in _NAT64:
-            inner = IPv4Address(int(found) & 0xFFFFFFFF)
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if inner is None and ip in _NAT64:
+            inner = IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-        return found in _PUBLIC_V6 and not any(found in each for each in _SPECIAL_V6)
-    return not any(found in each for each in _SPECIAL_V4)
+        return ip in _PUBLIC_V6 and not any(ip in network for network in _SPECIAL_V6)
+    return not any(ip in network for network in _SPECIAL_V4)

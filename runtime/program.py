@@ -167,25 +167,25 @@ async def _cancel_rest(seconds: float) -> list[str]:
 
 def _busy_threads() -> list[str]:
     """Threads that would keep the process from ending; idle threads of executors are left out."""
-    found: list[str] = []
+    names: list[str] = []
     for thread in threading.enumerate():
         frame = _frame_of(thread)
         if thread is threading.main_thread() or thread.daemon or frame is None:
             continue
         if frame.f_code is not concurrent.futures.thread._worker.__code__:  # noqa: SLF001 -- there it waits for work
-            found.append(f"thread {thread.name} at {_place(frame)}")
-    return found
+            names.append(f"thread {thread.name} at {_place(frame)}")
+    return names
 
 
 def _where(awaited: Any) -> str:
     """The innermost line of a suspended coroutine, lines of asyncio left out."""
-    found = "an unknown place"
+    place = "an unknown place"
     while awaited is not None:
         frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None and Path(frame.f_code.co_filename).parent != _ASYNCIO:
-            found = _place(frame)
+            place = _place(frame)
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-    return found
+    return place
 
 
 def _frame_of(thread: threading.Thread) -> FrameType | None:

@@ -29,23 +29,25 @@ _FINISHED: Final = {"tool_calls": "tool_call", "function_call": "tool_call"}
 
 def asked(messages: Sequence[ModelMessage], clear: Clear) -> Attributes:
     """`gen_ai.input.messages` of a request."""
-    shown: list[JsonValue] = [_message(message, clear) for message in messages]
-    while len(shown) > 1 and _size(shown) > LIMIT_BYTES:
-        del shown[1 if len(shown) > 2 else 0]
-    return {"gen_ai.input.messages": _json(shown)}
+    bodies: list[JsonValue] = [_message(message, clear) for message in messages]
+    while len(bodies) > 1 and _size(bodies) > LIMIT_BYTES:
+        del bodies[1 if len(bodies) > 2 else 0]
+    return {"gen_ai.input.messages": _json(bodies)}
 
 
 def answered(text: str, calls: Sequence[ModelToolCall], finish_reason: str, clear: Clear) -> Attributes:
     """`gen_ai.output.messages` of an answer, whole or as far as it came."""
     message = ModelMessage(role="assistant", content=text, tool_calls=tuple(calls))
-    shown: JsonValue = [{**_message(message, clear), "finish_reason": _FINISHED.get(finish_reason, finish_reason)}]
-    return {"gen_ai.output.messages": _json(shown)}
+    bodies: JsonValue = [{**_message(message, clear), "finish_reason": _FINISHED.get(finish_reason, finish_reason)}]
+    return {"gen_ai.output.messages": _json(bodies)}
 
 
 def called(arguments: JsonValue, result: JsonValue, clear: Clear) -> Attributes:
     """`gen_ai.tool.call.arguments` and, if there is a result, `gen_ai.tool.call.result`."""
-    given: Attributes = {} if arguments is None else {"gen_ai.tool.call.arguments": _json(_bounded(arguments, clear))}
-    return given if result is None else given | {"gen_ai.tool.call.result": _json(_bounded(result, clear))}
+    attributes: Attributes = (
+        {} if arguments is None else {"gen_ai.tool.call.arguments": _json(_bounded(arguments, clear))}
+    )
+    return attributes if result is None else attributes | {"gen_ai.tool.call.result": _json(_bounded(result, clear))}
 
 
 def _message(message: ModelMessage, clear: Clear) -> dict[str, JsonValue]:
@@ -70,10 +72,10 @@ def _bounded(value: JsonValue, clear: Clear, depth: int = 0) -> JsonValue:
         case list() | dict() if depth >= _DEPTH:
             return _CUT
         case list():
-            return [_bounded(each, clear, depth + 1) for each in value[:_ITEMS]]
+            return [_bounded(item, clear, depth + 1) for item in value[:_ITEMS]]
         case dict():
             kept = list(value.items())[:_ITEMS]
-            return {clear(name)[:_TEXT]: _bounded(each, clear, depth + 1) for name, each in kept}
+            return {clear(name)[:_TEXT]: _bounded(item, clear, depth + 1) for name, item in kept}
         case float() if not math.isfinite(value):  # JSON has no such number
             return str(value)
         case _:

@@ -172,12 +172,12 @@ class Telemetry:
             for metric, name in ((Metric.QUEUE_DELAY, "queue_delay_ms"), (Metric.TURN_SECONDS, "e2e_ms")):
                 if isinstance(millis := stats.get(name), int | float):
                     self.meter.observe(metric, millis / 1000, project=project, agent=agent)
-        if self.tracer.enabled and (own := context.get(headers.TRACEPARENT)):
+        if self.tracer.enabled and (traceparent := context.get(headers.TRACEPARENT)):
             lasted = stats.get("e2e_ms")
             began = ended_at - timedelta(milliseconds=lasted if isinstance(lasted, int | float) else 0)
             times = nanoseconds(began), nanoseconds(ended_at)
             span, attributes = _invoked(turn, context, status, stats, agent_name)
-            self.tracer.record(Span(span, own, headers.parent_span(context), *times, attributes, error_code))
+            self.tracer.record(Span(span, traceparent, headers.parent_span(context), *times, attributes, error_code))
 
 
 SILENT = Telemetry()
@@ -194,8 +194,8 @@ def _invoked(
     if isinstance(model := stats.get("model"), str):
         attributes["gen_ai.provider.name"], attributes["gen_ai.request.model"] = gen_ai.model_names(model)
     for number in ("steps", "queue_delay_ms", "e2e_ms"):
-        if isinstance(each := stats.get(number), int | float):
-            attributes[f"turnstile.{number}"] = each
+        if isinstance(value := stats.get(number), int | float):
+            attributes[f"turnstile.{number}"] = value
     return name, attributes
 
 

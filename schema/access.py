@@ -158,5 +158,5 @@ def new_secret() -> Secret:
 
 def read_secret(text: str) -> Secret | None:
     """The token in this text; None if it has not the form of one."""
-    found = _TOKEN.match(text)
-    return None if found is None else Secret(TokenId(found[1]), found[2])
+    match = _TOKEN.match(text)
+    return None if match is None else Secret(TokenId(match[1]), match[2])

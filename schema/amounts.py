@@ -27,8 +27,8 @@ def amount(value: float | Decimal | None) -> str:
         places = 2
     else:  # two digits that say something
         places = min(12, 1 - size.adjusted())
-    shown = f"{number:,.{places}f}".rstrip("0").rstrip(".")
-    return "0" if shown in ("-0", "") else shown
+    text = f"{number:,.{places}f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
 
 
 def counted(count: int, noun: str, many: str = "") -> str:
@@ -48,8 +48,8 @@ def money(value: Decimal | float | None) -> str:
         return f"{sign}${size:,.2f}"
     if size < _FINE:
         return f"{sign}<$0.000001"
-    shown = f"{size:.2f}" if size >= Decimal("0.1") else f"{size:.2g}" if size >= Decimal("0.0001") else f"{size:.6f}"
-    return f"{sign}${shown}"
+    text = f"{size:.2f}" if size >= Decimal("0.1") else f"{size:.2g}" if size >= Decimal("0.0001") else f"{size:.6f}"
+    return f"{sign}${text}"
 
 
 def tokens(value: float | None) -> str:

@@ -70,10 +70,10 @@ def too_deep(value: JsonValue, most: int = DEEPEST) -> bool:
     """Whether a value has more levels of lists and objects than `most`. It looks at each part once."""
     level: list[JsonValue] = [value]
     for _ in range(most + 1):
-        whole = [each for each in level if isinstance(each, list | dict)]
+        whole = [part for part in level if isinstance(part, list | dict)]
         if not whole:
             return False
-        level = [inner for each in whole for inner in (each if isinstance(each, list) else each.values())]
+        level = [inner for part in whole for inner in (part if isinstance(part, list) else part.values())]
     return True
 
 
@@ -93,8 +93,8 @@ def _cut(value: JsonValue, levels: int) -> JsonValue:
         case list() | dict() if levels == 0:
             return _CUT
         case list():
-            return [_cut(each, levels - 1) for each in value]
+            return [_cut(part, levels - 1) for part in value]
         case dict():
-            return {name: _cut(each, levels - 1) for name, each in value.items()}
+            return {name: _cut(part, levels - 1) for name, part in value.items()}
         case _:
             return value

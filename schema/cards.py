@@ -292,8 +292,8 @@ def without_added(card: Card) -> Card:
     content = readable_content(card)
     if not isinstance(content, ToolCallContent):
         return card.model_copy(update={"content": {}})
-    own = content.model_copy(update={"arguments": own_arguments(content.arguments, card.metadata.added)})
-    return card.model_copy(update={"content": own.model_dump(mode="json")})
+    call = content.model_copy(update={"arguments": own_arguments(content.arguments, card.metadata.added)})
+    return card.model_copy(update={"content": call.model_dump(mode="json")})
 
 
 def seen_card(card: Card, sees: Callable[[Detail], bool]) -> Card | None:

@@ -124,23 +124,23 @@ class _Node:
         self.by_type: dict[type, list[Check]] = {}
 
     def add(self, types: Iterable[type], check: Check) -> None:
-        for each in types:
-            self.by_type.setdefault(each, []).append(check)
+        for kind in types:
+            self.by_type.setdefault(kind, []).append(check)
 
     def visit(self, value: Json, run: _Run) -> Found:
         run.left -= 1
         if run.left < 0 or run.depth > _DEEPEST_LOOK:
             raise SchemaTooCostly("the check takes too long")
         run.depth += 1
-        found: Found = _NONE
+        faults: Found = _NONE
         for check in self.by_type.get(_type_of(value), _NO_CHECKS):
             if more := check(value, run):
                 run.left -= _LOOKS_OF_FAULT * len(more)
-                found = [*found, *more] if found else more
-                if len(found) >= _MOST_FAULTS:
+                faults = [*faults, *more] if faults else more
+                if len(faults) >= _MOST_FAULTS:
                     break
         run.depth -= 1
-        return found
+        return faults
 
 
 class Checks:
@@ -162,19 +162,19 @@ class Checks:
 
     def fault(self, value: Json) -> Fault | None:
         """What to say first of what does not match; None if all does. Raises `SchemaTooCostly`."""
-        found = self.faults(value)
-        return _best(found) if found else None
+        faults = self.faults(value)
+        return _best(faults) if faults else None
 
 
-def _best(found: Sequence[Fault]) -> Fault:
+def _best(faults: Sequence[Fault]) -> Fault:
     """The fault that is nearest to the root; of alternatives that of the only one which was meant."""
-    best = min(found, key=lambda fault: (len(fault.outward), fault.keyword in _WEAK))
+    best = min(faults, key=lambda fault: (len(fault.outward), fault.keyword in _WEAK))
     meant = [branch for branch in best.branches if branch and not _other_shape(branch, best)]
     return _best(meant[0]) if len(meant) == 1 else best
 
 
 def _other_shape(branch: Sequence[Fault], whole: Fault) -> bool:
-    return any(each.keyword in _OTHER_SHAPE and len(each.outward) <= len(whole.outward) for each in branch)
+    return any(fault.keyword in _OTHER_SHAPE and len(fault.outward) <= len(whole.outward) for fault in branch)
 
 
 def key(value: Json, run: _Run | None = None) -> str:
@@ -191,9 +191,9 @@ def key(value: Json, run: _Run | None = None) -> str:
         case float():
             return f"n{int(value):x}" if isfinite(value) and value.is_integer() else f"n{value!r}"
         case list():
-            return f"[{','.join([key(each, run) for each in cast('list[Json]', value)])}]"
+            return f"[{','.join([key(part, run) for part in cast('list[Json]', value)])}]"
         case dict():
-            pairs = [key(name, run) + key(each, run) for name, each in cast("dict[str, Json]", value).items()]
+            pairs = [key(name, run) + key(part, run) for name, part in cast("dict[str, Json]", value).items()]
             return f"{{{','.join(sorted(pairs))}}}"
         case _:
             raise TypeError(f"no JSON: {type(value).__name__}")
@@ -233,7 +233,7 @@ def _is_small(value: Json) -> bool:
 
 def is_multiple(value: float, of: float) -> bool:
     """Whether one number is a multiple of the other, as the decimals that they are written as."""
-    if any(isinstance(each, float) and not isfinite(each) for each in (value, of)):
+    if any(isinstance(number, float) and not isfinite(number) for number in (value, of)):
         return False
     (a, i), (b, j) = _decimal(value), _decimal(of)
     if i >= j:
@@ -254,12 +254,12 @@ def _fault(keyword: str, say: Callable[[], str]) -> Found:
     return [Fault(keyword, say, [], [keyword])]
 
 
-def _within(found: Found, inner: Iterable[str | int], *at: str | int) -> Found:
+def _within(faults: Found, inner: Iterable[str | int], *at: str | int) -> Found:
     """Faults of a part: `inner` is its place in the value, `at` in the schema, both from the inside."""
-    for fault in found:
+    for fault in faults:
         fault.outward += inner
         fault.outward_schema += at
-    return found
+    return faults
 
 
 class _Compiler:
@@ -282,10 +282,10 @@ class _Compiler:
             return node
         if not isinstance(schema, dict):
             raise Unusable(where)
-        found = cast("dict[str, Json]", schema)
-        if (node := self._nodes.get(id(found))) is None:
-            node = self._nodes[id(found)] = _Node()
-            self._fill(node, found, where)
+        keywords = cast("dict[str, Json]", schema)
+        if (node := self._nodes.get(id(keywords))) is None:
+            node = self._nodes[id(keywords)] = _Node()
+            self._fill(node, keywords, where)
         return node
 
     def _fill(self, node: _Node, schema: Mapping[str, Json], where: tuple[str, ...]) -> None:
@@ -304,11 +304,11 @@ class _Compiler:
 
     def named(self, value: Mapping[str, Json], where: tuple[str, ...]) -> dict[str, _Node]:
         """Schemas by name."""
-        return {name: self.node(each, (*where, name)) for name, each in value.items()}
+        return {name: self.node(part, (*where, name)) for name, part in value.items()}
 
     def listed(self, value: Sequence[Json], where: tuple[str, ...]) -> list[_Node]:
         """Schemas in a list."""
-        return [self.node(each, (*where, str(n))) for n, each in enumerate(value)]
+        return [self.node(part, (*where, str(n))) for n, part in enumerate(value)]
 
     def pattern(self, text: str, where: tuple[str, ...], keyword: str) -> Pattern:
         """A compiled pattern; raises `Unusable`."""
@@ -319,7 +319,7 @@ class _Compiler:
 
     def referred(self, target: str, where: tuple[str, ...]) -> _Node:
         """The node that a reference leads to; raises `Unusable`."""
-        found: Json = self._root
+        target_schema: Json = self._root
         if self._id and target.startswith(self._id.rstrip("#")):
             target = target[len(self._id.rstrip("#")) :]
         if target not in ("", "#") and not target.startswith("#/"):
@@ -328,14 +328,14 @@ class _Compiler:
             unquote(part).replace("~1", "/").replace("~0", "~") for part in target.removeprefix("#").split("/")[1:]
         ]
         for step in steps:
-            if isinstance(found, list):
-                parts = cast("list[Json]", found)
-                found = dict(zip(map(str, range(len(parts))), parts, strict=True))
-            if isinstance(found, dict) and step in found:
-                found = cast("dict[str, Json]", found)[step]
+            if isinstance(target_schema, list):
+                parts = cast("list[Json]", target_schema)
+                target_schema = dict(zip(map(str, range(len(parts))), parts, strict=True))
+            if isinstance(target_schema, dict) and step in target_schema:
+                target_schema = cast("dict[str, Json]", target_schema)[step]
             else:
                 raise Unusable(where, "$ref", "it leads nowhere")
-        return self.node(found, tuple(steps))
+        return self.node(target_schema, tuple(steps))
 
 
 Made: TypeAlias = Iterable[tuple[Iterable[type], Check]]
@@ -353,18 +353,18 @@ def _never(value: Json, run: _Run) -> Found:
 # of any type
 
 
-def _type(compiler: _Compiler, wanted: Json, schema: Schema, where: Where) -> Made:
-    names = [wanted] if isinstance(wanted, str) else cast("list[str]", wanted)
+def _type(compiler: _Compiler, kinds: Json, schema: Schema, where: Where) -> Made:
+    names = [kinds] if isinstance(kinds, str) else cast("list[str]", kinds)
     right = {kind for name in names for kind in _TYPES[name]}
-    said = ", ".join(map(repr, names))
+    listing = ", ".join(map(repr, names))
 
     def wrong(value: Json, run: _Run) -> Found:
-        return _fault("type", lambda: f"{shown(value)} is not of type {said}")
+        return _fault("type", lambda: f"{shown(value)} is not of type {listing}")
 
     def no_integer(value: Json, run: _Run) -> Found:
         return _NONE if value.is_integer() else wrong(value, run)
 
-    others = [each for each in _ALL if each not in right]
+    others = [t for t in _ALL if t not in right]
     if int in right and float in others:
         others.remove(float)
         return [(others, wrong), ((float,), no_integer)]
@@ -383,10 +383,10 @@ def _enum(compiler: _Compiler, allowed: Json, schema: Schema, where: Where) -> M
 
 
 def _const(compiler: _Compiler, only: Json, schema: Schema, where: Where) -> Made:
-    wanted = key(only)
+    constant = key(only)
 
     def check(value: Json, run: _Run) -> Found:
-        return _NONE if key(value, run) == wanted else _fault("const", lambda: f"{shown(only)} was expected")
+        return _NONE if key(value, run) == constant else _fault("const", lambda: f"{shown(only)} was expected")
 
     return [(_ALL, check)]
 
@@ -397,31 +397,31 @@ def _ref(compiler: _Compiler, target: Json, schema: Schema, where: Where) -> Mad
     def check(value: Json, run: _Run) -> Found:
         # a schema that refers to itself with the same value says nothing by it; what doubles is looked at once
         known = id(node), id(value)
-        if (found := run.known.get(known)) is None:
+        if (faults := run.known.get(known)) is None:
             run.known[known] = _NONE
-            found = run.known[known] = node.visit(value, run)
-        return [Fault(each.keyword, each.say, [*each.outward], [*each.outward_schema, "$ref"]) for each in found]
+            faults = run.known[known] = node.visit(value, run)
+        return [Fault(fault.keyword, fault.say, [*fault.outward], [*fault.outward_schema, "$ref"]) for fault in faults]
 
     return [(_ALL, check)]
 
 
-def _all_of(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes = compiler.listed(given, where)
+def _all_of(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes = compiler.listed(schemas, where)
 
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
+        faults: Found = _NONE
         for n, node in enumerate(nodes):
             if more := node.visit(value, run):
-                found = [*found, *_within(more, (), n, "allOf")]
-                if len(found) >= _MOST_FAULTS:
+                faults = [*faults, *_within(more, (), n, "allOf")]
+                if len(faults) >= _MOST_FAULTS:
                     break
-        return found
+        return faults
 
     return [(_ALL, check)]
 
 
-def _any_of(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes = compiler.listed(given, where)
+def _any_of(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes = compiler.listed(schemas, where)
 
     def check(value: Json, run: _Run) -> Found:
         branches: list[Found] = []
@@ -434,8 +434,8 @@ def _any_of(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> M
     return [(_ALL, check)]
 
 
-def _one_of(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes = compiler.listed(given, where)
+def _one_of(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes = compiler.listed(schemas, where)
 
     def check(value: Json, run: _Run) -> Found:
         branches: list[Found] = []
@@ -459,19 +459,19 @@ def _no_alternative(keyword: str, value: Json, branches: list[Found]) -> Found:
     return [Fault(keyword, say, [], [keyword], tuple(branches))]
 
 
-def _not(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    node = compiler.node(given, where)
+def _not(compiler: _Compiler, inner: Json, schema: Schema, where: Where) -> Made:
+    node = compiler.node(inner, where)
 
     def check(value: Json, run: _Run) -> Found:
         if node.visit(value, run):
             return _NONE
-        return _fault("not", lambda: f"{shown(value)} should not be valid under {shown(given)}")
+        return _fault("not", lambda: f"{shown(value)} should not be valid under {shown(inner)}")
 
     return [(_ALL, check)]
 
 
-def _if(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    condition, outer = compiler.node(given, where), where[:-1]
+def _if(compiler: _Compiler, if_schema: Json, schema: Schema, where: Where) -> Made:
+    condition, outer = compiler.node(if_schema, where), where[:-1]
     then, other = (compiler.node(schema.get(name, True), (*outer, name)) for name in ("then", "else"))
 
     def check(value: Json, run: _Run) -> Found:
@@ -482,14 +482,14 @@ def _if(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
     return [(_ALL, check)]
 
 
-def _schemas_only(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
+def _schemas_only(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
     """Schemas that count only where others refer to them; what cannot be enforced in them is refused all the same."""
-    compiler.named(given, where)
+    compiler.named(schemas, where)
     return ()
 
 
-def _schema_only(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    compiler.node(given, where)
+def _schema_only(compiler: _Compiler, inner: Json, schema: Schema, where: Where) -> Made:
+    compiler.node(inner, where)
     return ()
 
 
@@ -547,52 +547,52 @@ def _pattern(compiler: _Compiler, text: Json, schema: Schema, where: Where) -> M
 # lists
 
 
-def _items(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    if isinstance(given, list):  # as before draft 2020-12
-        first = _prefix_items(compiler, given, schema, where)
+def _items(compiler: _Compiler, items: Json, schema: Schema, where: Where) -> Made:
+    if isinstance(items, list):  # as before draft 2020-12
+        first = _prefix_items(compiler, items, schema, where)
         if "additionalItems" not in schema:
             return first
         rest = compiler.node(schema["additionalItems"], (*where[:-1], "additionalItems"))
-        return [*first, ((list,), _each_item(rest, len(cast("list[Json]", given)), "additionalItems"))]
+        return [*first, ((list,), _each_item(rest, len(cast("list[Json]", items)), "additionalItems"))]
     prefix = schema.get("prefixItems")
     begin = len(cast("list[Json]", prefix)) if isinstance(prefix, list) else 0
-    return [((list,), _each_item(compiler.node(given, where), begin, "items"))]
+    return [((list,), _each_item(compiler.node(items, where), begin, "items"))]
 
 
 def _each_item(node: _Node, begin: int, keyword: str) -> Check:
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
+        faults: Found = _NONE
         for n in range(begin, len(value)):
             if more := node.visit(value[n], run):
-                found = [*found, *_within(more, (n,), keyword)]
-                if len(found) >= _MOST_FAULTS:
+                faults = [*faults, *_within(more, (n,), keyword)]
+                if len(faults) >= _MOST_FAULTS:
                     break
-        return found
+        return faults
 
     return check
 
 
-def _prefix_items(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes, keyword = compiler.listed(given, where), where[-1]
+def _prefix_items(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes, keyword = compiler.listed(schemas, where), where[-1]
 
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
-        for n, (node, each) in enumerate(zip(nodes, value, strict=False)):
-            if more := node.visit(each, run):
-                found = [*found, *_within(more, (n,), n, keyword)]
-        return found
+        faults: Found = _NONE
+        for n, (node, item) in enumerate(zip(nodes, value, strict=False)):
+            if more := node.visit(item, run):
+                faults = [*faults, *_within(more, (n,), n, keyword)]
+        return faults
 
     return [((list,), check)]
 
 
-def _contains(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    node = compiler.node(given, where)
+def _contains(compiler: _Compiler, inner: Json, schema: Schema, where: Where) -> Made:
+    node = compiler.node(inner, where)
     least, most = schema.get("minContains", 1), schema.get("maxContains")
 
     def check(value: Json, run: _Run) -> Found:
         right = 0
-        for each in value:
-            right += not node.visit(each, run)
+        for item in value:
+            right += not node.visit(item, run)
             if most is not None and right > most:
                 return _fault("contains", lambda: f"Too many items match the given schema (expected at most {most})")
             if most is None and right >= least:
@@ -604,50 +604,50 @@ def _contains(compiler: _Compiler, given: Json, schema: Schema, where: Where) ->
     return [((list,), check)]
 
 
-def _unique_items(compiler: _Compiler, wanted: Json, schema: Schema, where: Where) -> Made:
+def _unique_items(compiler: _Compiler, is_on: Json, schema: Schema, where: Where) -> Made:
     def check(value: Json, run: _Run) -> Found:
-        if len({key(each, run) for each in value}) == len(value):
+        if len({key(item, run) for item in value}) == len(value):
             return _NONE
         return _fault("uniqueItems", lambda: f"{shown(value)} has non-unique elements")
 
-    return [((list,), check)] if wanted else ()
+    return [((list,), check)] if is_on else ()
 
 
 # objects
 
 
-def _properties(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes = compiler.named(given, where)
+def _properties(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes = compiler.named(schemas, where)
 
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
+        faults: Found = _NONE
         run.left -= len(nodes) // _NAMES_OF_LOOK
         for name, node in nodes.items():
             if name in value and (more := node.visit(value[name], run)):
-                found = [*found, *_within(more, (name,), name, "properties")]
-        return found
+                faults = [*faults, *_within(more, (name,), name, "properties")]
+        return faults
 
     return [((dict,), check)]
 
 
-def _pattern_properties(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes = compiler.named(given, where)
+def _pattern_properties(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes = compiler.named(schemas, where)
     patterns = {text: compiler.pattern(text, (*where, text), "patternProperties") for text in nodes}
 
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
+        faults: Found = _NONE
         for text, compiled in patterns.items():
-            for name, each in value.items():
+            for name, part in value.items():
                 run.spend(compiled.cost(name))
-                if compiled.fits(name) and (more := nodes[text].visit(each, run)):
-                    found = [*found, *_within(more, (name,), text, "patternProperties")]
-        return found
+                if compiled.fits(name) and (more := nodes[text].visit(part, run)):
+                    faults = [*faults, *_within(more, (name,), text, "patternProperties")]
+        return faults
 
     return [((dict,), check)]
 
 
-def _additional_properties(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    node = compiler.node(given, where)
+def _additional_properties(compiler: _Compiler, inner: Json, schema: Schema, where: Where) -> Made:
+    node = compiler.node(inner, where)
     named, others = schema.get("properties"), schema.get("patternProperties")
     known = frozenset(cast("Schema", named)) if isinstance(named, dict) else frozenset[str]()
     patterns = [
@@ -667,33 +667,33 @@ def _additional_properties(compiler: _Compiler, given: Json, schema: Schema, whe
     def check(value: Json, run: _Run) -> Found:
         run.left -= len(value) // _NAMES_OF_LOOK
         extra = [name for name in value if not is_known(name, run)]
-        if given is False and extra:
+        if inner is False and extra:
             return _fault("additionalProperties", lambda: _unexpected(extra))
-        found: Found = _NONE
+        faults: Found = _NONE
         for name in extra:
             if more := node.visit(value[name], run):
-                found = [*found, *_within(more, (name,), "additionalProperties")]
-                if len(found) >= _MOST_FAULTS:
+                faults = [*faults, *_within(more, (name,), "additionalProperties")]
+                if len(faults) >= _MOST_FAULTS:
                     break
-        return found
+        return faults
 
-    return [((dict,), check)] if given is not True else ()
+    return [((dict,), check)] if inner is not True else ()
 
 
 def _unexpected(names: Sequence[str]) -> str:
-    told = ", ".join(map(shown, names[:_SHOWN_PARTS]))
-    return f"Additional properties are not allowed ({told} {'was' if len(names) == 1 else 'were'} unexpected)"
+    listing = ", ".join(map(shown, names[:_SHOWN_PARTS]))
+    return f"Additional properties are not allowed ({listing} {'was' if len(names) == 1 else 'were'} unexpected)"
 
 
-def _property_names(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    node = compiler.node(given, where)
+def _property_names(compiler: _Compiler, inner: Json, schema: Schema, where: Where) -> Made:
+    node = compiler.node(inner, where)
 
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
+        faults: Found = _NONE
         for name in value:
             if more := node.visit(name, run):
-                found = [*found, *_within(more, (), "propertyNames")]
-        return found
+                faults = [*faults, *_within(more, (), "propertyNames")]
+        return faults
 
     return [((dict,), check)]
 
@@ -701,54 +701,54 @@ def _property_names(compiler: _Compiler, given: Json, schema: Schema, where: Whe
 def _required(compiler: _Compiler, names: Json, schema: Schema, where: Where) -> Made:
     def check(value: Json, run: _Run) -> Found:
         run.left -= len(names) // _NAMES_OF_LOOK
-        found: Found = _NONE
+        faults: Found = _NONE
         for name in names:
             if name not in value:
-                found = [*found, *_fault("required", partial("{!r} is a required property".format, name))]
-                if len(found) >= _MOST_FAULTS:
+                faults = [*faults, *_fault("required", partial("{!r} is a required property".format, name))]
+                if len(faults) >= _MOST_FAULTS:
                     break
-        return found
+        return faults
 
     return [((dict,), check)]
 
 
-def _dependent_required(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
+def _dependent_required(compiler: _Compiler, names: Json, schema: Schema, where: Where) -> Made:
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
-        for name, needed in given.items():
+        faults: Found = _NONE
+        for name, needed in names.items():
             run.left -= 1 + len(needed) // _NAMES_OF_LOOK
-            if name in value and (missing := [each for each in needed if each not in value]):
+            if name in value and (missing := [n for n in needed if n not in value]):
                 say = partial("{!r} is a dependency of {!r}".format, missing[0], name)
-                found = [*found, *_fault("dependentRequired", say)]
-        return found
+                faults = [*faults, *_fault("dependentRequired", say)]
+        return faults
 
     return [((dict,), check)]
 
 
-def _dependent_schemas(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
-    nodes = compiler.named(given, where)
+def _dependent_schemas(compiler: _Compiler, schemas: Json, schema: Schema, where: Where) -> Made:
+    nodes = compiler.named(schemas, where)
 
     def check(value: Json, run: _Run) -> Found:
-        found: Found = _NONE
+        faults: Found = _NONE
         run.left -= len(nodes) // _NAMES_OF_LOOK
         for name, node in nodes.items():
             if name in value and (more := node.visit(value, run)):
-                found = [*found, *_within(more, (), name, "dependentSchemas")]
-        return found
+                faults = [*faults, *_within(more, (), name, "dependentSchemas")]
+        return faults
 
     return [((dict,), check)]
 
 
-def _dependencies(compiler: _Compiler, given: Json, schema: Schema, where: Where) -> Made:
+def _dependencies(compiler: _Compiler, dependencies: Json, schema: Schema, where: Where) -> Made:
     """As before draft 2019-09; later drafts only keep its form."""
-    parts = cast("dict[str, Json]", given)
+    parts = cast("dict[str, Json]", dependencies)
     names = {name: parts[name] for name in parts if isinstance(parts[name], list)}
     schemas = {name: parts[name] for name in parts if name not in names}
-    made = (
+    checks = (
         *_dependent_required(compiler, names, schema, where),
         *_dependent_schemas(compiler, schemas, schema, where),
     )
-    return made if compiler.early else ()
+    return checks if compiler.early else ()
 
 
 _KEYWORDS: Final[Mapping[str, Maker]] = {
@@ -836,7 +836,7 @@ def _are_names(value: Json) -> bool:
 def _is_type(value: Json) -> bool:
     if isinstance(value, str):
         return value in _TYPES
-    return bool(value) and _are_names(value) and all(each in _TYPES for each in value)
+    return bool(value) and _are_names(value) and all(name in _TYPES for name in value)
 
 
 def _names_by_name(value: Json) -> bool:
@@ -892,7 +892,7 @@ def _has_form(keyword: str, value: Json, *, early: bool) -> bool:
 def _first_fault(keyword: str, value: Json, place: Where) -> Where:
     """Where in a keyword's value it is wrong."""
     if keyword in ("required", "type") and isinstance(value, list):
-        for n, each in enumerate(cast("list[Json]", value)):
-            if not isinstance(each, str):
+        for n, name in enumerate(cast("list[Json]", value)):
+            if not isinstance(name, str):
                 return (*place, str(n))
     return place

@@ -105,8 +105,8 @@ def spawned_agent_id(profile_name: str, origin: str, task_index: int) -> AgentId
 
 def _named_after(profile_name: str, parts: list[str]) -> AgentId:
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    shown = re.sub(r"[^a-z0-9]+", "-", profile_name.lower())[:40].strip("-")
-    return AgentId("-".join(filter(None, (shown, digest[:24]))))
+    slug = re.sub(r"[^a-z0-9]+", "-", profile_name.lower())[:40].strip("-")
+    return AgentId("-".join(filter(None, (slug, digest[:24]))))
 
 
 def token(value: str, name: str) -> str:

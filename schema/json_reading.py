@@ -115,12 +115,12 @@ def _has_infinity(value: JsonValue) -> bool:
     level: list[JsonValue] = [value]
     while level:
         inner: list[JsonValue] = []
-        for each in level:
-            if isinstance(each, float) and each - each != 0:
+        for part in level:
+            if isinstance(part, float) and part - part != 0:
                 return True
-            if isinstance(each, list):
-                inner += each
-            elif isinstance(each, dict):
-                inner += each.values()
+            if isinstance(part, list):
+                inner += part
+            elif isinstance(part, dict):
+                inner += part.values()
         level = inner
     return False

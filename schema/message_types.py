@@ -62,7 +62,7 @@ def asks_model(message_type: MessageType) -> bool:
 
 
 def _types(*purposes: Purpose) -> tuple[MessageType, ...]:
-    return tuple(each for each in MessageType if purpose_of(each) in purposes)
+    return tuple(t for t in MessageType if purpose_of(t) in purposes)
 
 
 TYPE_LISTS: Final = {

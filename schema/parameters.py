@@ -62,12 +62,12 @@ def within_bounds(schemas: Iterable[object]) -> None:
     while waiting:
         part, depth = waiting.pop()
         if isinstance(part, dict):
-            found = cast("dict[Any, Any]", part)
-            if isinstance(text := found.get("pattern"), str):
+            keywords = cast("dict[Any, Any]", part)
+            if isinstance(text := keywords.get("pattern"), str):
                 patterns.add(text)
-            if isinstance(named := found.get("patternProperties"), dict):
-                patterns |= {str(each) for each in cast("dict[Any, Any]", named)}
-            inner = [*found.values()]
+            if isinstance(named := keywords.get("patternProperties"), dict):
+                patterns |= {str(p) for p in cast("dict[Any, Any]", named)}
+            inner = [*keywords.values()]
         elif isinstance(part, list):
             inner = cast("list[Any]", part)
         else:
@@ -77,7 +77,7 @@ def within_bounds(schemas: Iterable[object]) -> None:
             raise ValueError(f"has more than {MOST_PARTS} parts")
         if depth > DEEPEST:
             raise ValueError(f"is nested deeper than {DEEPEST} levels")
-        waiting += [(each, depth + 1) for each in inner]
+        waiting += [(i, depth + 1) for i in inner]
     if any(len(text) > LONGEST for text in patterns):
         raise ValueError(f"has a pattern of more than {LONGEST} characters")
     if sum(map(weight, patterns)) > MOST_PATTERN_WEIGHT:

@@ -93,7 +93,7 @@ def pattern(text: str) -> Pattern:
 def weight(text: str) -> int:
     """How much it may cost to compile the pattern, in steps of some 0.5 ms; told without compiling it."""
     classes = text.count("\\p") + text.count("\\P") + text.count("(?i")
-    repeats = sum(int(each[:4]) for each in re.findall(r"[0-9]+(?=[,}])", text[:LONGEST]))
+    repeats = sum(int(repeat[:4]) for repeat in re.findall(r"[0-9]+(?=[,}])", text[:LONGEST]))
     return 1 + _CLASS_WEIGHT * classes + repeats // _REPEATS_OF_WEIGHT + len(text) // _LENGTH_OF_WEIGHT
 
 
@@ -101,22 +101,22 @@ def _translated(text: str) -> str:
     """The pattern in RE2's syntax; what it says otherwise than ECMA-262 is spelled out."""
     inside = False
 
-    def spelled(found: re.Match[str]) -> str:
+    def spelled(match: re.Match[str]) -> str:
         nonlocal inside
-        if found["empty"] and not inside:
+        if match["empty"] and not inside:
             raise ValueError("an empty class, which RE2 reads as another")
-        if found["opens"] or found["empty"]:
-            opens = ("\\" if inside else "") + found[0]
-            inside = not found["empty"]
+        if match["opens"] or match["empty"]:
+            opens = ("\\" if inside else "") + match[0]
+            inside = not match["empty"]
             return opens
-        if found["closes"]:
+        if match["closes"]:
             inside = False
             return "]"
-        if (digits := found["braced"] or found["unit"]) is not None:
+        if (digits := match["braced"] or match["unit"]) is not None:
             return rf"\x{{{digits}}}"
-        if found["name"]:
-            return rf"\{found['sign']}{{{_CATEGORIES.get(found['name'], found['name'])}}}"
-        match found["other"]:
+        if match["name"]:
+            return rf"\{match['sign']}{{{_CATEGORIES.get(match['name'], match['name'])}}}"
+        match match["other"]:
             case "s":
                 return _SPACES if inside else f"[{_SPACES}]"
             case "S" if not inside:
@@ -124,6 +124,6 @@ def _translated(text: str) -> str:
             case "Z":  # Python's end of the text
                 return r"\z"
             case _:
-                return found[0]
+                return match[0]
 
     return _ESCAPE.sub(spelled, text)

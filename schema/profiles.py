@@ -224,8 +224,8 @@ class StoredConfig(RuntimeConfig):
     def merged(self, text: JsonValue) -> RuntimeConfig:
         """The settings of the enqueue, with the text of the card; raises `ValidationError` if that is no such text."""
         settings = self.model_dump(mode="json", exclude_unset=True, exclude={"card_id"})
-        told = text if isinstance(text, dict) and text.keys() <= set(_TEXT) else {"text": text}
-        return RuntimeConfig.model_validate({**settings, **told}, context=STORED)
+        overrides = text if isinstance(text, dict) and text.keys() <= set(_TEXT) else {"text": text}
+        return RuntimeConfig.model_validate({**settings, **overrides}, context=STORED)
 
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -245,4 +245,4 @@ def placeholders(template: str) -> set[str]:
 
 def render(template: str, values: dict[str, str]) -> str:
     """Replace the placeholders named in `values` (protocol §7.3); other braces are kept."""
-    return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)

@@ -42,7 +42,7 @@ class PmoTool(StrEnum):
     PROVISION_AGENT = "provision_agent"
 
 
-PMO_TOOLS = frozenset(str(each) for each in PmoTool)
+PMO_TOOLS = frozenset(str(tool) for tool in PmoTool)
 """Their names, which no other tool has."""
 
 FUNCTION_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
@@ -175,8 +175,8 @@ class ToolDefinition(Strict):
 
     @model_validator(mode="after")
     def _orchestrator_subject(self) -> Self:
-        found = _PMO_TARGET.match(self.target_subject)
-        if (found[1] if found else None) != (self.tool_name if self.tool_name in PMO_TOOLS else None):
+        match = _PMO_TARGET.match(self.target_subject)
+        if (match[1] if match else None) != (self.tool_name if self.tool_name in PMO_TOOLS else None):
             form = f"cmd.sys.pmo.internal.{{{','.join(sorted(PMO_TOOLS))}}}"
             raise ValueError(f"{form} have these names, and nothing else has: choose another name or target_subject")
         return self
@@ -252,8 +252,8 @@ def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) 
 
 def without_wiring(row: ToolRow) -> ToolRow:
     """The row without the arguments that no model sees (`Detail.WIRING`): fixed ones, and the names of `envs`."""
-    found = row.options.get("args")
-    args = found if isinstance(found, dict) else {}
+    wiring = row.options.get("args")
+    args = wiring if isinstance(wiring, dict) else {}
     kept: JsonObject = {name: value for name, value in args.items() if name != "fixed"}
     options: JsonObject = {name: value for name, value in row.options.items() if name not in ("args", "envs")}
     return row.model_copy(update={"options": options | ({"args": kept} if kept else {})})
@@ -264,5 +264,5 @@ def options_of(row: ToolRow) -> ToolOptions:
     try:
         return ToolOptions.model_validate(row.options)
     except ValidationError as error:
-        told = describe_faults(error, ToolOptions, most=1)
-        raise BadRequest(f"tool {row.tool_name}: options.{told}") from None
+        faults = describe_faults(error, ToolOptions, most=1)
+        raise BadRequest(f"tool {row.tool_name}: options.{faults}") from None

@@ -217,7 +217,7 @@ def _sentence(details: ErrorDetails, known: Sequence[str]) -> str:
             pass
     if kind.endswith("_type") or kind.startswith("is_"):
         return "is not of the right type"
-    words, count = _STOCK.subn(lambda found: f"must {found[2] or ''}", details["msg"], count=1)
+    words, count = _STOCK.subn(lambda match: f"must {match[2] or ''}", details["msg"], count=1)
     return words if count else f"does not fit ({kind})"
 
 
@@ -229,8 +229,8 @@ def _singular(sentence: str) -> str:
 def _joined(sentences: Sequence[str]) -> str:
     """What the branches of a union want: `must be text or a list`."""
     distinct = list(dict.fromkeys(sentences))
-    if len(distinct) > 1 and all(each.startswith("must be ") for each in distinct):
-        return "must be " + " or ".join(each.removeprefix("must be ") for each in distinct)
+    if len(distinct) > 1 and all(sentence.startswith("must be ") for sentence in distinct):
+        return "must be " + " or ".join(sentence.removeprefix("must be ") for sentence in distinct)
     return ", or ".join(distinct)
 
 
@@ -255,7 +255,7 @@ def _descend(form: object, details: ErrorDetails) -> tuple[tuple[str | int, ...]
                 path.append(part)
                 at = values
         elif at and position:
-            at = [each for each in at if _is_branch(each, part)] or at
+            at = [f for f in at if _is_branch(f, part)] or at
         elif not _BRANCH.search(part):
             path.append(part)
     return tuple(path), _models(at)
@@ -278,7 +278,7 @@ def _expanded(form: object) -> list[object]:
     if origin is Annotated:
         return _expanded(get_args(form)[0])
     if origin in (Union, UnionType):
-        return [each for part in get_args(form) if part is not NoneType for each in _expanded(part)]
+        return [f for part in get_args(form) if part is not NoneType for f in _expanded(part)]
     if isinstance(form, type) and issubclass(form, RootModel):
         return _expanded(cast("type[BaseModel]", form).model_fields["root"].annotation)
     return [] if form is None else [form]
@@ -286,12 +286,12 @@ def _expanded(form: object) -> list[object]:
 
 def _items(forms: Sequence[object]) -> list[object]:
     held = [part for form in forms if get_origin(form) in _LISTS for part in get_args(form) if part is not Ellipsis]
-    return [each for part in held for each in _expanded(part)]
+    return [f for part in held for f in _expanded(part)]
 
 
 def _values(forms: Sequence[object]) -> list[object]:
     held = [get_args(form)[1] for form in forms if get_origin(form) in (dict, Mapping) and len(get_args(form)) == 2]
-    return [each for part in held for each in _expanded(part)] or [object] * len(held)
+    return [f for part in held for f in _expanded(part)] or [object] * len(held)
 
 
 def _is_branch(form: object, name: str) -> bool:

@@ -32,9 +32,9 @@ def hidden_places(text: str, *, exact: bool = False) -> Iterator[int]:
 
     Unless `exact`, joiners stay where scripts and emoji need them, and one variation selector behind a character.
     """
-    for found in _SUSPECT.finditer(text):
-        place = found.start()
-        if is_hidden(found[0], exact=exact) and (exact or not _is_needed(text, place)):
+    for match in _SUSPECT.finditer(text):
+        place = match.start()
+        if is_hidden(match[0], exact=exact) and (exact or not _is_needed(text, place)):
             yield place
 
 
@@ -53,7 +53,7 @@ def visible(text: str, write: Write = code_point, *, exact: bool = False) -> str
     places = set(hidden_places(text, exact=exact))
     if not places:
         return text
-    return "".join(write(each) if place in places else each for place, each in enumerate(text))
+    return "".join(write(character) if place in places else character for place, character in enumerate(text))
 
 
 def _is_needed(text: str, place: int) -> bool:

@@ -58,32 +58,32 @@ async def replay(conn: NatsConnection, subject: str, since: datetime) -> list[by
 
     Empty without a stream; raises `ServerUnavailable` if there is no answer.
     """
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     start: JsonObject = {"start_time": (since - _SKEW).astimezone(UTC).isoformat().replace("+00:00", "Z")}
     while True:
         batch, last = await _batch(conn, {**start, "next_by_subj": subject, "batch": _BATCH})
-        found += batch
+        chunks += batch
         if len(batch) < _BATCH:
-            return found
+            return chunks
         start = {"seq": last + 1}
 
 
-async def _batch(conn: NatsConnection, asked: JsonObject) -> tuple[list[bytes], int]:
+async def _batch(conn: NatsConnection, request: JsonObject) -> tuple[list[bytes], int]:
     """A batch of messages, and the number of the last one in the stream."""
     replies: asyncio.Queue[Msg] = asyncio.Queue()
     inbox = conn.nc.new_inbox()
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     last = 0
     try:
         subscription = await conn.subscribe(inbox, replies.put)
         try:
-            await conn.send(f"$JS.API.DIRECT.GET.{subjects.STR_STREAM}", encode(asked), reply=inbox)
+            await conn.send(f"$JS.API.DIRECT.GET.{subjects.STR_STREAM}", encode(request), reply=inbox)
             while True:
                 msg = await asyncio.wait_for(replies.get(), _REPLY_SECONDS)
                 headers = headers_of(msg)
                 if "Nats-Sequence" not in headers:  # the end of the batch, nothing found, or no such stream
-                    return found, last
-                found.append(msg.data)
+                    return chunks, last
+                chunks.append(msg.data)
                 last = int(headers["Nats-Sequence"])
         finally:
             await conn.unsubscribe(subscription)

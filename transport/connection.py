@@ -66,8 +66,8 @@ class _Client(Client):
     locate: Callable[[], str | None] | None = None
 
     async def _connect_to_server(self, s: Srv) -> None:
-        if self.locate is not None and (found := self.locate()) is not None:
-            s.uri = urlparse(found)
+        if self.locate is not None and (url := self.locate()) is not None:
+            s.uri = urlparse(url)
         await super()._connect_to_server(s)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -246,8 +246,8 @@ class NatsConnection:
         task = asyncio.create_task(self._log_trouble(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        done, _ = await asyncio.wait({task}, timeout=timeout)
-        return bool(done) and task.result()
+        finished, _ = await asyncio.wait({task}, timeout=timeout)
+        return bool(finished) and task.result()
 
     async def _log_trouble(self, work: Coroutine[Any, Any, None]) -> bool:
         try:
@@ -320,11 +320,11 @@ class NatsConnection:
 
     def locate(self) -> str | None:
         """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
-        found = find_nats()
-        if found is not None and found != self.shown:
-            logger.warning("NATS has moved from %s to %s", self.shown, found)
-            self.shown = found
-        return found
+        server = find_nats()
+        if server is not None and server != self.shown:
+            logger.warning("NATS has moved from %s to %s", self.shown, server)
+            self.shown = server
+        return server
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__

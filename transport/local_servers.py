@@ -47,8 +47,8 @@ def find_data(data: Path | None = None) -> Path | None:
     `.turnstile` in a directory above, such as /tmp, would otherwise choose where commands send what they are given.
     """
     here = Path.cwd()
-    found = (parent / DEFAULT_DATA for parent in (here, *here.parents))
-    places = [data] if data is not None else [each for each in found if is_trusted(each)]
+    folders = (parent / DEFAULT_DATA for parent in (here, *here.parents))
+    places = [data] if data is not None else [folder for folder in folders if is_trusted(folder)]
     return next((place for place in places if (place / ENDPOINTS).exists() and is_held(place)), None)
 
 

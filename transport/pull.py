@@ -183,10 +183,10 @@ class ContinuousPull:
                 self._changed.clear()
                 if self._conn.reconnects != reconnects or self._conn.closed.is_set():
                     request.broken = "reconnected"
-                elif request.left == 0 and (wanted := self._wanted()) > 0:
-                    request.left = wanted
+                elif request.left == 0 and (count := self._wanted()) > 0:
+                    request.left = count
                     request.last_message_at = asyncio.get_running_loop().time()
-                    await self._conn.send(self._subject, _request_body(wanted), reply=subscription.subject)
+                    await self._conn.send(self._subject, _request_body(count), reply=subscription.subject)
                 else:
                     await self._watch(request)
         finally:

@@ -71,7 +71,7 @@ class Consumer(Tolerant):
     def takes(self, pattern: str) -> bool:
         """Whether it gets every message whose subject matches the pattern."""
         filters = self.config.filter_subjects or [self.config.filter_subject]
-        return any(not each or covers(each, pattern) for each in filters)
+        return any(not f or covers(f, pattern) for f in filters)
 
 
 class _ConsumerPage(Tolerant):
@@ -84,9 +84,9 @@ async def probe_streams(
 ) -> dict[str, ServerUnavailable | ConfigError | None]:
     """Probe each stream; returns the error by the stream's name, None where it stored and kept the message."""
     probe = uuid.uuid4().hex[:12]
-    wanted = subjects.stream_probes(probe)
-    found = await asyncio.gather(*(_trouble(conn, stream, wanted[stream], timeout, remove) for stream in wanted))
-    return dict(zip(wanted, found, strict=True))
+    probed = subjects.stream_probes(probe)
+    troubles = await asyncio.gather(*(_trouble(conn, stream, probed[stream], timeout, remove) for stream in probed))
+    return dict(zip(probed, troubles, strict=True))
 
 
 async def _trouble(
@@ -129,30 +129,30 @@ async def list_consumers(conn: NatsConnection, stream: str = subjects.CMD_STREAM
     """All consumers of a stream; None if this user may not list them. Raises `ServerUnavailable`."""
     if not await conn.may_publish(f"$JS.API.CONSUMER.LIST.{stream}"):
         return None
-    found: list[Consumer] = []
+    consumers: list[Consumer] = []
     for _ in range(_PAGES):
-        page = await _page(conn, stream, len(found))
-        found += page.consumers or []
-        if not page.consumers or len(found) >= page.total:
+        page = await _page(conn, stream, len(consumers))
+        consumers += page.consumers or []
+        if not page.consumers or len(consumers) >= page.total:
             break
-    return found
+    return consumers
 
 
 async def named_consumers(
     conn: NatsConnection, names: Iterable[str], stream: str = subjects.CMD_STREAM
 ) -> list[Consumer] | None:
     """Those of the named consumers that exist; None if this user may not look them up."""
-    found: list[Consumer] = []
+    consumers: list[Consumer] = []
     for name in names:
         subject = f"CONSUMER.INFO.{stream}.{name}"
         if not await conn.may_publish(f"$JS.API.{subject}"):
             return None
         try:
-            found.append(Consumer.model_validate(await call_api(conn, subject, {})))
+            consumers.append(Consumer.model_validate(await call_api(conn, subject, {})))
         except JetStreamError as error:
             if error.status != _NOT_FOUND:
                 raise
-    return found
+    return consumers
 
 
 def tool_pattern(target_subject: str | None, project: ProjectId) -> str | None:
@@ -183,20 +183,20 @@ async def find_listeners(
     """
     seen: dict[str, Consumer] = {}
     for _ in range(_TRIES):
-        found = await ask()
-        if found is None:
+        consumers = await ask()
+        if consumers is None:
             return None
-        seen |= {each.name: each for each in found if each.listens or each.name not in seen}
+        seen |= {c.name: c for c in consumers if c.listens or c.name not in seen}
         waits = all(seen[name].listens for name in names if name in seen)
-        if waits and all(any(each.listens and each.takes(one) for each in seen.values()) for one in patterns):
+        if waits and all(any(c.listens and c.takes(one) for c in seen.values()) for one in patterns):
             break
         await asyncio.sleep(_TRY_SECONDS)
     return list(seen.values())
 
 
 async def _page(conn: NatsConnection, stream: str, offset: int) -> _ConsumerPage:
-    asked: JsonObject = {"offset": offset}
-    return _ConsumerPage.model_validate(await call_api(conn, f"CONSUMER.LIST.{stream}", asked))
+    request: JsonObject = {"offset": offset}
+    return _ConsumerPage.model_validate(await call_api(conn, f"CONSUMER.LIST.{stream}", request))
 
 
 async def answers(conn: NatsConnection, subject: str, *, timeout: float = 2.0) -> bool | None:

@@ -134,12 +134,12 @@ async def declare_streams(
     replicas: JsonObject = {"num_replicas": conn.storage.replicas}
     bounded = [{**stream, **_bounds(conn, str(stream["name"]))} for stream in _STREAMS]
     streams = [{**stream, **replicas} if raise_replicas else stream for stream in bounded]
-    missing = [wanted for wanted in streams if not await _widen(conn, wanted)]
+    missing = [s for s in streams if not await _widen(conn, s)]
     if missing and gone_seconds:
         await asyncio.sleep(gone_seconds)
-        missing = [wanted for wanted in missing if not await _widen(conn, wanted)]
-    for wanted in missing:
-        await _define(conn, "CREATE", {**wanted, **replicas, "storage": conn.storage.kind})
+        missing = [m for m in missing if not await _widen(conn, m)]
+    for absent in missing:
+        await _define(conn, "CREATE", {**absent, **replicas, "storage": conn.storage.kind})
 
 
 def _bounds(conn: NatsConnection, name: str) -> JsonObject:
@@ -159,9 +159,9 @@ async def _define(conn: NatsConnection, how: Literal["CREATE", "UPDATE"], config
         await call_api(conn, subject, {name: value for name, value in config.items() if name != "max_bytes"})
 
 
-async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
+async def _widen(conn: NatsConnection, stream: JsonObject) -> bool:
     """Widen the stream to at least `wanted`; returns False if it does not exist."""
-    name = wanted["name"]
+    name = stream["name"]
     try:
         info = await call_api(conn, f"STREAM.INFO.{name}", {})
     except JetStreamError as error:
@@ -170,17 +170,17 @@ async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
         return False
     config = info.get("config")
     held = _StreamInfo.model_validate(info).state.bytes
-    if isinstance(config, dict) and (wider := widened(config, wanted, held)) != config:
+    if isinstance(config, dict) and (wider := widened(config, stream, held)) != config:
         await _define(conn, "UPDATE", wider)
     return True
 
 
-def widened(config: JsonObject, wanted: JsonObject, held: int = 0) -> JsonObject:
+def widened(config: JsonObject, declared: JsonObject, held: int = 0) -> JsonObject:
     """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window, the more replicas.
 
     A bound on bytes or on a message is the larger of both; a stream without the first gets it unless it `held` more.
     """
-    have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(wanted)
+    have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(declared)
     missing = [new for new in want.subjects if not any(covers(old, new) for old in have.subjects)]
     kept = [old for old in have.subjects if not any(covers(new, old) for new in missing)]
     wider = {**config, "duplicate_window": max(have.duplicate_window, want.duplicate_window), "discard": "old"}
@@ -227,7 +227,7 @@ async def declare_consumer(
     A new one starts with the oldest message that the stream still holds, unless `deliver_policy` is `new`. Raises as
     `declare_streams` does.
     """
-    wanted: JsonObject = {
+    declared: JsonObject = {
         "name": name,
         "durable_name": name,
         "filter_subject": filter_subject,
@@ -239,9 +239,9 @@ async def declare_consumer(
     }
     existing = await _consumer_info(conn, stream, name)
     if existing is None:
-        await _create_consumer(conn, stream, {**wanted, "deliver_policy": deliver_policy, "replay_policy": "instant"})
+        await _create_consumer(conn, stream, {**declared, "deliver_policy": deliver_policy, "replay_policy": "instant"})
         return
-    merged = {**{key: value for key, value in existing.config.items() if key != "filter_subjects"}, **wanted}
+    merged = {**{key: value for key, value in existing.config.items() if key != "filter_subjects"}, **declared}
     if merged == existing.config:
         return
     if not any(existing.config.get(field) for field in _PUSH_FIELDS):
@@ -252,7 +252,7 @@ async def declare_consumer(
                 raise
         else:
             return
-    await _remake_consumer(conn, stream, wanted, existing.ack_floor.stream_seq)
+    await _remake_consumer(conn, stream, declared, existing.ack_floor.stream_seq)
 
 
 async def declare_wakeups(conn: NatsConnection, worker_target: str) -> None:
@@ -306,7 +306,7 @@ async def declare_past_turns(conn: NatsConnection, since: datetime) -> int:
     except JetStreamError as error:
         if error.status != _NOT_FOUND:
             raise
-    wanted: JsonObject = {
+    declared: JsonObject = {
         "name": PAST_TURNS_CONSUMER,
         "filter_subject": subjects.TASK_EVENTS,
         "ack_policy": "none",
@@ -317,8 +317,8 @@ async def declare_past_turns(conn: NatsConnection, since: datetime) -> int:
         "mem_storage": True,
         "num_replicas": 1,
     }
-    made = await _create_consumer(conn, subjects.EVT_STREAM, wanted)
-    return _Pending.model_validate(made).num_pending
+    created = await _create_consumer(conn, subjects.EVT_STREAM, declared)
+    return _Pending.model_validate(created).num_pending
 
 
 async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bool = False) -> dict[str, int]:
@@ -326,21 +326,21 @@ async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bo
 
     Raises as `declare_streams` does.
     """
-    found: dict[str, int] = {}
-    wanted = subjects.project_filter(project)
+    counts: dict[str, int] = {}
+    pattern = subjects.project_filter(project)
     for name in (str(stream["name"]) for stream in _STREAMS):
         try:
             if dry_run:
-                info = await call_api(conn, f"STREAM.INFO.{name}", {"subjects_filter": wanted})
-                found[name] = sum(_StreamInfo.model_validate(info).state.subjects.values())
+                info = await call_api(conn, f"STREAM.INFO.{name}", {"subjects_filter": pattern})
+                counts[name] = sum(_StreamInfo.model_validate(info).state.subjects.values())
             else:
-                purged = await call_api(conn, f"STREAM.PURGE.{name}", {"filter": wanted})
-                found[name] = _Purged.model_validate(purged).purged
+                purged = await call_api(conn, f"STREAM.PURGE.{name}", {"filter": pattern})
+                counts[name] = _Purged.model_validate(purged).purged
         except JetStreamError as error:
             if error.status != _NOT_FOUND:
                 raise
-            found[name] = 0
-    return found
+            counts[name] = 0
+    return counts
 
 
 async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _ConsumerInfo | None:
@@ -358,10 +358,10 @@ async def _create_consumer(conn: NatsConnection, stream: str, config: JsonObject
     return await call_api(conn, subject, {"stream_name": stream, "config": config})
 
 
-async def _remake_consumer(conn: NatsConnection, stream: str, wanted: JsonObject, acknowledged: int) -> None:
-    await call_api(conn, f"CONSUMER.DELETE.{stream}.{wanted['name']}", {})
+async def _remake_consumer(conn: NatsConnection, stream: str, declared: JsonObject, acknowledged: int) -> None:
+    await call_api(conn, f"CONSUMER.DELETE.{stream}.{declared['name']}", {})
     start: JsonObject = {"deliver_policy": "by_start_sequence", "opt_start_seq": acknowledged + 1}
-    await _create_consumer(conn, stream, {**wanted, **start, "replay_policy": "instant"})
+    await _create_consumer(conn, stream, {**declared, **start, "replay_policy": "instant"})
 
 
 async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> JsonObject:

@@ -114,7 +114,7 @@ async def list_recent_conversations(
 
 async def list_chats(conn: Connection, project: ProjectId, names: Sequence[ConversationName]) -> list[ChatLine]:
     """These conversations, in their order, without those that are gone."""
-    found = await query("list_chats").all_as(
+    lines = await query("list_chats").all_as(
         conn,
         ChatLine,
         project_id=project,
@@ -122,7 +122,7 @@ async def list_chats(conn: Connection, project: ProjectId, names: Sequence[Conve
         conversation_ids=[name.conversation_id for name in names],
         channel_ids=[name.channel_id for name in names],
     )
-    by_name = {line.name: line for line in found}
+    by_name = {line.name: line for line in lines}
     return [by_name[name] for name in names if name in by_name]
 
 

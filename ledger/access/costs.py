@@ -76,15 +76,15 @@ async def sum_costs(
 
 def _joined(lines: Sequence[CostLine]) -> list[CostLine]:
     """One line for each name: versions of a profile are one profile."""
-    found: dict[str, CostLine] = {}
+    by_name: dict[str, CostLine] = {}
     for line in lines:
-        before = found.get(line.name)
-        found[line.name] = line if before is None else _added(before, line)
-    return list(found.values())
+        before = by_name.get(line.name)
+        by_name[line.name] = line if before is None else _added(before, line)
+    return list(by_name.values())
 
 
 def _added(one: CostLine, other: CostLine) -> CostLine:
-    known = [each.cost for each in (one, other) if each.cost is not None]
+    known = [line.cost for line in (one, other) if line.cost is not None]
     return CostLine(
         name=one.name,
         turns=one.turns + other.turns,

@@ -86,11 +86,11 @@ async def page_tasks(
     row_limit: int,
 ) -> list[TaskRow]:
     """The last enqueued first, those before a place."""
-    found = _narrowed("page_tasks", scope, conversation)
-    return await found.all_as(
+    narrowed = _narrowed("page_tasks", scope, conversation)
+    return await narrowed.all_as(
         conn,
         TaskRow,
-        **_of(found, scope),
+        **_of(narrowed, scope),
         conversation_id=conversation,
         before_at=None if before is None else before.at,
         before_id=None if before is None else before.id,
@@ -111,8 +111,8 @@ async def read_tasks(
 
 async def count_tasks(conn: Connection, scope: TaskScope, *, conversation: ConversationId | None, most: int) -> int:
     """How many there are, counted up to `most`."""
-    found = _narrowed("count_tasks", scope, conversation)
-    row = await found.one(conn, **_of(found, scope), conversation_id=conversation, most=most)
+    narrowed = _narrowed("count_tasks", scope, conversation)
+    row = await narrowed.one(conn, **_of(narrowed, scope), conversation_id=conversation, most=most)
     return int(row["total"])
 
 

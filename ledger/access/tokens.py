@@ -97,10 +97,10 @@ async def revoke_token(conn: Connection, project: ProjectId, token: TokenId) -> 
 async def authenticate(conn: Connection, secrets: Collection[Secret]) -> dict[Secret, Principal]:
     """Whose these tokens are, in one statement; without those that are unknown, wrong, revoked or expired."""
     rows = await query("find_tokens").all_as(conn, _FoundToken, token_ids=list({s.token_id for s in secrets}))
-    found = {row.token_id: row for row in rows}
+    tokens = {row.token_id: row for row in rows}
     principals: dict[Secret, Principal] = {}
     for secret in secrets:
-        row = found.get(secret.token_id)
+        row = tokens.get(secret.token_id)
         known = bytes(32) if row is None else row.secret_hash
         if hmac.compare_digest(known, secret.digest) and row is not None:
             principals[secret] = Principal(row.token_id, row.project_id, row.channel_id, row.role)

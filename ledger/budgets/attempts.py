@@ -87,7 +87,7 @@ async def reserve_attempt(
     )
     if row["verdict"] is None:
         raise StaleTurn(f"turn {turn.agent_turn_id}: the gate of step {step} is closed")
-    made = Reservation.model_validate(dict(row))
-    if made.verdict == "reserved":
+    reservation = Reservation.model_validate(dict(row))
+    if reservation.verdict == "reserved":
         hit(Fault.ATTEMPT_RESERVED)
-    return made
+    return reservation

@@ -23,8 +23,8 @@ class PriceSource(Tolerant):
 
 async def price_sources(conn: Connection) -> dict[str, PriceSource]:
     """The sources of the stored prices, by name."""
-    found = await query("price_sources").all_as(conn, PriceSource, configuration=CONFIGURATION)
-    return {each.source: each for each in found}
+    sources = await query("price_sources").all_as(conn, PriceSource, configuration=CONFIGURATION)
+    return {s.source: s for s in sources}
 
 
 async def has_price(conn: Connection, model: str) -> bool:
@@ -40,10 +40,10 @@ async def store_prices(conn: Connection, source: str, prices: Mapping[str, Model
         conn,
         source=source,
         models=list(prices),
-        inputs=[each.input_per_million for each in listed],
-        outputs=[each.output_per_million for each in listed],
-        cached=[each.cached_input_per_million for each in listed],
-        most=[each.max_output_tokens for each in listed],
+        inputs=[p.input_per_million for p in listed],
+        outputs=[p.output_per_million for p in listed],
+        cached=[p.cached_input_per_million for p in listed],
+        most=[p.max_output_tokens for p in listed],
     )
     return int(row["written"])
 

@@ -47,11 +47,11 @@ async def raise_budget(
     so much left).
     """
     named = {"max_tokens": more.tokens, "max_cost": more.cost, "max_turns": more.turns}
-    asked = {name: value for name, value in named.items() if value}
-    if not asked or any(abs(value) > _CAP for value in asked.values()):
+    limits = {name: value for name, value in named.items() if value}
+    if not limits or any(abs(value) > _CAP for value in limits.values()):
         raise BadRequest("say by how much tokens, cost or turns change")
     row = await query("raise_budget").one(
-        conn, project_id=project, budget_id=budget, more=json.dumps(asked | {"request": key}), caller=caller
+        conn, project_id=project, budget_id=budget, more=json.dumps(limits | {"request": key}), caller=caller
     )
     if row["verdict"] != "raised":
         raise Refused(row["verdict"], _why_not_raised(row["verdict"], budget, json.loads(row["detail"] or "{}")))

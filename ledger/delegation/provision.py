@@ -79,32 +79,34 @@ class RosterRow:
     metadata: JsonObject
 
 
-def judge(wanted: ProvisionArguments, facts: Facts, policy: DelegationPolicy | None) -> RosterRow | None:
+def judge(arguments: ProvisionArguments, facts: Facts, policy: DelegationPolicy | None) -> RosterRow | None:
     """The row that the agent shall have; None if it is just so. Raises `ProvisionRefused` with v1r4's code."""
-    profile = _target(wanted, facts, policy)
+    profile = _target(arguments, facts, policy)
     if facts.found:
-        return _changed(wanted, facts, profile)
-    derives = wanted.action == "derive"
-    if wanted.profile_name is None and wanted.profile_box_id is None:
+        return _changed(arguments, facts, profile)
+    derives = arguments.action == "derive"
+    if arguments.profile_name is None and arguments.profile_box_id is None:
         raise ProvisionRefused("missing_derived_profile_name" if derives else "missing_profile_name")
     if derives:
-        name = wanted.display_name or wanted.profile_name
-        return _row(wanted, profile, name, wanted.derived_from, {"derived_from": wanted.derived_from})
-    return _row(wanted, profile, wanted.display_name, wanted.owner_agent_id, {})
+        name = arguments.display_name or arguments.profile_name
+        return _row(arguments, profile, name, arguments.derived_from, {"derived_from": arguments.derived_from})
+    return _row(arguments, profile, arguments.display_name, arguments.owner_agent_id, {})
 
 
-def _target(wanted: ProvisionArguments, facts: Facts, policy: DelegationPolicy | None) -> ProvisionProfile:
+def _target(arguments: ProvisionArguments, facts: Facts, policy: DelegationPolicy | None) -> ProvisionProfile:
     """The profile that the agent has or shall have, which the caller's policy allows."""
-    if wanted.profile_name is not None and policy is not None and facts.named_profile is None:
+    if arguments.profile_name is not None and policy is not None and facts.named_profile is None:
         raise ProvisionRefused("not_found")
     judged = facts.named_profile or facts.boxed_profile
-    profile = facts.boxed_profile if wanted.profile_box_id is not None else judged
-    if profile is None and wanted.profile_box_id is not None:
+    profile = facts.boxed_profile if arguments.profile_box_id is not None else judged
+    if profile is None and arguments.profile_box_id is not None:
         raise ProvisionRefused("profile_not_found")
-    if profile is None and wanted.profile_name is None:
-        raise ProvisionRefused("missing_derived_profile_name" if wanted.action == "derive" else "missing_profile_name")
+    if profile is None and arguments.profile_name is None:
+        raise ProvisionRefused(
+            "missing_derived_profile_name" if arguments.action == "derive" else "missing_profile_name"
+        )
     # a name and a box may name two profiles: both must be allowed
-    if policy is None or not all(policy.allows(each.name, each.tags) for each in (judged, profile) if each is not None):
+    if policy is None or not all(policy.allows(p.name, p.tags) for p in (judged, profile) if p is not None):
         raise ProvisionRefused("auth_failed")
     if profile is None:
         raise ProvisionRefused("not_found")
@@ -112,48 +114,48 @@ def _target(wanted: ProvisionArguments, facts: Facts, policy: DelegationPolicy |
 
 
 def _row(
-    wanted: ProvisionArguments,
+    arguments: ProvisionArguments,
     profile: ProvisionProfile,
     display_name: str | None,
     owner: str | None,
     more: JsonObject,
 ) -> RosterRow:
-    if wanted.worker_target is not None and is_exclusive(wanted.worker_target):
+    if arguments.worker_target is not None and is_exclusive(arguments.worker_target):
         raise ProvisionRefused("auth_failed")  # a service's or a person's own process: an operator's profile names it
-    tags = wanted.known_tags
+    tags = arguments.known_tags
     return RosterRow(
         profile_box_id=profile.profile_box_id,
-        worker_target=wanted.worker_target or profile.worker_target,
+        worker_target=arguments.worker_target or profile.worker_target,
         tags=profile.tags if tags is None else tags,
         display_name=display_name,
         owner_agent_id=owner,
-        metadata={**wanted.metadata, **more, "profile_name": profile.name},
+        metadata={**arguments.metadata, **more, "profile_name": profile.name},
     )
 
 
-def _changed(wanted: ProvisionArguments, facts: Facts, profile: ProvisionProfile) -> RosterRow | None:
+def _changed(arguments: ProvisionArguments, facts: Facts, profile: ProvisionProfile) -> RosterRow | None:
     """The row of an agent that is there: only its name and its metadata change."""
     if facts.status is AgentStatus.INACTIVE:
         raise ProvisionRefused("agent_inactive")
-    derives = wanted.action == "derive"
-    if derives and wanted.profile_name is not None and profile.profile_box_id != facts.agent_profile_box_id:
+    derives = arguments.action == "derive"
+    if derives and arguments.profile_name is not None and profile.profile_box_id != facts.agent_profile_box_id:
         raise ProvisionRefused("profile_mismatch")
-    if (wanted.profile_box_id or wanted.profile_name) and profile.profile_box_id != facts.agent_profile_box_id:
+    if (arguments.profile_box_id or arguments.profile_name) and profile.profile_box_id != facts.agent_profile_box_id:
         raise ProvisionRefused("existing_agent_profile_mutation_forbidden")
-    owner = None if derives else wanted.owner_agent_id
+    owner = None if derives else arguments.owner_agent_id
     if owner is not None and owner != facts.owner_agent_id:
         raise ProvisionRefused("existing_agent_owner_mutation_forbidden")
-    if wanted.worker_target is not None and wanted.worker_target != facts.worker_target:
+    if arguments.worker_target is not None and arguments.worker_target != facts.worker_target:
         raise ProvisionRefused("existing_agent_worker_target_mutation_forbidden")
-    if wanted.tags is not None and wanted.known_tags != facts.tags:
+    if arguments.tags is not None and arguments.known_tags != facts.tags:
         raise ProvisionRefused("existing_agent_tags_mutation_forbidden")
-    metadata: JsonObject = {**facts.metadata, **wanted.metadata, "profile_name": profile.name}
+    metadata: JsonObject = {**facts.metadata, **arguments.metadata, "profile_name": profile.name}
     name = facts.display_name
     if derives:
-        if metadata.setdefault("derived_from", wanted.derived_from) != wanted.derived_from:
+        if metadata.setdefault("derived_from", arguments.derived_from) != arguments.derived_from:
             raise ProvisionRefused("derived_agent_conflict")
-    elif wanted.display_name is not None:
-        name = wanted.display_name
+    elif arguments.display_name is not None:
+        name = arguments.display_name
     if metadata == facts.metadata and name == facts.display_name:
         return None
     return RosterRow(
@@ -166,27 +168,27 @@ def _changed(wanted: ProvisionArguments, facts: Facts, profile: ProvisionProfile
     )
 
 
-async def provision_agent(conn: Connection, caller: ProvisionCaller, wanted: ProvisionArguments) -> bool:
+async def provision_agent(conn: Connection, caller: ProvisionCaller, arguments: ProvisionArguments) -> bool:
     """Make the agent, or change it; returns whether the roster was written by this call, now or before.
 
     Raises `ProvisionRefused`, or `Again` if the agent changed meanwhile.
     """
-    named = {"project_id": caller.project_id, "agent_id": wanted.agent_id}
+    named = {"project_id": caller.project_id, "agent_id": arguments.agent_id}
     facts = await query("provision_facts").one_as(
         conn,
         Facts,
         **named,
-        profile_name=wanted.profile_name,
-        profile_box_id=wanted.profile_box_id,
-        derived_from=wanted.derived_from if wanted.action == "derive" else None,
+        profile_name=arguments.profile_name,
+        profile_box_id=arguments.profile_box_id,
+        derived_from=arguments.derived_from if arguments.action == "derive" else None,
         edge_id=f"provision-{caller.tool_call_id}",
     )
     if facts.done:
         return True
-    row = judge(wanted, facts, caller.policy)
+    row = judge(arguments, facts, caller.policy)
     if row is None:
         return False
-    done = await query("provision_agent").one(
+    reply = await query("provision_agent").one(
         conn,
         **named,
         version=facts.version,
@@ -203,6 +205,6 @@ async def provision_agent(conn: Connection, caller: ProvisionCaller, wanted: Pro
         parent_step_id=caller.step_id,
         edge_metadata=json.dumps({"sender": caller.agent_id}),
     )
-    if done["verdict"] == "again":
+    if reply["verdict"] == "again":
         raise Again
     return True

@@ -38,20 +38,24 @@ class Target(Tolerant):
 
 
 async def find_targets(
-    conn: Connection, project: ProjectId, channel: ChannelId, caller: AgentTurnId, wanted: Collection[tuple[Kind, str]]
+    conn: Connection,
+    project: ProjectId,
+    channel: ChannelId,
+    caller: AgentTurnId,
+    references: Collection[tuple[Kind, str]],
 ) -> dict[tuple[Kind, str], Target]:
     """What these references of the turn that asks name, each of them."""
-    named = to_json([{"kind": kind, "ref": ref} for kind, ref in wanted]).decode()
-    given = {"project_id": project, "channel_id": channel, "agent_turn_id": caller, "wanted": named}
-    found = await query("find_targets").all_as(conn, Target, **given)
-    return {(each.kind, each.ref): each for each in found}
+    named = to_json([{"kind": kind, "ref": ref} for kind, ref in references]).decode()
+    arguments = {"project_id": project, "channel_id": channel, "agent_turn_id": caller, "wanted": named}
+    targets = await query("find_targets").all_as(conn, Target, **arguments)
+    return {(t.kind, t.ref): t for t in targets}
 
 
 async def policy_of(conn: Connection, project: ProjectId, profile: BoxId) -> DelegationPolicy | None:
     """The policy of the profile in this box; None if it has none, or one that cannot be read."""
-    given = (await profile_data(conn, project, profile)).get("delegation_policy")
+    policy = (await profile_data(conn, project, profile)).get("delegation_policy")
     try:
-        return None if given is None else DelegationPolicy.model_validate(given)
+        return None if policy is None else DelegationPolicy.model_validate(policy)
     except ValidationError:
         return None
 

@@ -138,14 +138,14 @@ def rules() -> Mapping[str, Rule]:
     names = sorted(path.name for path in folder.iterdir() if path.name.startswith("audit"))
     files = [name for name in names if name.endswith(".sql") and name != "audit_setup.sql"]
     texts = [folder.joinpath(name).read_text("utf-8") for name in files]
-    return {found.name: _rule(found) for text in texts for found in parse(text).values()}
+    return {q.name: _rule(q) for text in texts for q in parse(text).values()}
 
 
-def _rule(found: Query) -> Rule:
-    purpose = _PURPOSE.fullmatch(found.purpose)
+def _rule(q: Query) -> Rule:
+    purpose = _PURPOSE.fullmatch(q.purpose)
     if purpose is None:
-        raise ValueError(f"audit rule {found.name} names no section of the protocol")
-    return Rule(found.name, purpose["section"], purpose["says"], found)
+        raise ValueError(f"audit rule {q.name} names no section of the protocol")
+    return Rule(q.name, purpose["section"], purpose["says"], q)
 
 
 def arguments(scope: Scope, bounds: Bounds, row_limit: int) -> dict[str, Any]:
@@ -175,14 +175,14 @@ async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_lim
     for rule in rules().values():
         began = time.monotonic()
         rows = await rule.query.many(conn, **{name: values[name] for name in rule.query.parameters})
-        found = [Finding.model_validate(dict(row)) for row in rows[:row_limit]]
-        violations += [violation(rule, each) for each in found]
+        findings = [Finding.model_validate(dict(row)) for row in rows[:row_limit]]
+        violations += [violation(rule, f) for f in findings]
         results.append(
             RuleResult(
                 rule=rule.name,
                 section=rule.section,
                 says=rule.says,
-                violations=len(found),
+                violations=len(findings),
                 cut=len(rows) > row_limit,
                 seconds=round(time.monotonic() - began, 3),
             )
@@ -190,10 +190,10 @@ async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_lim
     return Audit(results, violations)
 
 
-def violation(rule: Rule, found: Finding) -> Violation:
+def violation(rule: Rule, finding: Finding) -> Violation:
     """The violation for a row of a rule's query; ids that are null are left out."""
-    ids = {name: value for name, value in found.ids.items() if value is not None}
-    return Violation(rule=rule.name, section=rule.section, ids=ids, detail=found.detail)
+    ids = {name: value for name, value in finding.ids.items() if value is not None}
+    return Violation(rule=rule.name, section=rule.section, ids=ids, detail=finding.detail)
 
 
 async def list_expected_workflows(

@@ -113,8 +113,8 @@ async def _take(conn: _Raw, name: str) -> int:
         if taken["read_only"]:
             raise ServerUnavailable("the server is read-only, and a lock there keeps nobody else away")
         if not taken["held"]:
-            found = await query("holder_of").opt(conn, name=name)
-            raise Held("another process" if found is None else found["holder"] or "another process")
+            holder = await query("holder_of").opt(conn, name=name)
+            raise Held("another process" if holder is None else holder["holder"] or "another process")
         if not (await query("still_holds").one(conn, name=name, backend=backend))["held"]:
             raise ConfigError(
                 f"{name}: the lock needs a session of its own, and this connection has another one for each statement: "
@@ -133,7 +133,7 @@ async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTime
     proven = clock()
     while not hold.lost.is_set():
         await asyncio.sleep(pace.watch)
-        asked = clock()
+        sent_at = clock()
         try:
             async with asyncio.timeout_at(proven + pace.give_up):
                 held = (await query("still_holds").one(conn, name=name, backend=backend))["held"]
@@ -142,7 +142,7 @@ async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTime
             return
         if not held:
             hold.lose("its session is another one")
-        proven = asked
+        proven = sent_at
 
 
 async def _close(conn: _Raw) -> None:

@@ -51,9 +51,9 @@ async def close_project(conn: Connection, project: ProjectId, *, stop_turns: boo
 
 async def count_rows(pool: Pool, project: ProjectId) -> dict[str, int]:
     """The number of the project's rows, by table; tables without any are left out."""
-    found: dict[str, int] = {}
-    await _read_through(pool, project, "count_project_rows", found, lambda _table, _rows: None)
-    return found
+    counts: dict[str, int] = {}
+    await _read_through(pool, project, "count_project_rows", counts, lambda _table, _rows: None)
+    return counts
 
 
 async def remove_rows(pool: Pool, project: ProjectId, report: Report = lambda _table, _rows: None) -> dict[str, int]:
@@ -70,7 +70,7 @@ async def remove_rows(pool: Pool, project: ProjectId, report: Report = lambda _t
     raise Refused("project_busy", f"something still writes rows of project {project}: run it again")
 
 
-async def _read_through(pool: Pool, project: ProjectId, what: str, found: dict[str, int], report: Report) -> None:
+async def _read_through(pool: Pool, project: ProjectId, what: str, counts: dict[str, int], report: Report) -> None:
     tables = await pool.run(lambda conn: query("list_project_tables").many(conn))
     for table in (ProjectTable.model_validate(dict(row)) for row in tables):
         for first in range(0, table.blocks + 1, BLOCKS):
@@ -78,7 +78,7 @@ async def _read_through(pool: Pool, project: ProjectId, what: str, found: dict[s
                 lambda conn, table=table, first=first: _blocks(conn, project, what, table, first)
             )
             if rows:
-                found[table.table_name] = found.get(table.table_name, 0) + rows
+                counts[table.table_name] = counts.get(table.table_name, 0) + rows
             report(table.table_name, rows)
 
 

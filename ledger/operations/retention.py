@@ -130,10 +130,10 @@ async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Re
             for first, until in _ranges(limits.before, start) if ranged else [(start, None)]:
                 after: str | None = first
                 while after is not None:
-                    done, spent = await _timed(pool, walk, _Batch(limits, after, until, dry_run))
-                    total = _added(total, done.removed, spent)
+                    step, spent = await _timed(pool, walk, _Batch(limits, after, until, dry_run))
+                    total = _added(total, step.removed, spent)
                     report(total)
-                    after = done.last
+                    after = step.last
                     await asyncio.sleep(limits.pause_seconds)
     return total
 
@@ -153,9 +153,9 @@ async def _timed(pool: Pool, walk: _Walk, batch: _Batch) -> tuple[_Done, float]:
         began = time.monotonic()
         async with cast("Session", conn).transaction():
             await query("begin_retention").one(conn)
-            done = await walk(conn, batch)
+            step = await walk(conn, batch)
         spent = (time.monotonic() - began) * 1000
-        return done
+        return step
 
     return await pool.run(whole), spent
 
@@ -240,8 +240,8 @@ async def _boxes(conn: Connection, batch: _Batch) -> _Done:
     if not ids:
         return _Done(page["last"])
     if batch.dry_run:
-        found = await query("count_box_cards").one(conn, ids=ids, last=page["last"], before=before)
-        return _Done(page["last"], {"boxes": len(ids), "cards": found["found"]})
+        count = await query("count_box_cards").one(conn, ids=ids, last=page["last"], before=before)
+        return _Done(page["last"], {"boxes": len(ids), "cards": count["found"]})
     locked = await _ids(conn, "lock_boxes", ids=ids)
     unused = await _ids(conn, "confirm_boxes", ids=locked, before=before)
     removed = await query("remove_boxes").one(conn, ids=unused)

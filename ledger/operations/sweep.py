@@ -189,7 +189,7 @@ async def reject(
     conn: Connection, project: ProjectId | None, source: str, code: str, error: str, ids: Mapping[str, str]
 ) -> None:
     """Record a refused message: its sender and the reason, never its body. NUL is removed from the ids."""
-    ids_text = json.dumps({name: each.replace("\0", "") for name, each in ids.items()})
+    ids_text = json.dumps({name: text.replace("\0", "") for name, text in ids.items()})
     source, error = source.replace("\0", "")[:200], error.replace("\0", "")[:500]
     await query("reject").many(conn, project_id=project, source=source, error_code=code, error=error, ids=ids_text)
 

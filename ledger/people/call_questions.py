@@ -69,7 +69,7 @@ async def find_call_question(conn: Connection, project: ProjectId, call: ToolCal
 async def ask_under_call(conn: Connection, project: ProjectId, call: ToolCallId, question: ToolQuestion) -> Asked:
     """Open the question, or find it; raises `Refused` with the code of why nobody is asked."""
     hold = question.hold
-    asked = {
+    request = {
         "key": question.key,
         "digest": question.digest,
         "message": hold.message,
@@ -78,8 +78,8 @@ async def ask_under_call(conn: Connection, project: ProjectId, call: ToolCallId,
         "open_seconds": hold.expires_after_seconds,
         "most_open": MOST_OPEN,
     }
-    row = await query("ask_under_call").one(conn, project_id=project, tool_call_id=call, asked=json.dumps(asked))
-    found = json.loads(row["asked"])
-    if (code := found["verdict"]) not in {"accepted", "duplicate"}:
+    row = await query("ask_under_call").one(conn, project_id=project, tool_call_id=call, asked=json.dumps(request))
+    answer = json.loads(row["asked"])
+    if (code := answer["verdict"]) not in {"accepted", "duplicate"}:
         raise Refused(code, _REFUSALS[code])
-    return Asked.model_validate(found)
+    return Asked.model_validate(answer)

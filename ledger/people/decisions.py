@@ -127,10 +127,10 @@ async def decide_interrupt(
     conn: Connection, project: ProjectId, channel: ChannelId, interrupt: InterruptId, caller: str, answer: Answer
 ) -> Decided:
     """Record the decision, once; raises `Refused` with the code of why it is not this one that counts."""
-    asked: JsonObject = {"digest": answer.digest, "message": answer.message, "response": answer.response}
+    request: JsonObject = {"digest": answer.digest, "message": answer.message, "response": answer.response}
     if answer.edit is not None:
         card = answer.edit.card.model_dump(mode="json", include={"card_id", "content", "metadata"}, exclude_none=True)
-        asked |= {"card": card, "action_digest": answer.edit.action_digest}
+        request |= {"card": card, "action_digest": answer.edit.action_digest}
     row = await query("decide_interrupt").one(
         conn,
         project_id=project,
@@ -139,12 +139,12 @@ async def decide_interrupt(
         caller=caller,
         decision=answer.decision,
         action_digest=answer.action_digest,
-        asked=json.dumps(asked),
+        asked=json.dumps(request),
     )
-    found = json.loads(row["decided"])
-    if (code := found["verdict"]) not in {"accepted", "duplicate"}:
+    decided = json.loads(row["decided"])
+    if (code := decided["verdict"]) not in {"accepted", "duplicate"}:
         raise Refused(code, _REFUSALS[code])
-    return Decided.model_validate(found)
+    return Decided.model_validate(decided)
 
 
 list_expired = rule_rows("list_expired", Expired)

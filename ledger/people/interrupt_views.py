@@ -53,10 +53,10 @@ class InterruptContext(Tolerant):
     def arguments_before(self, *, with_added: bool) -> JsonObject | None:
         """The arguments before a person edited them; with those that the tool's options added, or without."""
         before = self.before_edit
-        found = None if before is None else read_content(before.content)
-        if before is None or not isinstance(found, ToolCallContent):
+        content = None if before is None else read_content(before.content)
+        if before is None or not isinstance(content, ToolCallContent):
             return None
-        return found.arguments if with_added else own_arguments(found.arguments, before.added)
+        return content.arguments if with_added else own_arguments(content.arguments, before.added)
 
 
 async def list_interrupts(
@@ -106,9 +106,9 @@ async def get_interrupt(
     if row is None:
         return None
     columns = _columns(row)
-    found = None if row["content"] is None else read_content(stored_json(row["content"]))
-    if isinstance(found, ToolCallContent):
-        columns |= {"arguments": found.arguments, "target_subject": found.target_subject}
+    content = None if row["content"] is None else read_content(stored_json(row["content"]))
+    if isinstance(content, ToolCallContent):
+        columns |= {"arguments": content.arguments, "target_subject": content.target_subject}
     view = InterruptView.model_validate(columns)
     return view if with_added else view.without_added(_names(row["added"]))
 

@@ -72,11 +72,11 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
     """As `enqueue_over`, in the transaction of the connection, which must be rolled back for what it raises."""
     limit = command.admission.max_queued_turns
     unlimited = replace(command, admission=replace(command.admission, max_queued_turns=0))  # some may leave the queue
-    done = await enqueue_turn(conn, unlimited, cards)
-    turn = done.reply.agent_turn_id
-    if not done.is_new or turn is None:
-        return MadeWay(await _as_before(conn, command, done))
-    verdict, *found = await query("make_way").many(
+    enqueued = await enqueue_turn(conn, unlimited, cards)
+    turn = enqueued.reply.agent_turn_id
+    if not enqueued.is_new or turn is None:
+        return MadeWay(await _as_before(conn, command, enqueued))
+    verdict, *ways = await query("make_way").many(
         conn,
         project_id=command.project_id,
         agent_turn_id=turn,
@@ -95,31 +95,31 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
             raise TurnInProgress(verdict["agent_turn_id"])
         case _:
             pass
-    turns = [FoundTurn.model_validate(dict(row)) for row in found]
+    turns = [FoundTurn.model_validate(dict(row)) for row in ways]
     stopped = [(t, await _end(conn, command.project_id, t, how.deliverable(t), how.error)) for t in turns]
     marked: list[AgentTurnId] = []
-    for each in turns:
-        if each.verdict != "queued":
+    for way in turns:
+        if way.verdict != "queued":
             row = await query("mark_tree").one(
-                conn, project_id=command.project_id, agent_turn_id=each.agent_turn_id, reason=how.reason, whole=False
+                conn, project_id=command.project_id, agent_turn_id=way.agent_turn_id, reason=how.reason, whole=False
             )
             marked += row["marked"] or []
-    reply = done.reply.model_copy(update={"stopped": tuple(t.agent_turn_id for t in turns)})
-    return MadeWay(replace(done, reply=reply), stopped, marked)
+    reply = enqueued.reply.model_copy(update={"stopped": tuple(t.agent_turn_id for t in turns)})
+    return MadeWay(replace(enqueued, reply=reply), stopped, marked)
 
 
 async def _end(
-    conn: Connection, project: ProjectId, found: FoundTurn, card: Card, error: tuple[str, str]
+    conn: Connection, project: ProjectId, turn: FoundTurn, card: Card, error: tuple[str, str]
 ) -> QueuedStop | None:
-    if found.verdict != "queued":
+    if turn.verdict != "queued":
         return None
-    return await stop_queued_turn(conn, project, AgentId(found.agent_id or ""), found.agent_turn_id, card, *error)
+    return await stop_queued_turn(conn, project, AgentId(turn.agent_id or ""), turn.agent_turn_id, card, *error)
 
 
-async def _as_before(conn: Connection, command: Enqueue, done: Enqueued) -> Enqueued:
+async def _as_before(conn: Connection, command: Enqueue, enqueued: Enqueued) -> Enqueued:
     """The reply of the first enqueue under this correlation."""
-    row = await query("made_way").one(conn, project_id=command.project_id, agent_turn_id=done.reply.agent_turn_id)
-    return replace(done, reply=done.reply.model_copy(update={"stopped": tuple(json.loads(row["stopped"]))}))
+    row = await query("made_way").one(conn, project_id=command.project_id, agent_turn_id=enqueued.reply.agent_turn_id)
+    return replace(enqueued, reply=enqueued.reply.model_copy(update={"stopped": tuple(json.loads(row["stopped"]))}))
 
 
 async def requester_of(conn: Connection, project: ProjectId, channel: ChannelId, turn: AgentTurnId) -> str | None:

@@ -132,17 +132,17 @@ async def rerun_on(conn: Connection, command: Rerun) -> tuple[Enqueued, RerunOf]
     of = RerunOf(of=turn, from_step=copied.from_step, line=(turn, *copied.line))
     new = _enqueue(command, copied, of)
     card = new.config_card(command.caller.name)
-    done = await enqueue_turn(conn, new, [] if card is None else [card])
-    if copied.verdict == "accepted" and done.reply.duplicate:
+    enqueued = await enqueue_turn(conn, new, [] if card is None else [card])
+    if copied.verdict == "accepted" and enqueued.reply.duplicate:
         raise Again  # its twin has committed meanwhile: the copies are not needed
-    return done, of
+    return enqueued, of
 
 
 def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
     """The new turn: the old one's agent, profile and settings, in the copies; a card for settings with another text."""
     known, before = _before(copied)
     settings = _settings(command.request, before)
-    asked = EnqueueRequest(
+    request = EnqueueRequest(
         agent_id=copied.agent_id or AgentId("unknown"),
         profile_name=copied.profile_name,
         context_box_id=command.context_copy_id,
@@ -154,7 +154,7 @@ def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
     return Enqueue(
         project_id=command.project_id,
         channel_id=command.channel_id,
-        request=asked,
+        request=request,
         context_headers=command.context_headers,
         depth_limit=command.depth_limit,
         agent_turn_id=command.agent_turn_id,

@@ -63,15 +63,15 @@ async def steer_or_make_way(conn: Connection, command: Enqueue, cards: list[Card
 async def _make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over, steer: SteerId) -> MadeWay:
     """Enqueue a turn, behind a savepoint; raises `_Instead`."""
     async with cast("Session", conn).transaction():
-        made, busy = None, AgentTurnId("")
+        way, busy = None, AgentTurnId("")
         try:
-            made = await make_way(conn, command, cards, how)
+            way = await make_way(conn, command, cards, how)
         except TurnInProgress as found:
             busy = found.agent_turn_id
         earlier = await _found(conn, command, steer)  # a repeat may have been first, before the head was ours
-        if made is None or earlier is not None:
+        if way is None or earlier is not None:
             raise _Instead(earlier, busy)
-        return made
+        return way
 
 
 async def _steer(conn: Connection, command: Enqueue, turn: AgentTurnId, caller: Caller, steer: SteerId) -> Steered:

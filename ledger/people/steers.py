@@ -79,8 +79,8 @@ async def steer_turn(
         case "again":
             raise Again
         case "accepted" | "duplicate" as verdict:
-            own = row["steer_id"] == new  # then the statement ran before, and its answer was lost
-            return AcceptedSteer.model_validate(dict(row) | {"verdict": "accepted" if own else verdict})
+            is_new = row["steer_id"] == new  # then the statement ran before, and its answer was lost
+            return AcceptedSteer.model_validate(dict(row) | {"verdict": "accepted" if is_new else verdict})
         case "too_many_steers":
             raise Limited("too_many_steers", "too many steers wait for the turn's next step: again when it has begun")
         case refusal:

@@ -131,8 +131,8 @@ list_unserved = rule_rows("list_unserved", Unserved)
 
 async def declare_listeners(conn: Connection, worker_target: str, listeners: Sequence[DeclaredListener]) -> None:
     """Store the listeners of a worker that starts, for `list_listeners`."""
-    given = json.dumps([listener.model_dump(mode="json") for listener in listeners])
-    await query("declare_listeners").many(conn, worker_target=worker_target, listeners=given)
+    rows = json.dumps([listener.model_dump(mode="json") for listener in listeners])
+    await query("declare_listeners").many(conn, worker_target=worker_target, listeners=rows)
 
 
 async def list_listeners(

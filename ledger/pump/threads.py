@@ -158,9 +158,9 @@ async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef
     thread = await lock_thread(conn, send.thread)
     if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
         raise Refused("unknown_thread", "there is no such thread of yours")
-    found = (await query("count_open_messages").one(conn, thread_id=thread.thread_id))["found"]
-    if found >= limits.max_open or thread.message_count >= limits.max_messages:
-        raise Limited("busy", f"the thread has {found} messages in flight, {thread.message_count} in all")
+    open_count = (await query("count_open_messages").one(conn, thread_id=thread.thread_id))["found"]
+    if open_count >= limits.max_open or thread.message_count >= limits.max_messages:
+        raise Limited("busy", f"the thread has {open_count} messages in flight, {thread.message_count} in all")
     if thread.status != "open":
         await _check_open_threads(conn, send.thread.project_id, limits)
     return ThreadRef.model_validate(thread.model_dump())
@@ -202,15 +202,15 @@ async def add_segment(
 
 async def add_payload(conn: Connection, project: ProjectId, message: MessageId, payload: str, author: str) -> CardId:
     """Store a message's payload as a card that is in no box."""
-    made = make_card(
+    card = make_card(
         CardId(f"{message}-payload"), CardType.MESSAGE, Role.USER, TextContent(text=payload), author=author
     )
-    columns = card_columns([made])
+    columns = card_columns([card])
     await query("add_card").many(
         conn,
-        card_id=made.card_id,
+        card_id=card.card_id,
         project_id=project,
         content=columns["card_contents"][0],
         metadata=columns["card_metadatas"][0],
     )
-    return made.card_id
+    return card.card_id

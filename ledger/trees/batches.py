@@ -274,9 +274,9 @@ async def fork(
     leases: dict[int, NewLease] = {}
     for first in range(0, len(children), CHILDREN_AT_ONCE):
         some = children[first : first + CHILDREN_AT_ONCE]
-        made = await pool.run(lambda conn, some=some: enqueue_children(conn, call, some, batch_id, limits))
+        forked = await pool.run(lambda conn, some=some: enqueue_children(conn, call, some, batch_id, limits))
         hit(Fault.CHILDREN_ENQUEUED)
-        leases |= {each.task_index: each.lease for each in made if each.lease is not None}
+        leases |= {c.task_index: c.lease for c in forked if c.lease is not None}
     return await pool.run(lambda conn: _forked(conn, call, batch_id, leases))
 
 
@@ -336,28 +336,28 @@ async def delegate(pool: "Pool", call: ParentCall, child: Child, limits: ForkLim
     earlier = await pool.run(lambda conn: _delegated(conn, call, child))
     if earlier is not None:
         return earlier
-    [made] = await pool.run(lambda conn: enqueue_children(conn, call, [child], None, limits))
+    [forked] = await pool.run(lambda conn: enqueue_children(conn, call, [child], None, limits))
     hit(Fault.CHILDREN_ENQUEUED)
-    if made.verdict == "correlation_conflict":  # our own, whose answer was lost
+    if forked.verdict == "correlation_conflict":  # our own, whose answer was lost
         earlier = await pool.run(lambda conn: _delegated(conn, call, child))
         if earlier is not None:
             return earlier
-    if made.refusal is not None:
-        raise Refused(EXCEEDED, exceeded(made.refusal))
-    if made.verdict != "accepted":
-        raise Refused(made.verdict, _REFUSALS[made.verdict])
+    if forked.refusal is not None:
+        raise Refused(EXCEEDED, exceeded(forked.refusal))
+    if forked.verdict != "accepted":
+        raise Refused(forked.verdict, _REFUSALS[forked.verdict])
     return ForkedTask(
         task_index=child.task_index,
         status="dispatched",
-        agent_id=made.agent_id,
-        agent_turn_id=made.agent_turn_id,
-        turn_epoch=made.turn_epoch,
-        inbox_id=made.inbox_id,
-        context_box_id=made.context_box_id,
-        output_box_id=made.output_box_id,
+        agent_id=forked.agent_id,
+        agent_turn_id=forked.agent_turn_id,
+        turn_epoch=forked.turn_epoch,
+        inbox_id=forked.inbox_id,
+        context_box_id=forked.context_box_id,
+        output_box_id=forked.output_box_id,
         error_code=None,
         label=child.label,
-        lease=made.lease,
+        lease=forked.lease,
     )
 
 
@@ -413,10 +413,10 @@ def _planned(task: Task) -> JsonObject:
 
 def _child(call: ParentCall, child: Child) -> JsonObject:
     """A child as the statement reads it. Depth and lineage are the statement's own."""
-    given = child.traceparent or call.context_headers.get(headers.TRACEPARENT, "")
+    traceparent = child.traceparent or call.context_headers.get(headers.TRACEPARENT, "")
     conversation = call.context_headers.get(headers.CONVERSATION_ID, call.output_box_id)
-    told = {headers.TRACEPARENT: given, headers.CONVERSATION_ID: conversation}
-    context = headers.context_headers(told | _tracestate(call))
+    carried = {headers.TRACEPARENT: traceparent, headers.CONVERSATION_ID: conversation}
+    context = headers.context_headers(carried | _tracestate(call))
     new = child.new_agent
     return {
         "task_index": child.task_index,

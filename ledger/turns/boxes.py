@@ -66,22 +66,22 @@ async def fork_box(conn: Connection, project: ProjectId, channel: ChannelId, sou
 
 
 async def compose_box(
-    conn: Connection, project: ProjectId, channel: ChannelId, wanted: BoxMakeRequest, new_box: BoxId, author: str
+    conn: Connection, project: ProjectId, channel: ChannelId, request: BoxMakeRequest, new_box: BoxId, author: str
 ) -> tuple[int, bool]:
     """Make `new_box` of the parts; returns the number of its cards, and False if an earlier request made it.
 
     Raises `Refused` (text_too_large, correlation_conflict, unknown_box, unknown_card, too_many_cards), or `Again`.
     """
-    if wanted.text_bytes() > TEXT_LIMIT_BYTES:
+    if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: make several boxes")
-    parts, cards = _stored_parts(wanted, channel, new_box, author)
+    parts, cards = _stored_parts(request, channel, new_box, author)
     columns = card_columns(cards)
     row = await query("compose_box").one(
         conn,
         project_id=project,
         channel_id=channel,
         new_box_id=new_box,
-        request_digest=wanted.digest(channel),
+        request_digest=request.digest(channel),
         parts=json.dumps(parts),
         card_limit=CARD_LIMIT,
         card_ids=columns["card_ids"],
@@ -101,23 +101,23 @@ async def compose_box(
 
 
 def _stored_parts(
-    wanted: BoxMakeRequest, channel: ChannelId, new_box: BoxId, author: str
+    request: BoxMakeRequest, channel: ChannelId, new_box: BoxId, author: str
 ) -> tuple[list[JsonObject], list[Card]]:
     """The parts as the statement reads them, counted from 1, and the cards that are new."""
     parts: list[JsonObject] = []
     cards: list[Card] = []
-    for place, part in enumerate(wanted.parts, 1):
+    for place, part in enumerate(request.parts, 1):
         match part:
             case BoxPart(box_id=box, last=last, types=types):
                 most = CARD_LIMIT + 1 if last is None else last  # one more than the limit is enough to refuse
-                named = None if types is None else [str(each) for each in types]
+                named = None if types is None else [str(t) for t in types]
                 parts.append({"place": place, "box_id": box, "most": most, "types": [*named] if named else None})
             case CardPart(card_id=card):
                 parts.append({"place": place, "card_id": card, "most": 1, "is_new": False})
             case TextPart() | FieldsPart():
-                made = _new_card(part, CardId(f"{new_box}-{place}"), author)
-                metadata = made.metadata.model_copy(update={"channel_id": channel})
-                card = made.model_copy(update={"metadata": metadata})
+                new_card = _new_card(part, CardId(f"{new_box}-{place}"), author)
+                metadata = new_card.metadata.model_copy(update={"channel_id": channel})
+                card = new_card.model_copy(update={"metadata": metadata})
                 cards.append(card)
                 parts.append({"place": place, "card_id": card.card_id, "is_new": True})
     return parts, cards
@@ -134,7 +134,7 @@ def _new_card(part: TextPart | FieldsPart, card: CardId, author: str) -> Card:
 
 
 async def replace_boxes(
-    conn: Connection, project: ProjectId, channel: ChannelId, wanted: BoxReplaceRequest
+    conn: Connection, project: ProjectId, channel: ChannelId, request: BoxReplaceRequest
 ) -> AgentBoxes:
     """Set the agent's pointers in the channel that `wanted` names; returns both.
 
@@ -144,10 +144,10 @@ async def replace_boxes(
         conn,
         project_id=project,
         channel_id=channel,
-        agent_id=wanted.agent_id,
-        memory_box_id=wanted.memory_context_box_id,
-        output_box_id=wanted.last_output_box_id,
-        sets_memory="memory_context_box_id" in wanted.model_fields_set,
+        agent_id=request.agent_id,
+        memory_box_id=request.memory_context_box_id,
+        output_box_id=request.last_output_box_id,
+        sets_memory="memory_context_box_id" in request.model_fields_set,
     )
     if (verdict := row["verdict"]) != "accepted":
         raise Refused(verdict, _REFUSALS[verdict])
@@ -158,7 +158,7 @@ async def put_conversation(
     conn: Connection,
     project: ProjectId,
     channel: ChannelId,
-    wanted: ConversationPutRequest,
+    request: ConversationPutRequest,
     new_box: BoxId,
     *,
     most: int = 0,
@@ -170,18 +170,18 @@ async def put_conversation(
     Raises `Refused` (unknown_conversation, ambiguous, unknown_box, unknown_card, too_many_cards,
     conversation_changed, conversation_locked, conversation_of_another), or `Again`.
     """
-    given = {"metadata": wanted.metadata, "removed": wanted.removed}
-    notes = {name: value for name, value in given.items() if value is not None}
+    fields = {"metadata": request.metadata, "removed": request.removed}
+    notes = {name: value for name, value in fields.items() if value is not None}
     row = await query("put_conversation").one(
         conn,
         project_id=project,
         channel_id=channel,
-        conversation_id=wanted.conversation_id,
-        agent_id=wanted.agent_id,
+        conversation_id=request.conversation_id,
+        agent_id=request.agent_id,
         notes=json.dumps(notes) if notes else None,
-        box_id=wanted.box_id,
-        add_box_id=wanted.add_box_id,
-        drop_card_ids=list(wanted.drop_card_ids),
+        box_id=request.box_id,
+        add_box_id=request.add_box_id,
+        drop_card_ids=list(request.drop_card_ids),
         new_box_id=new_box,
         card_limit=CARD_LIMIT,
         most=most,
@@ -196,7 +196,7 @@ async def put_conversation(
         case "accepted" | "duplicate":
             return ConversationPutReply(
                 status=ReplyStatus.ACCEPTED,
-                conversation_id=wanted.conversation_id,
+                conversation_id=request.conversation_id,
                 agent_id=row["agent_id"],
                 box_id=row["box_id"],
                 notes=ConversationNotes.model_validate_json(row["notes"]),

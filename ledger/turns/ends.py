@@ -80,10 +80,10 @@ async def finish_turn(
 async def _recorded_end(conn: Connection, turn: TurnRef, step: StepId | None) -> FinishedTurn:
     """The end that is recorded, by this step or, without one, by anybody; raises `StaleTurn` if there is none."""
     ids = {"project_id": turn.project_id, "agent_id": turn.agent_id, "agent_turn_id": turn.agent_turn_id}
-    found = await query("recorded_end").opt_as(conn, FinishedTurn, **ids, step_id=step)
-    if found is None:
+    finished = await query("recorded_end").opt_as(conn, FinishedTurn, **ids, step_id=step)
+    if finished is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
-    return found
+    return finished
 
 
 async def end_by_fallback(
@@ -98,8 +98,8 @@ async def end_by_fallback(
 
     Raises `StaleTurn` if the agent's head has another turn or epoch. Two round trips.
     """
-    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
-    card, ending = fallback_ending(turn, made or (), status, error_code, reason)
+    cards = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
+    card, ending = fallback_ending(turn, cards or (), status, error_code, reason)
     return await pool.run(
         lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=from_statuses, raise_epoch=True)
     )
@@ -114,10 +114,10 @@ async def fence(
     from_statuses: Sequence[HeadStatus] = LIVE,
 ) -> FinishedTurn:
     """As `end_by_fallback`, but raises `StaleTurn` also if the turn was over."""
-    done = await end_by_fallback(pool, turn, status, error_code, reason, from_statuses)
-    if not done.is_new:
+    ended = await end_by_fallback(pool, turn, status, error_code, reason, from_statuses)
+    if not ended.is_new:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} was over")
-    return done
+    return ended
 
 
 async def recall_step(conn: Connection, turn: TurnRef, step: int) -> RecalledStep:

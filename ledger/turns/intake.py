@@ -131,8 +131,8 @@ class Enqueue:
     @property
     def digest(self) -> str:
         """A fingerprint of what was asked; the same correlation with a different one is a conflict."""
-        asked = self.request if self.action is None else self.action
-        return self.rerun_digest or asked.digest()
+        request = self.request if self.action is None else self.action
+        return self.rerun_digest or request.digest()
 
     @property
     def stored_config(self) -> JsonObject:

@@ -81,12 +81,12 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
     )
     now, upto = head.updated_at, head.boxes[1].upto
     steers = tuple(card_of(row) for row in parts[3])
-    said = {card.card_id for card in steers}  # a later attempt reads them in the box, too
+    steer_ids = {card.card_id for card in steers}  # a later attempt reads them in the box, too
     return BegunStep(
         head,
         profile.readable(now, None),
         context.readable(now, upto),
-        tuple(card for card in output.readable(now, None) if card.card_id not in said),
+        tuple(card for card in output.readable(now, None) if card.card_id not in steer_ids),
         context.position if upto is None else upto,
         steers,
     )
@@ -116,7 +116,7 @@ async def _commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> C
     waits = list(record.call_waits) or [record.wait_seconds] * len(record.calls)
     holds = list(record.holds) or [None] * len(record.calls)
     free = [wait for wait, hold in zip(waits, holds, strict=True) if hold is None]
-    made = record.made_box
+    box = record.made_box
     arguments: dict[str, Any] = {
         **gate(turn),
         **step_columns(turn, record),
@@ -129,14 +129,14 @@ async def _commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> C
         "steered": record.steered,
         "wait_seconds": min(free, default=None),
         "call_waits": waits,
-        "holds": json.dumps([_question(*each) for each in zip(record.calls, waits, holds, strict=True) if each[2]]),
+        "holds": json.dumps([_question(*c) for c in zip(record.calls, waits, holds, strict=True) if c[2]]),
         "output_box_id": turn.output_box_id,
-        "new_box_id": None if made is None else made.box,
-        "first_kept_id": None if made is None else made.first_kept,
-        "carried_ids": [] if made is None else list(made.carried),
+        "new_box_id": None if box is None else box.box,
+        "first_kept_id": None if box is None else box.first_kept,
+        "carried_ids": [] if box is None else list(box.carried),
         "leading_ids": [card.card_id for card in record.cards if card.type in OF_MEMORY],
     }
-    is_plain = not any(holds) and made is None and not record.steers and not record.steered
+    is_plain = not any(holds) and box is None and not record.steers and not record.steered
     row = await query("commit_plain_step" if is_plain else "commit_step").opt_of(conn, arguments)
     if row is None:
         row = await query("recorded_step").opt(conn, **gate(turn), step_id=step_id(turn.agent_turn_id, record.step))
@@ -147,9 +147,9 @@ async def _commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> C
 
 def _question(call: ToolCommand, wait_seconds: float, hold: Hold | None) -> JsonObject:
     """The row of `state.interrupts` for a held call."""
-    asked: JsonObject = {} if hold is None else hold.model_dump(mode="json")
+    question: JsonObject = {} if hold is None else hold.model_dump(mode="json")
     ids: JsonObject = {"id": interrupt_id(call.tool_call_id), "tool_call_id": call.tool_call_id}
-    return asked | ids | {"tool_name": call.tool_name, "wait_seconds": wait_seconds}
+    return question | ids | {"tool_name": call.tool_name, "wait_seconds": wait_seconds}
 
 
 def step_columns(turn: TurnRef, record: StepRecord) -> dict[str, Any]:

@@ -76,38 +76,38 @@ class TurnPublisher(TurnEvents):
         It waits for the ledger however long it is away: what the end writes cannot be had again. `committed` is called
         if this call ended the turn. Raises as `finish_turn` does.
         """
-        done = await pool.insist(
+        outcome = await pool.insist(
             lambda conn: finish_turn(
                 conn, self.turn, ending, record=record, cards=cards, raise_epoch=raise_epoch, yields=yields
             )
         )
-        if done.is_new and committed is not None:
+        if outcome.is_new and committed is not None:
             committed()
         if record is not None:
-            before = (*before, self.completed(record.step, done.step_metadata or record.metadata))
-        await self.finished(pool, done, before)
-        return done
+            before = (*before, self.completed(record.step, outcome.step_metadata or record.metadata))
+        await self.finished(pool, outcome, before)
+        return outcome
 
-    async def finished(self, pool: Pool, done: FinishedTurn, before: Sequence[Message] = ()) -> None:
+    async def finished(self, pool: Pool, outcome: FinishedTurn, before: Sequence[Message] = ()) -> None:
         """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
         hit(Fault.TURN_FINISHED)
-        announced = await self.announce(pool, done, before)
-        if done.is_new:
-            self._finish_span(done, None if announced else ServerUnavailable.code)
+        announced = await self.announce(pool, outcome, before)
+        if outcome.is_new:
+            self._finish_span(outcome, None if announced else ServerUnavailable.code)
 
-    async def announce(self, pool: Pool, done: EndedTurn, before: Sequence[Message] = ()) -> bool:
+    async def announce(self, pool: Pool, outcome: EndedTurn, before: Sequence[Message] = ()) -> bool:
         """Publish the end of the turn, and have it marked as announced soon; False if that is left to the safety net.
 
         A mark that is lost is mended: the safety net publishes the end again, under the same message id.
         """
-        if done.is_new:
-            figures = (done.status, done.error_code, done.stats, done.ended_at)
+        if outcome.is_new:
+            figures = (outcome.status, outcome.error_code, outcome.stats, outcome.ended_at)
             self.telemetry.turn_ended(self.turn, self.context, *figures, self.agent_name)
         turn, rings = self.turn.agent_turn_id, ()
-        if done.is_new and done.in_tree:  # the end may have answered a parent, or marked others
+        if outcome.is_new and outcome.in_tree:  # the end may have answered a parent, or marked others
             rings = await pool.run(lambda conn: rings_of(conn, [turn]))
         try:
-            await self.publisher.publish(self.ended(done, before, rings))
+            await self.publisher.publish(self.ended(outcome, before, rings))
         except ServerUnavailable as error:
             log.warning("turn %s: its task event is left to the safety net: %s", turn, error)
             return False
@@ -115,20 +115,20 @@ class TurnPublisher(TurnEvents):
         pool.soon.add(_mark, turn)
         return True
 
-    def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
+    def _finish_span(self, outcome: FinishedTurn, error_code: str | None) -> None:
         """Record the span from the end in the ledger to its announcement."""
         if not self.telemetry.tracer.enabled:
             return
         under = self.context.get(headers.TRACEPARENT, "")
-        if (own := headers.derived_span(under, f"{self.turn.agent_turn_id}-finish")) is None:
+        if (span := headers.derived_span(under, f"{self.turn.agent_turn_id}-finish")) is None:
             return
         attributes = turn_attributes(self.turn, self.context, self.agent_name) | {
-            "turnstile.turn.status": done.status.value
+            "turnstile.turn.status": outcome.status.value
         }
-        ended = nanoseconds(done.ended_at)
+        ended = nanoseconds(outcome.ended_at)
         times = (ended, max(ended, time.time_ns()))
         self.telemetry.tracer.record(
-            Span("finish", own, headers.span_id(under), *times, attributes, error_code, "producer")
+            Span("finish", span, headers.span_id(under), *times, attributes, error_code, "producer")
         )
 
 
@@ -148,17 +148,17 @@ async def announce_all(
 
 async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
     """End the turn as canceled, without a step; the outcome is None if it was over (protocol §6, stop)."""
-    found = await pool.run(lambda conn: recall_step(conn, turn, 0))
-    step = found.step or 0
+    recorded = await pool.run(lambda conn: recall_step(conn, turn, 0))
+    step = recorded.step or 0
     try:
-        done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
+        outcome = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
-    if done.is_new and found.head_status is HeadStatus.SUSPENDED:
-        record_unanswered(telemetry, turn, found, done.ended_at)
-    events = TurnPublisher(turn, done.context_headers, publisher=publisher, telemetry=telemetry)
-    await events.finished(pool, done)
-    return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
+    if outcome.is_new and recorded.head_status is HeadStatus.SUSPENDED:
+        record_unanswered(telemetry, turn, recorded, outcome.ended_at)
+    events = TurnPublisher(turn, outcome.context_headers, publisher=publisher, telemetry=telemetry)
+    await events.finished(pool, outcome)
+    return TurnStopped(step=step, outcome=outcome.outcome(turn.agent_turn_id))
 
 
 async def end_by_force(
@@ -179,11 +179,11 @@ async def end_by_force(
     """
     end = end_by_fallback if again else fence
     try:
-        done = await end(pool, turn, status, error_code, reason, from_statuses)
+        outcome = await end(pool, turn, status, error_code, reason, from_statuses)
     except StaleTurn:
         log.info("turn %s went on before it was fenced (%s)", turn.agent_turn_id, error_code)
         return False
-    await _of_bridge(publisher, turn, done, telemetry).announce(pool, done)
+    await _of_bridge(publisher, turn, outcome, telemetry).announce(pool, outcome)
     return True
 
 
@@ -207,17 +207,17 @@ async def end_queued(
     pool: Pool,
     publisher: Publisher,
     project: ProjectId,
-    found: RequestedStop,
+    stop: RequestedStop,
     turn_id: AgentTurnId,
     error: str,
     telemetry: Telemetry = SILENT,
 ) -> bool:
     """Stop a turn that waits in its agent's queue; False if it was leased meanwhile."""
-    agent, card = AgentId(found.agent_id or ""), queued_deliverable(project, found, turn_id, error)
-    done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED, error))
-    if done is None:
+    agent, card = AgentId(stop.agent_id or ""), queued_deliverable(project, stop, turn_id, error)
+    outcome = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED, error))
+    if outcome is None:
         return False
-    await announce_queued(pool, publisher, project, found, turn_id, done, error, telemetry)
+    await announce_queued(pool, publisher, project, stop, turn_id, outcome, error, telemetry)
     return True
 
 
@@ -225,44 +225,44 @@ async def announce_queued(
     pool: Pool,
     publisher: Publisher,
     project: ProjectId,
-    found: RequestedStop,
+    stop: RequestedStop,
     turn_id: AgentTurnId,
-    done: QueuedStop,
+    outcome: QueuedStop,
     error: str,
     telemetry: Telemetry = SILENT,
 ) -> None:
     """Publish the end of a turn that was queued."""
     how = {"error_code": STOPPED, "error": error}
-    ended = EndedTurn.model_validate(done.model_dump(round_trip=True) | how)
-    events = _of_bridge(publisher, _unleased(project, found, turn_id), ended, telemetry)
-    skipped = InboxProgress(inbox_id=done.inbox_id, status="skipped", reason=STOPPED)
+    ended = EndedTurn.model_validate(outcome.model_dump(round_trip=True) | how)
+    events = _of_bridge(publisher, _unleased(project, stop, turn_id), ended, telemetry)
+    skipped = InboxProgress(inbox_id=outcome.inbox_id, status="skipped", reason=STOPPED)
     await events.publish(events.address.inbox_progress(skipped))
     await events.announce(pool, ended)
 
 
-def queued_deliverable(project: ProjectId, found: RequestedStop, turn_id: AgentTurnId, error: str) -> Card:
+def queued_deliverable(project: ProjectId, stop: RequestedStop, turn_id: AgentTurnId, error: str) -> Card:
     """The deliverable of a turn that is stopped in its agent's queue."""
-    return fallback_card(_unleased(project, found, turn_id), (), TurnStatus.CANCELED, error)
+    return fallback_card(_unleased(project, stop, turn_id), (), TurnStatus.CANCELED, error)
 
 
-def _unleased(project: ProjectId, found: RequestedStop, turn_id: AgentTurnId) -> TurnRef:
+def _unleased(project: ProjectId, stop: RequestedStop, turn_id: AgentTurnId) -> TurnRef:
     """A reference to a turn without a lease, for its card and event: epoch 0, no boxes."""
     return TurnRef.model_validate(
         {
             "project_id": project,
-            "channel_id": found.channel_id,
-            "agent_id": found.agent_id,
+            "channel_id": stop.channel_id,
+            "agent_id": stop.agent_id,
             "agent_turn_id": turn_id,
             "turn_epoch": 0,
-            "inbox_id": found.inbox_id or "",
-            "worker_target": found.worker_target or "",
+            "inbox_id": stop.inbox_id or "",
+            "worker_target": stop.worker_target or "",
             "profile_box_id": "",
             "context_box_id": "",
             "output_box_id": "",
-            "trace_id": found.context_headers.get(headers.TRACEPARENT, "--").split("-")[1],
+            "trace_id": stop.context_headers.get(headers.TRACEPARENT, "--").split("-")[1],
         }
     )
 
 
-def _of_bridge(publisher: Publisher, turn: TurnRef, done: EndedTurn, telemetry: Telemetry) -> TurnPublisher:
-    return TurnPublisher(turn, done.context_headers, BRIDGE, publisher=publisher, telemetry=telemetry)
+def _of_bridge(publisher: Publisher, turn: TurnRef, outcome: EndedTurn, telemetry: Telemetry) -> TurnPublisher:
+    return TurnPublisher(turn, outcome.context_headers, BRIDGE, publisher=publisher, telemetry=telemetry)

@@ -190,12 +190,12 @@ async def request_stop(
     row = await query("request_stop").one(
         conn, project_id=project, agent_turn_id=turn, reason=reason, inbox_id=inbox_id
     )
-    found = RequestedStop.model_validate(dict(row))
-    if found.verdict == "again":
+    stop = RequestedStop.model_validate(dict(row))
+    if stop.verdict == "again":
         raise Again
-    if found.verdict == "duplicate" and found.inbox_id == inbox_id:  # our own answer was lost
-        return found.model_copy(update={"verdict": "accepted"})
-    return found
+    if stop.verdict == "duplicate" and stop.inbox_id == inbox_id:  # our own answer was lost
+        return stop.model_copy(update={"verdict": "accepted"})
+    return stop
 
 
 async def describe_call(conn: Connection, project: ProjectId, call: ToolCallId) -> CallView | None:

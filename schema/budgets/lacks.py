@@ -40,12 +40,12 @@ class BudgetLack(Tolerant):
     ) -> "BudgetLack":
         """The lack that the ledger told, which counts costs in micro-dollars."""
         is_time = dimension is Dimension.SECONDS
-        told = {
+        amounts = {
             name: figure if figure is None or dimension is not Dimension.COST else json_number(dollars_of(figure))
             for name, figure in figures.items()
         }
         return cls.model_validate(
-            {"dimension": dimension, "budget_id": budget_id, "until": until if is_time else None, **told}
+            {"dimension": dimension, "budget_id": budget_id, "until": until if is_time else None, **amounts}
         )
 
     def __str__(self) -> str:
@@ -62,13 +62,13 @@ class BudgetLack(Tolerant):
                 unit = ("", " turns")
             case _:
                 assert_never(self.dimension)
-        had, spent, reserved, wanted = (
+        had, spent, reserved, needed = (
             f"{unit[0]}{figure:f}" if isinstance(figure, Decimal) else f"{unit[0]}{figure}"
             for figure in (_plain(self.had), _plain(self.spent), _plain(self.reserved), _plain(self.wanted))
         )
         return (
             f"the budget of {had}{unit[1]} was exhausted: {spent} spent, {reserved} reserved, "
-            f"and the next request may take {wanted}"
+            f"and the next request may take {needed}"
         )
 
 

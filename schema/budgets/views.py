@@ -105,7 +105,7 @@ class BudgetView(Tolerant):
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "BudgetView":
         """The view of a row of `state.budgets`."""
-        sources = [row[f"from_{each}"] or () for each in ("tokens", "cost", "turns")]
+        sources = [row[f"from_{unit}"] or () for unit in ("tokens", "cost", "turns")]
         status = "closed" if row["closed_at"] else "ended" if row["ended_at"] else "open"
         cost = {name: None if value is None else dollars_of(value) for name, value in _sums(row, "cost").items()}
         return cls.model_validate(
@@ -115,7 +115,7 @@ class BudgetView(Tolerant):
                 "tokens": _sums(row, "tokens"),
                 "cost_usd": cost,
                 "turns": _sums(row, "turns"),
-                "taken_from": tuple(dict.fromkeys(each for ids in sources for each in ids)),
+                "taken_from": tuple(dict.fromkeys(i for ids in sources for i in ids)),
             }
         )
 

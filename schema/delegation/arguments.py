@@ -223,10 +223,10 @@ class ForkArguments(Strict):
 Arguments = TypeVar("Arguments", bound=Strict)
 
 
-def arguments_of(tool: str, model: type[Arguments], given: JsonObject) -> Arguments:
+def arguments_of(tool: str, model: type[Arguments], values: JsonObject) -> Arguments:
     """The arguments of a call of `tool`; raises `DelegationRefused` (invalid_arguments), which quotes none of them."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(values)
     except ValidationError as error:
         [fault] = faults_in(error, model, most=1)
         what = f"invalid args.{fault.place}" if fault.path else "invalid arguments"

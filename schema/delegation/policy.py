@@ -20,11 +20,11 @@ class DelegationPolicy(Strict):
     @field_validator("target_profiles", "target_tags")
     @classmethod
     def _without_blanks(cls, value: list[str] | None) -> list[str] | None:
-        return None if value is None else [each.strip() for each in value if each.strip()]
+        return None if value is None else [tag.strip() for tag in value if tag.strip()]
 
     def allows(self, profile_name: str, tags: Iterable[str]) -> bool:
         """Whether the profile may be asked. Names are those of profiles, so their case does not matter."""
         named = self.target_profiles
-        if named is not None and profile_name.lower() not in {each.lower() for each in named}:
+        if named is not None and profile_name.lower() not in {n.lower() for n in named}:
             return False
         return not self.target_tags or not set(self.target_tags).isdisjoint(tags)

@@ -106,20 +106,20 @@ class ProvisionArguments(Strict):
         return None if self.tags is None else [tag for tag in self.tags if tag.strip()]
 
 
-def provision_arguments(given: JsonObject) -> ProvisionArguments:
+def provision_arguments(values: JsonObject) -> ProvisionArguments:
     """The arguments of a call; raises `ProvisionRefused` with v1r4's code for the first fault in its order.
 
     Raises `BadRequest` for an id that is no token.
     """
-    named = {**given, "metadata": given.get("metadata") or {}}
+    named = {**values, "metadata": values.get("metadata") or {}}
     try:
-        wanted = ProvisionArguments.model_validate(named)
+        arguments = ProvisionArguments.model_validate(named)
     except ValidationError as error:
         faults = {str(fault.path[0]) for fault in faults_in(error, ProvisionArguments) if fault.path}
-        codes: list[ProvisionCode] = [each for name, each in _BY_FIELD.items() if name in faults]
+        codes: list[ProvisionCode] = [code for name, code in _BY_FIELD.items() if name in faults]
         raise ProvisionRefused(codes[0] if codes else "bad_request") from None
-    if INSTANCE_OF in wanted.metadata:
+    if INSTANCE_OF in arguments.metadata:
         raise ProvisionRefused("invalid_metadata")
-    if wanted.action == "derive" and wanted.derived_from is None:
+    if arguments.action == "derive" and arguments.derived_from is None:
         raise ProvisionRefused("missing_derived_from")
-    return wanted
+    return arguments

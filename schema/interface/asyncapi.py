@@ -99,15 +99,15 @@ def _schema(model: type) -> JsonObject:
 
 def _schemas() -> JsonObject:
     """Every schema once; raises `ValueError` if two differ under one name."""
-    found: JsonObject = {}
-    for name, made in schemas().items():
-        parts = cast("JsonObject", made.get("$defs", {}))
-        whole: JsonObject = {key: value for key, value in made.items() if key not in {"$schema", "$defs"}}
+    texts: JsonObject = {}
+    for name, text in schemas().items():
+        parts = cast("JsonObject", text.get("$defs", {}))
+        whole: JsonObject = {key: value for key, value in text.items() if key not in {"$schema", "$defs"}}
         for part, schema in (*parts.items(), (name, whole)):
             moved = _moved(schema)
-            if found.setdefault(part, moved) != moved:
+            if texts.setdefault(part, moved) != moved:
                 raise ValueError(f"two schemas are named {part}: give one model another name")
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))
 
 
 def _moved(value: Any) -> Any:
@@ -124,7 +124,7 @@ def _moved(value: Any) -> Any:
 
 
 def _operations(entry: Entry) -> JsonObject:
-    made: JsonObject = {}
+    operations: JsonObject = {}
     for action, roles in (("send", entry.senders), ("receive", entry.receivers)):
         for role in roles:
             operation: JsonObject = {
@@ -137,5 +137,5 @@ def _operations(entry: Entry) -> JsonObject:
             if entry.reply is not None:
                 reply = f"#/channels/{entry.name}.reply"
                 operation["reply"] = {"channel": {"$ref": reply}, "messages": [{"$ref": f"{reply}/messages/message"}]}
-            made[f"{role.value}.{action}.{entry.name}"] = operation
-    return made
+            operations[f"{role.value}.{action}.{entry.name}"] = operation
+    return operations

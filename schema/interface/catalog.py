@@ -199,10 +199,10 @@ class Document:
 
 
 DOCUMENTS = (
-    *(Document(each.__name__, each) for each in (Profile, ToolDefinition, ListenerFile)),
+    *(Document(model.__name__, model) for model in (Profile, ToolDefinition, ListenerFile)),
     *(
-        Document(each.__name__, each)
-        for each in (
+        Document(model.__name__, model)
+        for model in (
             inbox.TurnPayload,
             inbox.ReportPayload,
             inbox.StopPayload,

@@ -34,7 +34,7 @@ class _Described(GenerateJsonSchema):
         described = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
         properties = described.get("properties", {})
-        texts = {name: text for each in reversed(model.__mro__) for name, text in docstrings(each).items()}
+        texts = {name: text for base in reversed(model.__mro__) for name, text in docstrings(base).items()}
         for name, text in texts.items():
             info = model.model_fields.get(name)
             key = next((n for n in _names(name, info) if n in properties), None)
@@ -49,12 +49,12 @@ class _Described(GenerateJsonSchema):
 
     def generate(self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         self._members: dict[str, list[str]] = {}
-        made = super().generate(schema, mode)
+        text = super().generate(schema, mode)
         for name, members in self._members.items():  # here, since pydantic sets an enumeration's description last
-            described = made.get("$defs", {}).get(name)
+            described = text.get("$defs", {}).get(name)
             if described is not None and members:
                 described["description"] = "\n\n".join((described["description"], *members))
-        return made
+        return text
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         described = super().tagged_union_schema(schema)
@@ -80,7 +80,7 @@ def docstrings(kind: type) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     except OSError:  # made at run time
         return {}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     for above, below in itertools.pairwise(body):
         match above, below:
@@ -88,24 +88,24 @@ def docstrings(kind: type) -> dict[str, str]:
                 ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                found[name] = " ".join(text.split())
+                texts[name] = " ".join(text.split())
             case _:
                 pass
-    return found
+    return texts
 
 
 def json_schema(form: Any, mode: JsonSchemaMode) -> JsonObject:
     """The schema of a model, or of a union of models."""
-    made = TypeAdapter(form).json_schema(by_alias=True, mode=mode, schema_generator=_Described)
-    return {"$schema": DIALECT, **_reflowed(made)}
+    text = TypeAdapter(form).json_schema(by_alias=True, mode=mode, schema_generator=_Described)
+    return {"$schema": DIALECT, **_reflowed(text)}
 
 
 def _reflowed(value: Any) -> Any:
     """Join the lines of descriptions; paragraphs are kept."""
     match value:
         case dict():
-            each = cast("dict[str, Any]", value)
-            return {name: _joined(at) if name == "description" else _reflowed(at) for name, at in each.items()}
+            parts = cast("dict[str, Any]", value)
+            return {name: _joined(at) if name == "description" else _reflowed(at) for name, at in parts.items()}
         case list():
             return [_reflowed(at) for at in cast("list[Any]", value)]
         case _:
@@ -120,11 +120,11 @@ def _joined(text: Any) -> Any:
 
 def schemas() -> dict[str, JsonObject]:
     """Every schema by its name; raises `ValueError` if two models have the same name."""
-    found: dict[str, JsonObject] = {}
+    by_name: dict[str, JsonObject] = {}
 
     def add(name: str, form: Any, mode: JsonSchemaMode) -> None:
-        made = json_schema(form, mode)
-        if found.setdefault(name, made) != made:
+        text = json_schema(form, mode)
+        if by_name.setdefault(name, text) != text:
             raise ValueError(f"two schemas are named {name}: give one model another name")
 
     for entry in ENTRIES:
@@ -139,4 +139,4 @@ def schemas() -> dict[str, JsonObject]:
                 add(model.__name__, model, mode)
     for document in DOCUMENTS:
         add(document.name, document.form, "validation")
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))

@@ -33,8 +33,8 @@ class Decision(StrEnum):
 
 
 def _condition(value: JsonObject) -> JsonObject:
-    if said := checks(value).annotations:
-        raise ValueError(f"{min(said)} cannot be evaluated here, so that every call would ask: write it without")
+    if annotations := checks(value).annotations:
+        raise ValueError(f"{min(annotations)} cannot be evaluated here, so that every call would ask: write it without")
     return value
 
 
@@ -61,7 +61,7 @@ class Approval(Strict):
     def beside(self, other: "Approval") -> "Approval":
         """Both at once: of each field the stricter. A call that neither allows to pass can still be rejected."""
         both = tuple(d for d in self.allowed_decisions if d in other.allowed_decisions)
-        texts = dict.fromkeys(each for each in (self.description, other.description) if each is not None)
+        texts = dict.fromkeys(text for text in (self.description, other.description) if text is not None)
         return Approval.model_construct(
             allowed_decisions=both or (Decision.REJECT,),
             description="\n".join(texts) or None,
@@ -107,19 +107,19 @@ InterruptRule = Annotated[
 
 def rules_of(*written: Mapping[str, ApprovalRule]) -> dict[str, ApprovalRule]:
     """The rules of several profiles, by tool: where some have a rule for one, any of them asks."""
-    found: dict[str, ApprovalRule] = {}
+    by_tool: dict[str, ApprovalRule] = {}
     for tool, rule in (item for rules in written for item in rules.items()):
-        found[tool] = found[tool].with_rule(rule) if tool in found else rule
-    return found
+        by_tool[tool] = by_tool[tool].with_rule(rule) if tool in by_tool else rule
+    return by_tool
 
 
 def approval(rules: tuple[ApprovalRule | None, ...], arguments: JsonObject) -> Approval | None:
     """How a person is asked about a call with these arguments; None if no rule asks."""
     known = [rule for rule in rules if rule is not None]
-    if not any(each.asks(arguments) for each in known):
+    if not any(r.asks(arguments) for r in known):
         return None
     first, *others = known
-    found: Approval = first
-    for each in others:
-        found = found.beside(each)
-    return found
+    strictest: Approval = first
+    for other in others:
+        strictest = strictest.beside(other)
+    return strictest

@@ -33,17 +33,17 @@ class InterruptView(Interrupt):
         if self.arguments is None:
             return False
         try:
-            found = action_digest(self.tool_call_id, self.tool_name, self.target_subject or "", self.arguments)
+            digest = action_digest(self.tool_call_id, self.tool_name, self.target_subject or "", self.arguments)
         except NotCanonical:
             return False
-        return found == self.action_digest
+        return digest == self.action_digest
 
     def without_added(self, added: Sequence[str] | None) -> "InterruptView":
         """The question without the arguments that the tool's options added; without all if its digest is another's."""
         if self.arguments is None or not self.is_what_is_shown:
             return self.model_copy(update={"arguments": None})
-        own = own_arguments(self.arguments, added)
-        return self.model_copy(update={"arguments": own, "arguments_left_out": own != self.arguments})
+        arguments = own_arguments(self.arguments, added)
+        return self.model_copy(update={"arguments": arguments, "arguments_left_out": arguments != self.arguments})
 
 
 class InterruptListRequest(Strict):

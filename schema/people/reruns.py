@@ -40,8 +40,8 @@ class RerunRequest(Strict):
 
     def settings(self, before: JsonObject) -> RuntimeConfig:
         """The new turn's settings: those of the turn `before`, with what this request sets."""
-        given = self.runtime_config.model_fields_set
-        kept = {name: value for name, value in before.items() if name not in given}  # no dump has an empty list
+        fields = self.runtime_config.model_fields_set
+        kept = {name: value for name, value in before.items() if name not in fields}  # no dump has an empty list
         changes = self.runtime_config.model_dump(mode="json", exclude_unset=True)
         if self.model is not None:
             changes["model"] = self.model

@@ -127,17 +127,17 @@ def read_json(data: bytes, limits: Limits = LIMITS) -> object:
         raise BadPayload(PayloadCode.INVALID, "no JSON") from None
     elements, pending = 0, [(value, 1)]
     while pending:
-        each, depth = pending.pop()
-        if isinstance(each, list):  # only its items are elements
-            pending += [(item, depth) for item in cast("list[object]", each)]
+        part, depth = pending.pop()
+        if isinstance(part, list):  # only its items are elements
+            pending += [(item, depth) for item in cast("list[object]", part)]
             continue
-        elements += each is not None
+        elements += part is not None
         if elements > limits.elements:
             raise BadPayload(PayloadCode.TOO_MANY_ELEMENTS, f"more than {limits.elements} elements")
         if depth > limits.depth:
             raise BadPayload(PayloadCode.TOO_DEEP, f"nested deeper than {limits.depth} elements")
-        if isinstance(each, dict):
-            pending += [(inner, depth + 1) for inner in cast("dict[str, object]", each).values()]
+        if isinstance(part, dict):
+            pending += [(inner, depth + 1) for inner in cast("dict[str, object]", part).values()]
     return value
 
 

@@ -32,12 +32,12 @@ def written(opening: str, tag: str, shape: Shape, value: object) -> tuple[bytes,
 def _write(shape: Shape, value: object, pieces: list[str]) -> int:
     count = 0
     for part in shape.parts:
-        for each in _values(part, cast("object", getattr(value, part.name))):
+        for item in _values(part, cast("object", getattr(value, part.name))):
             pieces.append(f"<{part.tag}>")
             if isinstance(part.body, Leaf):
-                pieces.append(lexical.write(part.body.kind, each))
+                pieces.append(lexical.write(part.body.kind, item))
             else:
-                count += _write(part.body, each, pieces)
+                count += _write(part.body, item, pieces)
             pieces.append(f"</{part.tag}>")
             count += 1
     return count
@@ -63,17 +63,17 @@ def read(shape: Shape, element: Element, prefix: str = "") -> dict[str, object]:
     values: dict[str, object] = {}
     at = 0
     for part in shape.parts:
-        found: list[object] = []
+        parts: list[object] = []
         while (
-            at < len(children) and children[at].tag == prefix + part.tag and (part.occurs is Occurs.MANY or not found)
+            at < len(children) and children[at].tag == prefix + part.tag and (part.occurs is Occurs.MANY or not parts)
         ):
-            found.append(_body(shape, part, children[at], prefix))
+            parts.append(_body(shape, part, children[at], prefix))
             at += 1
         match part.occurs:
             case Occurs.MANY:
-                values[part.tag] = found
-            case _ if found:
-                values[part.tag] = found[0]
+                values[part.tag] = parts
+            case _ if parts:
+                values[part.tag] = parts[0]
             case Occurs.OPTIONAL:
                 values[part.tag] = None
             case Occurs.ONCE:
@@ -89,22 +89,22 @@ def completed(shape: Shape, value: object) -> object:
     """Add to a parsed JSON object what an absent element means in XML: an empty list, or None."""
     if not isinstance(value, dict):
         return value
-    found = dict(cast("dict[str, object]", value))
+    parts = dict(cast("dict[str, object]", value))
     for part in shape.parts:
-        key = part.name if part.name in found else part.tag
-        if key in found:
+        key = part.name if part.name in parts else part.tag
+        if key in parts:
             if isinstance(part.body, Shape):
-                found[key] = _inside(part.body, found[key])
+                parts[key] = _inside(part.body, parts[key])
         elif part.occurs is Occurs.MANY:
-            found[key] = []
+            parts[key] = []
         elif part.occurs is Occurs.OPTIONAL:
-            found[key] = None
-    return found
+            parts[key] = None
+    return parts
 
 
 def _inside(shape: Shape, value: object) -> object:
     if isinstance(value, list):
-        return [completed(shape, each) for each in cast("list[object]", value)]
+        return [completed(shape, item) for item in cast("list[object]", value)]
     return completed(shape, value)
 
 

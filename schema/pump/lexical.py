@@ -120,9 +120,9 @@ def fitted(value: object) -> object:
         case datetime() | time():
             return _fixed_offset(value)
         case list():
-            return [fitted(each) for each in cast("list[object]", value)]
+            return [fitted(item) for item in cast("list[object]", value)]
         case tuple():
-            return tuple(fitted(each) for each in cast("tuple[object, ...]", value))
+            return tuple(fitted(item) for item in cast("tuple[object, ...]", value))
         case _:
             return value
 

@@ -169,11 +169,11 @@ def listener(
     return declare
 
 
-def _several(given: Iterable[T]) -> tuple[T, ...]:
+def _several(items: Iterable[T]) -> tuple[T, ...]:
     """`given` as a tuple; a single string or class is returned unchanged, and the registry then refuses it."""
-    known = cast("object", given)
+    known = cast("object", items)
     alone = isinstance(known, str | type) or not isinstance(known, Iterable)
-    return cast("tuple[T, ...]", known) if alone else tuple(given)
+    return cast("tuple[T, ...]", known) if alone else tuple(items)
 
 
 class Registry:
@@ -182,13 +182,13 @@ class Registry:
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self._by_name: dict[str, Listener] = {}
         self._by_tag: dict[str, Listener] = {}
-        self._classes: dict[str, type[Payload]] = {each.root_tag(): each for each in (Huh, SystemErrorMessage)}
-        for each in listeners:
-            self._add(each)
-        for each in self._by_name.values():
-            self._check_peers(each)
-            for payload in (*each.answers, each.response, Thought):
-                self._know(each, payload)
+        self._classes: dict[str, type[Payload]] = {c.root_tag(): c for c in (Huh, SystemErrorMessage)}
+        for listener in listeners:
+            self._add(listener)
+        for listener in self._by_name.values():
+            self._check_peers(listener)
+            for payload in (*listener.answers, listener.response, Thought):
+                self._know(listener, payload)
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -200,7 +200,7 @@ class Registry:
 
     def serves(self, worker_target: str) -> Serves:
         """The listeners and payloads with which a worker signs on for the target."""
-        payloads = sorted(form_of(each).name for each in self._classes.values())
+        payloads = sorted(form_of(c).name for c in self._classes.values())
         return Serves(worker_target, tuple(sorted(self._by_name)), tuple(payloads))
 
     def declared(self) -> list[DeclaredListener]:
@@ -208,15 +208,18 @@ class Registry:
         return [
             DeclaredListener(
                 listener=name,
-                description=each.description,
-                agent_id=each.agent_id,
-                is_agent=each.agent,
-                peers=each.peers,
-                root_tag=each.payload.root_tag(),
-                xsd=each.payload.xsd().decode(),
-                answers=[_declared(answer) for answer in (each.answers or ((each.response,) if each.agent_id else ()))],
+                description=listener.description,
+                agent_id=listener.agent_id,
+                is_agent=listener.agent,
+                peers=listener.peers,
+                root_tag=listener.payload.root_tag(),
+                xsd=listener.payload.xsd().decode(),
+                answers=[
+                    _declared(answer)
+                    for answer in (listener.answers or ((listener.response,) if listener.agent_id else ()))
+                ],
             )
-            for name, each in sorted(self._by_name.items())
+            for name, listener in sorted(self._by_name.items())
         ]
 
     def get(self, name: str) -> Listener | None:
@@ -232,18 +235,18 @@ class Registry:
 
     def read(self, root: Root) -> Payload | None:
         """The payload of a document, by its root tag; None if no listener has the tag. Raises `BadPayload`."""
-        found = self._classes.get(root.tag)
-        return None if found is None else found.from_root(root)
+        payload_class = self._classes.get(root.tag)
+        return None if payload_class is None else payload_class.from_root(root)
 
-    def read_json(self, data: bytes, wanted: type[Payload] | None) -> Payload | None:
+    def read_json(self, data: bytes, expected: type[Payload] | None) -> Payload | None:
         """The payload of a JSON object, as `wanted` if its keys fit that class; raises `BadPayload`.
 
         An object has no tag. If it does not fit `wanted`, it is read as the first other payload that it fits, and the
         caller refuses the result; so an object takes equally long whether it is accepted or not.
         """
         value = read_json(data)
-        classes = [each.payload for each in self._by_name.values()]
-        fitting = [each for each in (wanted, *classes) if each is not None and each.has_fields(value)]
+        classes = [x.payload for x in self._by_name.values()]
+        fitting = [c for c in (expected, *classes) if c is not None and c.has_fields(value)]
         return fitting[0].from_value(value) if fitting else None
 
     def has_payload(self, tag: str) -> bool:
@@ -282,12 +285,12 @@ class Registry:
             names = f"{known.__qualname__} and {payload.__qualname__}"
             raise _bad(owner, f"{names} have one root tag: give one another")
 
-    def _check_peers(self, each: Listener) -> None:
-        if each.peers and not each.agent:
-            raise _bad(each, "only agents have peers: add agent=True, or leave them out")
-        if unknown := [peer for peer in each.peers if peer not in self._by_name]:
+    def _check_peers(self, listener: Listener) -> None:
+        if listener.peers and not listener.agent:
+            raise _bad(listener, "only agents have peers: add agent=True, or leave them out")
+        if unknown := [peer for peer in listener.peers if peer not in self._by_name]:
             known = ", ".join(sorted(self._by_name))
-            raise _bad(each, f"no listener is named {', '.join(unknown)}; there are {known}")
+            raise _bad(listener, f"no listener is named {', '.join(unknown)}; there are {known}")
 
 
 def _declared(payload: type[Payload]) -> DeclaredPayload:
@@ -326,21 +329,21 @@ def _problem(new: Listener) -> str | None:
 
 def _bad_types(new: Listener) -> str | None:
     """Which field has a wrong type, since Python does not check types; None if none has."""
-    given: dict[str, object] = {f.name: getattr(new, f.name) for f in fields(new)}
+    values: dict[str, object] = {f.name: getattr(new, f.name) for f in fields(new)}
     for name in ("name", "description"):
-        if not isinstance(given[name], str):
-            return f"{name} must be a text, not {_shown(given[name])}"
+        if not isinstance(values[name], str):
+            return f"{name} must be a text, not {_shown(values[name])}"
     for name, of in (("peers", "names"), ("answers", "payload classes")):
-        if not isinstance(given[name], tuple):
-            return f"{name} must be a list of {of}, not {_shown(given[name])}"
-    if wrong := [each for each in cast("tuple[object, ...]", given["peers"]) if not isinstance(each, str)]:
+        if not isinstance(values[name], tuple):
+            return f"{name} must be a list of {of}, not {_shown(values[name])}"
+    if wrong := [p for p in cast("tuple[object, ...]", values["peers"]) if not isinstance(p, str)]:
         return f"peers must be a list of names, and {_shown(wrong[0])} is none"
-    if not isinstance(given["agent"], bool):
-        return f"agent must be True or False, not {_shown(given['agent'])}"
-    if isinstance(given["deadline_seconds"], bool) or not isinstance(given["deadline_seconds"], int | float):
-        return f"deadline_seconds must be a number of seconds, not {_shown(given['deadline_seconds'])}"
-    if isinstance(given["retries"], bool) or not isinstance(given["retries"], int):
-        return f"retries must be a number of repeats, not {_shown(given['retries'])}"
+    if not isinstance(values["agent"], bool):
+        return f"agent must be True or False, not {_shown(values['agent'])}"
+    if isinstance(values["deadline_seconds"], bool) or not isinstance(values["deadline_seconds"], int | float):
+        return f"deadline_seconds must be a number of seconds, not {_shown(values['deadline_seconds'])}"
+    if isinstance(values["retries"], bool) or not isinstance(values["retries"], int):
+        return f"retries must be a number of repeats, not {_shown(values['retries'])}"
     return None
 
 
@@ -365,13 +368,13 @@ def _bad_handler(handler: object) -> str | None:
 
 
 def _bad_payloads(classes: Iterable[object]) -> str | None:
-    for each in classes:
-        if not (isinstance(each, type) and issubclass(each, Payload)):
-            return f"{each!r} is no payload: derive it from turnstile.schema.pump.payloads.Payload"
-        if issubclass(each, Huh | SystemErrorMessage):
-            return f"{each.__qualname__} is the pump's own: only the pump sends it"
+    for payload_class in classes:
+        if not (isinstance(payload_class, type) and issubclass(payload_class, Payload)):
+            return f"{payload_class!r} is no payload: derive it from turnstile.schema.pump.payloads.Payload"
+        if issubclass(payload_class, Huh | SystemErrorMessage):
+            return f"{payload_class.__qualname__} is the pump's own: only the pump sends it"
         try:
-            each.root_tag()
+            payload_class.root_tag()
         except BadPayloadClass as error:
             return str(error)
     return None

@@ -117,7 +117,7 @@ class Payload(Strict):
         if "__names__" not in vars(cls):
             return  # the base itself
         for key in _FIXED_METHODS:
-            if any(key in vars(each) for each in cls.__mro__ if each is not Payload):
+            if any(key in vars(base) for base in cls.__mro__ if base is not Payload):
                 raise BadPayloadClass(f"{cls.__name__}: {key} is the same for all payloads: leave it out")
         for key in _FIXED_CONFIG:
             if cls.model_config.get(key) != Payload.model_config.get(key):
@@ -230,24 +230,24 @@ def form_of(cls: type[Payload]) -> Form:
 
 def _nested(cls: type[Payload]) -> dict[type[BaseModel], Shape]:
     """The shapes of the payload classes in a class's fields. A class that contains itself has none."""
-    found: dict[type[BaseModel], Shape] = {}
+    shapes: dict[type[BaseModel], Shape] = {}
     for info in cls.model_fields.values():
         for model in nested_in(info.annotation):
             if issubclass(model, Payload) and model is not Payload and model is not cls:
                 if "__form__" not in vars(model):
                     model.model_rebuild(raise_errors=False)
                 if "__form__" in vars(model):
-                    found[model] = model.__form__.shape
-    return found
+                    shapes[model] = model.__form__.shape
+    return shapes
 
 
 def _invalid(cls: type[Payload], error: ValidationError) -> BadPayload:
     """The error of a value that the model refused: the first field at fault, if it is the model's, and why."""
     faults = faults_in(error, cls, most=error.error_count())
-    own = [str(part) for part in faults[0].path[:1] if part in _own_names(cls)]
-    sentence = "has a field that does not exist" if faults[0].path and not own else faults[0].sentence
+    names = [str(part) for part in faults[0].path[:1] if part in _own_names(cls)]
+    sentence = "has a field that does not exist" if faults[0].path and not names else faults[0].sentence
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-    return BadPayload(PayloadCode.INVALID, f"{'.'.join((cls.__name__, *own))}: {sentence}{more}")
+    return BadPayload(PayloadCode.INVALID, f"{'.'.join((cls.__name__, *names))}: {sentence}{more}")
 
 
 def _own_names(cls: type[Payload]) -> set[str]:

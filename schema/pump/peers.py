@@ -41,32 +41,32 @@ def tool_parameters(payload_class: type[Payload]) -> JsonObject:
     """The JSON Schema of a tool whose arguments are the payload: closed objects, descriptions, no references."""
     schema = payload_class.model_json_schema(by_alias=True, schema_generator=_Plain)
     definitions = cast("dict[str, JsonObject]", schema.pop("$defs", {}))
-    found = cast("JsonObject", _inlined(schema, definitions))
-    found.setdefault("properties", {})
-    return found
+    parameters = cast("JsonObject", _inlined(schema, definitions))
+    parameters.setdefault("properties", {})
+    return parameters
 
 
 def _inlined(schema: JsonValue, definitions: Mapping[str, JsonObject]) -> JsonValue:
     """The schema with each reference replaced by its definition. It ends, since no payload contains itself."""
     if isinstance(schema, list):
-        return [_inlined(each, definitions) for each in schema]
+        return [_inlined(part, definitions) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    own = {key: value for key, value in schema.items() if key not in {"title", "$ref"}}
+    keywords = {key: value for key, value in schema.items() if key not in {"title", "$ref"}}
     if isinstance(reference := schema.get("$ref"), str):
-        own = {**definitions[reference.rpartition("/")[2]], **own}
-        own.pop("title", None)
-    if "const" in own:
-        own["enum"] = [own.pop("const")]  # every provider supports `enum`
-    found: JsonObject = {}
-    for key, value in own.items():
+        keywords = {**definitions[reference.rpartition("/")[2]], **keywords}
+        keywords.pop("title", None)
+    if "const" in keywords:
+        keywords["enum"] = [keywords.pop("const")]  # every provider supports `enum`
+    inlined: JsonObject = {}
+    for key, value in keywords.items():
         if key == "properties" and isinstance(value, dict):
-            found[key] = {name: _inlined(each, definitions) for name, each in value.items()}
+            inlined[key] = {name: _inlined(part, definitions) for name, part in value.items()}
         elif key in {"items", "anyOf"}:
-            found[key] = _inlined(value, definitions)
+            inlined[key] = _inlined(value, definitions)
         else:
-            found[key] = value
-    return found
+            inlined[key] = value
+    return inlined
 
 
 def usage_instructions(peers: Mapping[str, tuple[str, type[Payload]]]) -> str:

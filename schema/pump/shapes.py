@@ -110,7 +110,7 @@ def nested_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and not get_args(annotation):
         return [annotation] if issubclass(annotation, BaseModel) else []
     inner = [_plain(annotation)] if _plain(annotation) is not annotation else list(get_args(annotation))
-    return [model for each in inner for model in nested_in(each)]
+    return [model for a in inner for model in nested_in(a)]
 
 
 def _documentation(model: type[BaseModel], base: type[BaseModel]) -> str | None:
@@ -133,7 +133,7 @@ def _part(
     if name in vars(base):
         raise BadPayloadClass(f"{where}: every payload has a method of this name: use another, and an alias")
     tag = _tag(where, name, info)
-    if info.exclude or any(isinstance(each, PlainSerializer | WrapSerializer) for each in info.metadata):
+    if info.exclude or any(isinstance(m, PlainSerializer | WrapSerializer) for m in info.metadata):
         raise BadPayloadClass(f"{where}: a payload is written whole, by its fields: use no serializer and no exclude")
     try:
         body, occurs = _body(info.annotation, base, nested)
@@ -203,7 +203,7 @@ def _single(annotation: object, base: type[BaseModel], nested: dict[type[BaseMod
     if isinstance(annotation, type) and issubclass(annotation, Flag):
         raise _Unfit(*_INSTEAD[Flag])
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return Leaf(*_choices(tuple(cast("Any", each).value for each in annotation)))
+        return Leaf(*_choices(tuple(cast("Any", member).value for member in annotation)))
     if isinstance(annotation, type) and issubclass(annotation, base) and annotation is not base:
         if annotation not in nested:
             raise _Unfit("a payload that holds itself", "a flat list whose items name each other")

@@ -20,16 +20,16 @@ _OCCURS = {
 def xsd_of(tag: str, shape: Shape, namespace: str = "") -> bytes:
     """The schema of documents with the root `tag`, in a namespace or in none; equal bytes for equal shapes."""
     names = _type_names(shape)
-    own = "this:" if namespace else ""
+    prefix = "this:" if namespace else ""
     target = f" xmlns:this={quoteattr(namespace)} targetNamespace={quoteattr(namespace)}" if namespace else ""
     lines = [
         f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"{target} elementFormDefault="qualified">',
-        f"  <xs:element name={quoteattr(tag)} type={quoteattr(own + names[shape])}/>",
+        f"  <xs:element name={quoteattr(tag)} type={quoteattr(prefix + names[shape])}/>",
     ]
-    for each, name in names.items():
-        lines += [f"  <xs:complexType name={quoteattr(name)}>", *_documentation(each.description, "    ")]
+    for inner, name in names.items():
+        lines += [f"  <xs:complexType name={quoteattr(name)}>", *_documentation(inner.description, "    ")]
         lines += ["    <xs:sequence>"]
-        lines += [line for part in each.parts for line in _element(part, names, own)]
+        lines += [line for part in inner.parts for line in _element(part, names, prefix)]
         lines += ["    </xs:sequence>", "  </xs:complexType>"]
     return "\n".join([*lines, "</xs:schema>", ""]).encode()
 
@@ -52,12 +52,12 @@ def _type_names(root: Shape) -> dict[Shape, str]:
     return names
 
 
-def _element(part: Part, names: dict[Shape, str], own: str) -> list[str]:
+def _element(part: Part, names: dict[Shape, str], prefix: str) -> list[str]:
     opening = f"      <xs:element name={quoteattr(part.tag)}"
     documentation = _documentation(part.description, "        ")
     choices: list[str] = []
     if isinstance(part.body, Shape):
-        opening += f" type={quoteattr(own + names[part.body])}"
+        opening += f" type={quoteattr(prefix + names[part.body])}"
     elif not part.body.choices:
         opening += f' type="xs:{part.body.kind}"'
     else:

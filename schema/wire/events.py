@@ -314,4 +314,4 @@ def steer_events(
 ) -> list[Message]:
     """Where these steers of a turn stand now."""
     ids = (SteerId(steer) for steer in steers)
-    return [address.steer(SteerEvent(agent_turn_id=turn, steer_id=each, status=status, step_id=step)) for each in ids]
+    return [address.steer(SteerEvent(agent_turn_id=turn, steer_id=i, status=status, step_id=step)) for i in ids]

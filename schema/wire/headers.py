@@ -75,14 +75,14 @@ def span_id(traceparent: str) -> str:
 
 def parent_span(context: Mapping[str, str]) -> str:
     """The parent of a row's span; empty if the row began its trace."""
-    given = context.get(PARENT_SPAN, "")
-    return given if _SPAN_ID.match(given) else ""
+    span = context.get(PARENT_SPAN, "")
+    return span if _SPAN_ID.match(span) else ""
 
 
-def named(given: Mapping[str, str], header: str) -> str | None:
+def named(values: Mapping[str, str], header: str) -> str | None:
     """The id in a header, for a log line; None if it is no valid id."""
     try:
-        return token(given[header], header) if header in given else None
+        return token(values[header], header) if header in values else None
     except BadRequest:
         return None
 
@@ -97,11 +97,11 @@ def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
 
     A malformed `traceparent` starts a new trace, as W3C asks; a malformed depth or lineage is `BadRequest`.
     """
-    given = incoming.get(TRACEPARENT, "")
-    traceparent = child_span(given) if _TRACEPARENT.match(given) else new_traceparent()
+    incoming_span = incoming.get(TRACEPARENT, "")
+    traceparent = child_span(incoming_span) if _TRACEPARENT.match(incoming_span) else new_traceparent()
     kept = {TRACEPARENT: traceparent, DEPTH: str(depth(incoming))}
-    if _TRACEPARENT.match(given):
-        kept[PARENT_SPAN] = span_id(given)
+    if _TRACEPARENT.match(incoming_span):
+        kept[PARENT_SPAN] = span_id(incoming_span)
         if (state := incoming.get(TRACESTATE)) and len(state) <= _TRACESTATE_LIMIT:
             kept[TRACESTATE] = state
     kept.update({name: token(value, name) for name in _LINEAGE if (value := incoming.get(name))})
@@ -124,7 +124,7 @@ def _loaded(value: object) -> object:
     if not isinstance(loaded, dict):
         return {}
     named = cast("dict[str, object]", loaded)
-    return {name: str(each) for name, each in named.items() if each is not None}
+    return {name: str(v) for name, v in named.items() if v is not None}
 
 
 ContextHeaders = Annotated[dict[str, str], BeforeValidator(_loaded)]
@@ -133,9 +133,9 @@ ContextHeaders = Annotated[dict[str, str], BeforeValidator(_loaded)]
 
 def carried(context: Mapping[str, str]) -> dict[str, str]:
     """The headers that every message about a turn takes from its context: child span, `tracestate`, lineage, depth."""
-    given = context.get(TRACEPARENT, "")
+    traceparent = context.get(TRACEPARENT, "")
     kept = {name: context[name] for name in (TRACESTATE, *_LINEAGE) if name in context}
-    kept[TRACEPARENT] = child_span(given) if _TRACEPARENT.match(given) else new_traceparent()
+    kept[TRACEPARENT] = child_span(traceparent) if _TRACEPARENT.match(traceparent) else new_traceparent()
     kept[DEPTH] = context.get(DEPTH, "0")
     return kept
 

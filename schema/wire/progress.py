@@ -28,7 +28,7 @@ class ProgressRequest(Strict):
 
     def shown(self, tool_name: str) -> JsonObject:
         """The metadata of the `step` event, with a message of one line without control characters."""
-        line = "".join(each if each.isprintable() else " " for each in self.message)
+        line = "".join(c if c.isprintable() else " " for c in self.message)
         return {
             "tool_call_id": self.tool_call_id,
             "tool_name": tool_name,
