@@ -136,7 +136,7 @@ def _new_card(part: TextPart | FieldsPart, card: CardId, author: str) -> Card:
 async def replace_boxes(
     conn: Connection, project: ProjectId, channel: ChannelId, request: BoxReplaceRequest
 ) -> AgentBoxes:
-    """Set the agent's pointers in the channel that `wanted` names; returns both.
+    """Set the agent's pointers in the channel that `request` names; returns both.
 
     Raises `Refused` (unknown_agent, unknown_context_box, unknown_output_box, output_box_busy).
     """
