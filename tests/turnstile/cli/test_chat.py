@@ -173,7 +173,25 @@ async def test_ctrl_c_ends_a_chat_that_waits_for_a_line(tenant: Tenant) -> None:
     async with chatting(tenant, ALICE) as terminal:
         terminal.type("one")
         await terminal.until("nothing)")
-        await asyncio.sleep(0.3)
+        terminal.type("/new")
+        await terminal.until("conversation chat-")  # only between two turns
+        terminal.process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(terminal.process.wait(), 20) == 130
+
+
+async def test_a_ctrl_c_during_the_end_of_a_turn_is_never_ignored(tenant: Tenant) -> None:
+    """It stops the turn, or says that there was nothing to stop, or ends the chat: then the next one does."""
+    await tenant.agent("chat")
+    async with chatting(tenant, ALICE) as terminal:
+        terminal.type("one")
+        await terminal.until("nothing)")
+        terminal.process.send_signal(signal.SIGINT)
+        answer = await asyncio.wait_for(terminal.process.stdout.readline(), 20)
+        while answer.strip() == b"":  # the end of the answer's line, or of the output
+            if not answer:
+                break
+            answer = await asyncio.wait_for(terminal.process.stdout.readline(), 20)
+        assert answer in {b"", b"stopping\n"} or b"the turn had already ended" in answer, answer
         terminal.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(terminal.process.wait(), 20) == 130
 

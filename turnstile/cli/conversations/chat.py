@@ -117,6 +117,8 @@ class Chat:
         """What came too late for a turn: the next ones ask it."""
         self._stop = asyncio.Event()
         """Set by `/stop` and Ctrl-C while a turn is answered."""
+        self._stopped = False
+        """Whether the stop was sent: a turn that ends in the same moment needs none."""
         self._answering = False
         self._asked: TurnQuestions | None = None
         """What the turn in hand asks the person at the terminal."""
@@ -178,6 +180,7 @@ class Chat:
         self._said = steers if self._steers else None
         session.on_interrupt = self._stop.set
         self._stop.clear()
+        self._stopped = False
         try:
             await self._turn(pool, client, self._partner.ask(text, current), steers)
         except TurnstileError as error:
@@ -186,6 +189,8 @@ class Chat:
             session.on_interrupt = None
             self._answering, self._said = False, None
             self._late.extend(steers.unsaid())
+            if self._stop.is_set() and not self._stopped:
+                session.out.remark("the turn had already ended, so nothing was stopped; Ctrl-C now ends the chat")
 
     async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest, steers: TurnSteers) -> None:
         session = self._session
@@ -246,6 +251,7 @@ class Chat:
         """Stop the turn once that is asked for; from then on Ctrl-C ends the chat."""
         await self._stop.wait()
         session = self._session
+        self._stopped = True
         session.on_interrupt = None
         session.out.remark("stopping")
         try:
