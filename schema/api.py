@@ -295,7 +295,7 @@ class ChannelQuery(Strict):
     channel_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this channel."""
     agent_id: str | None = Field(default=None, pattern=TOKEN)
-    """Only of this agent."""
+    """Only those of this agent."""
 
 
 class PageQuery(Strict):
@@ -356,7 +356,7 @@ class InterruptsQuery(PageQuery, ChannelQuery):
     """Which questions to people."""
 
     status: Literal["open", "resolved", "expired", "withdrawn"] | None = None
-    """Only those that are so."""
+    """Only those with this status."""
     agent_turn_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this turn."""
 
@@ -410,7 +410,7 @@ class BudgetsQuery(PageQuery):
     kind: Literal["turn", "day", "month"] | None = None
     """Only these: turns' own grants, or the project's by day or month."""
     status: Literal["open", "ended", "closed"] | None = None
-    """Only those that are so."""
+    """Only those with this status."""
 
 
 class BudgetPage(Tolerant):
@@ -432,7 +432,7 @@ class BudgetLimitation(Strict):
     """What the project may spend in each day or month from now on."""
 
     limits: SpendingLimits | None
-    """The limits, which take the place of those before; null: nothing limits the project any more."""
+    """The limits, which take the place of those before; null: there are none any more."""
 
 
 class CardAnswer(Tolerant):

@@ -155,11 +155,11 @@ class SyncInterrupt:
         return self.client.call(lambda: self.interrupt.edit(arguments, comment))
 
     def reject(self, reason: str = "") -> DecideReply:
-        """Send nothing: the call fails, and the model reads the reason."""
+        """Reject a call: it is not sent, and the model reads the reason."""
         return self.client.call(lambda: self.interrupt.reject(reason))
 
     def respond(self, response: JsonValue, comment: str = "") -> DecideReply:
-        """Send nothing: this is the result of the call, or the answer to the question."""
+        """Answer a question; or answer a call yourself: it is not sent, and this is its result."""
         return self.client.call(lambda: self.interrupt.respond(response, comment))
 
 

@@ -81,11 +81,11 @@ class Interrupt:
         return await self._decide({"decision": Decision.EDIT, "arguments": arguments, "message": comment})
 
     async def reject(self, reason: str = "") -> DecideReply:
-        """Send nothing: the call fails, and the model reads the reason."""
+        """Reject a call: it is not sent, and the model reads the reason."""
         return await self._decide({"decision": Decision.REJECT, "message": reason})
 
     async def respond(self, response: JsonValue, comment: str = "") -> DecideReply:
-        """Send nothing: this is the result of the call, or the answer to the question."""
+        """Answer a question; or answer a call yourself: it is not sent, and this is its result."""
         return await self._decide({"decision": Decision.RESPOND, "response": response, "message": comment})
 
     async def _decide(self, made: JsonObject) -> DecideReply:

@@ -88,18 +88,18 @@ async def test_a_healthy_stack_can_run_turns(stack: Stack) -> None:
     assert found["bridge"].says == "answers requests"
     assert f"serves {target}, signed on " in found["worker"].says
     assert found[f"target {target}"].says == "1 worker serves it"
-    assert found["tool count_words of demo"].says == "somebody listens"
+    assert found["tool count_words of demo"].says == "a process listens"
     assert found["turns"].says == "can run here"
 
 
 async def test_what_a_power_failure_of_nats_may_lose_is_told(stack: Stack) -> None:
     line = (await told(stack))["NATS storage"]
-    assert (line.status, line.says.partition(":")[2]) == ("ok", " a power failure loses none of it")
+    assert (line.status, line.says.partition(":")[2]) == ("ok", " a power failure loses none")
     servers, port = stack.settings.nats.servers, unused_port()
     default, monitored = NatsServer("-m", str(port)), f"http://127.0.0.1:{port}"
     default.start()
     for url, says in (
-        ("", "when it writes to its disk is not known, nor what a power failure may lose"),
+        ("", "how often it writes to its disk is not known, so a power failure may lose messages"),
         (monitored, "it writes to its disk every 120 s: a power failure may lose commands"),
         ("http://127.0.0.1:1", "http://127.0.0.1:1/jsz does not answer (URLError)"),
     ):
@@ -130,8 +130,8 @@ async def test_whether_a_gateway_answers_is_told(stack: Stack) -> None:
     ("run", "says", "failed"),
     [
         (run_bridge, "no worker serves it", ["workers"]),
-        (run_worker, "no bridge rings for it", ["bridge"]),
-        (None, "no worker serves it and no bridge rings for it", ["bridge", "workers"]),
+        (run_worker, "no bridge serves it", ["bridge"]),
+        (None, "no worker serves it and no bridge serves it", ["bridge", "workers"]),
     ],
 )
 async def test_a_target_without_a_server_is_told(stack: Stack, run: Run | None, says: str, failed: list[str]) -> None:
@@ -143,7 +143,7 @@ async def test_a_target_without_a_server_is_told(stack: Stack, run: Run | None, 
     target = f"target {stack.settings.worker.worker_targets[0]}"
     assert found[target].says == f"{says}: named by 1 agent and 1 profile, such as agent guide of demo"
     assert [name for name, each in found.items() if each.status == "fail"] == [*failed, target, "turns"]
-    assert found["turns"].says == f"cannot all run here; mend first: {', '.join([*failed, target])}"
+    assert found["turns"].says == f"cannot all run here; fix first: {', '.join([*failed, target])}"
     missing = "worker" if run is run_bridge else "bridge" if run is run_worker else "up"
     assert found[target].hint.startswith(f"start `turnstile {missing}`")
 
@@ -224,6 +224,6 @@ async def test_a_worker_that_signs_on_no_more_serves_nothing(stack: Stack) -> No
     assert found[f"target {target}"].status == "fail"
     assert found[f"target {target}"].says.startswith("no worker has signed on for 2")
     assert found[f"target {target}"].hint.startswith(
-        "start `turnstile worker`, or `turnstile up`; one that runs signs on "
+        "start `turnstile worker`, or `turnstile up`; a running one signs on "
     )
-    assert found["turns"].says == f"cannot all run here; mend first: target {target}"
+    assert found["turns"].says == f"cannot all run here; fix first: target {target}"

@@ -33,11 +33,11 @@ from turnstile.cli.threads import listeners, thread_commands
 from turnstile.cli.turns import boxes, inbox, turn_commands, watch
 from turnstile.runtime.release import release
 
-_HELP = """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.
+_HELP = """Run turns of LLM agents so that none is lost, on PostgreSQL, NATS and Temporal.
 
-Commands work where config.toml says, else on a running `turnstile up` here or above. With TURNSTILE_URL=https://… and
-TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals, budget and turn show, stop and tree ask that
-gateway in place of both.
+Commands use the servers that config.toml names, else those of a `turnstile up` in this directory or one above it.
+With TURNSTILE_URL=https://… and TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals, budget and turn show,
+stop and tree use that gateway instead.
 """
 
 app = typer.Typer(
@@ -81,7 +81,7 @@ for name, commands, purpose in (
     ("mcp", mcp_servers, "MCP servers as tools: add, list, test, accept and remove them, serve their calls."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turn_commands, "Turns: show, list, stop and run them again."),
-    ("approvals", approval_commands, "What turns ask people: list, show, and decide it."),
+    ("approvals", approval_commands, "Approvals and questions of turns to people: list, show and decide them."),
     ("budget", budget_commands, "Budgets: list, show, raise, and limit what a project spends."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
     ("model", local_models, "Local models: fetch their weights, serve one."),

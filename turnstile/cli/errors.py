@@ -19,20 +19,20 @@ UNAVAILABLE = 3
 INTERRUPTED = 130
 
 _HINTS = {
-    "unknown_project": "`turnstile profile put FILE` makes the project; --project names another one",
+    "unknown_project": "`turnstile profile put FILE` creates the project; --project names another one",
     "unknown_agent": "`turnstile agent list` shows the agents, `turnstile agent add` adds one",
     "agent_busy": "`turnstile turn list --agent AGENT` shows them; wait, or `turnstile turn stop TURN`",
     "unknown_profile": "`turnstile profile list` shows the profiles, `turnstile profile put FILE` adds one",
     "unknown_turn": "`turnstile turn list` shows the turns; --project names another project",
     "ambiguous_turn": "give more of the id",
-    "unknown_interrupt": "`turnstile approvals list` shows what is asked; --project names another project",
+    "unknown_interrupt": "`turnstile approvals list` lists the ids; --project names another project",
     "already_decided": "`turnstile approvals show` says how and by whom",
     "own_request": "somebody else decides, or its policy says requester_may_decide: true",
     "own_words": "somebody else decides, or its policy says requester_may_decide: true",
     "unknown_thread": "`turnstile thread list` shows the threads; one can be joined by who began it, in its channel",
-    "undelivered": "its listener is not there, or its payload is not what the listener takes; the answer tells no more",
+    "undelivered": "there is no such listener, or it does not accept this payload; senders are not told which",
     "pruned": "send it again, in a thread of its own or when the other messages are answered",
-    "limit": "`turnstile thread show` shows how far it came; the limits are in [pump]",
+    "limit": "`turnstile thread show` shows how far it got; the limits are in [pump]",
     "project_busy": "wait for them, or end them with --stop-turns",
     "retention_busy": "wait until it has ended",
     "busy": "wait until messages of the thread are answered, or leave out --thread",
@@ -41,11 +41,11 @@ _HINTS = {
     "interface_outdated": "`turnstile schema export` writes the documents anew",
     "model_unknown": "`turnstile docs models` lists providers; scripts are built in, or in [model].scripts",
     "unknown_build": "start a worker of that build first; `turnstile worker-version list` shows who has polled",
-    "missing_targets": "its workers must poll for these first; --ignore-missing goes on without",
+    "missing_targets": "start its workers for these targets first, or go on without them: --ignore-missing",
     "target_held": "without --no-standby it waits until the target is free",
     "no_bridge": "start `turnstile bridge` or `turnstile up`",
     "server_unavailable": (
-        "see that it runs, that its address is right and that its disk has room; `turnstile doctor` says more"
+        "check that it runs, that its address is right and that its disk has room; `turnstile doctor` shows more"
     ),
 }
 
@@ -68,15 +68,15 @@ _EXTRAS = {
 
 
 _MENDABLE = {
-    errno.EACCES: "give this user the right, or name another place",
-    errno.EPERM: "give this user the right, or name another place",
-    errno.EROFS: "the file system is read-only: name another place",
+    errno.EACCES: "give this user permission, or name another path",
+    errno.EPERM: "give this user permission, or name another path",
+    errno.EROFS: "the file system is read-only: name another path",
     errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "make room: this user's quota is used up",
-    errno.ENOENT: "name one that exists, or make it first",
-    errno.ENOTDIR: "a part of the path is a file: name another place",
+    errno.ENOENT: "name one that exists, or create it first",
+    errno.ENOTDIR: "a part of the path is a file: name another path",
     errno.EISDIR: "name a file in that directory",
-    errno.EEXIST: "remove it, or name another place",
+    errno.EEXIST: "remove it, or name another path",
     errno.ENAMETOOLONG: "name a shorter path",
     errno.EMFILE: "allow this user more open files (ulimit -n)",
     errno.ENFILE: "the system has too many open files",

@@ -26,19 +26,19 @@ def _option(kind: object, shown: str, *names: str, metavar: str | None = None) -
     return Annotated[kind, option], False if kind is bool else None
 
 
-_DATA = "Data directory of a `turnstile up`, instead of .turnstile here or above."
+_DATA = "Data directory of a `turnstile up`; by default .turnstile in this directory or one above it."
 
-_URL = "Gateway (https://…) or NATS (nats://…) to ask, instead of TURNSTILE_URL and of the settings."
+_URL = "Gateway (https://…) or NATS server (nats://…) to use, instead of TURNSTILE_URL and the settings."
 _TOKEN_FILE = "File with the gateway's token, instead of TURNSTILE_TOKEN."  # noqa: S105 -- a help text
 
 OPTIONS: dict[str, tuple[object, object]] = {
     "config": _option(Path | None, "Settings file, instead of ./config.toml.", metavar="FILE"),
     "data": _option(Path | None, _DATA, metavar="DIR"),
-    "project": _option(str | None, "Project, instead of the settings' default_project."),
-    "channel": _option(str | None, "Channel, instead of the settings' default_channel."),
+    "project": _option(str | None, "Project; by default the settings' default_project."),
+    "channel": _option(str | None, "Channel; by default the settings' default_channel."),
     "url": _option(str | None, _URL, metavar="URL"),
     "token_file": _option(Path | None, _TOKEN_FILE, metavar="FILE"),
-    "as_json": _option(bool, "Print JSON, errors included.", "--json"),
+    "as_json": _option(bool, "Print JSON, including errors.", "--json"),
     "verbose": _option(bool, "Log everything.", "--verbose", "-v"),
 }
 """Annotation and default of each, by its field of `Options`."""

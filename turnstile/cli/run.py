@@ -15,8 +15,8 @@ from turnstile.runtime.program import INTERRUPTED, LATE_SECONDS, Program
 from turnstile.settings import load_settings
 
 _NEEDS_SERVERS = (
-    "this needs PostgreSQL or NATS itself, and only the address of a gateway is given, which serves enqueue, chat, "
-    "watch TURN and turn show, stop and tree"
+    "this command connects to PostgreSQL or NATS, and only a gateway is named; through a gateway you can use enqueue, "
+    "chat, watch TURN, approvals, budget, and turn show, stop and tree"
 )
 
 
@@ -55,7 +55,7 @@ def _run(program: Program, command: Callable[[Session], Awaitable[None]], sessio
     def on_signal(task: asyncio.Task[None]) -> None:
         session.stop.set()
         if serves:
-            session.out.remark("stopping; once more to stop at once")
+            session.out.remark("stopping; Ctrl-C again ends it at once")
         else:
             task.cancel()
 

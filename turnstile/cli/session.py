@@ -64,7 +64,7 @@ class Session:
         Raises `BadRequest` for both options.
         """
         if self.options.url and self.options.data:
-            raise BadRequest("either --url or --data: one of them says where to ask")
+            raise BadRequest("use either --url or --data: each says which servers to use")
         named = os.environ.get("TURNSTILE_URL") if self.options.data is None else None
         return self.options.url or named or None
 
@@ -172,7 +172,7 @@ class Session:
         from turnstile.sdk.http_turns import open_http  # noqa: PLC0415 -- httpx is slow to import
 
         if self.options.project is not None:
-            raise BadRequest("a token is of one project: leave --project out where a gateway is asked")
+            raise BadRequest("a token belongs to one project: leave out --project when you use a gateway")
         channel = None if self.options.channel is None else self.channel
         backend = open_http(url, self._token(), channel, on_wait=self.out.remark)
         try:

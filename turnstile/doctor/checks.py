@@ -24,7 +24,7 @@ class Check(Strict):
 async def looked(
     name: str,
     look: Callable[[], Awaitable[list[Check]]],
-    hint: str = "see that it runs and that its address is right",
+    hint: str = "check that it runs and that its address is right",
     *,
     at: str = "",
 ) -> list[Check]:

@@ -19,7 +19,7 @@ def check_disks(homes: Sequence[Path]) -> list[Check]:
 def _line(disk: Disk) -> Check:
     name = f"disk of {disk.path}"
     if disk.trouble:
-        hint = "make room: `turnstile up` then starts what has ended, or refuses to write, by itself"
+        hint = "make room: `turnstile up` then restarts the servers that have ended or refuse to write"
         return Check(name=name, status="fail", says=disk.trouble, hint=hint)
     if disk.free_mb < LOW_MB:
         hint = f"make room: below {FULL_MB} MB servers refuse to write, or end, until there is room"

@@ -117,7 +117,7 @@ class _Doctor:
     def _hint(self, name: ServerName, endpoints: Endpoints) -> str:
         """What to do about a server that does not answer."""
         if (log := self._log(name, endpoints)) is None:
-            return "see that it runs and that its address is right"
+            return "check that it runs and that its address is right"
         return f"it is the one of `turnstile up`, which starts it again if it ended; its log is {log}"
 
     async def listeners(self) -> list[Check]:
@@ -159,7 +159,7 @@ class _Doctor:
         except ConfigError:
             return list(dict.fromkeys(self.models)), []
         except Exception:  # noqa: BLE001 -- the PostgreSQL check reports the cause
-            says = "profiles could not be read, so their models are not looked at"
+            says = "profiles could not be read, so their models are not checked"
             check = Check(name="models", status="warn", says=says, hint="see the line of PostgreSQL")
             return list(dict.fromkeys(self.models)), [check]
         return list(dict.fromkeys((*self.models, *(each.model for each in found)))), []
@@ -190,7 +190,7 @@ async def examine(settings: Settings, data: Path | None, models: Sequence[str]) 
 def verdict(checks: Sequence[Check]) -> Check:
     """The last line: whether turns can run here, and which checks failed."""
     if failed := [each.name for each in checks if each.status == "fail"]:
-        return Check(name="turns", status="fail", says=f"cannot all run here; mend first: {', '.join(failed)}")
+        return Check(name="turns", status="fail", says=f"cannot all run here; fix first: {', '.join(failed)}")
     if any(each.name == "servers" for each in checks):
         return Check(name="turns", status="fail", says="cannot run yet: no servers are known")
     return Check(name="turns", status="ok", says="can run here")
@@ -211,7 +211,7 @@ def versions() -> list[Check]:
         hint = "uninstall it, replace every key that this machine holds, install requirements.lock"
         return [*found, Check(name="litellm", status="fail", says=f"{litellm} steals keys", hint=hint)]
     if litellm != TESTED_VERSION:
-        says = f"{litellm}, and {TESTED_VERSION} is what was tested"
+        says = f"{litellm}; the tested version is {TESTED_VERSION}"
         return [*found, Check(name="litellm", status="warn", says=says, hint="install requirements.lock")]
     return [*found, Check(name="litellm", status="ok", says=litellm)]
 
@@ -250,7 +250,9 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
             try:
                 await router.check(model)
             except TurnstileError as error:
-                hint = "looked for where doctor runs; `turnstile docs models` lists providers and their variables"
+                hint = (
+                    "doctor looks in its own environment; `turnstile docs models` lists providers and their variables"
+                )
                 found.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
             else:
                 found.append(Check(name=model, status="ok", says="can be asked"))
@@ -318,8 +320,8 @@ def _era(era: Era | None) -> list[Check]:
     """One line if the ledger is not in its first era: its server was replaced, or a backup was restored."""
     if era is None or era.era == 0:
         return []
-    says = f"era {era.era} since {era.begun_at:%Y-%m-%d %H:%M:%S} UTC; {era.carried_count} turns were in hand then"
-    hint = "what NATS told before and the ledger has lost is in the rejections, as beyond_ledger"
+    says = f"era {era.era} since {era.begun_at:%Y-%m-%d %H:%M:%S} UTC; {era.carried_count} turns were live then"
+    hint = "messages about turns that the restored ledger lacks are recorded as rejections with the code beyond_ledger"
     return [Check(name="ledger", status="ok", says=says, hint=hint)]
 
 
@@ -350,7 +352,7 @@ async def _gateway(url: str) -> list[Check]:
 
     if not (wrong := await asyncio.to_thread(asked)):
         return [Check(name="gateway", status="ok", says=f"serves HTTP at {url}")]
-    hint = "see that `turnstile gateway` runs, what stands before it, and `[gateway].allowed_hosts`"
+    hint = "check `turnstile gateway`, any proxy before it, and `[gateway].allowed_hosts`"
     return [Check(name="gateway", status="warn", says=f"{url}/health {wrong}", hint=hint)]
 
 

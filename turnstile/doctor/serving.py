@@ -44,7 +44,7 @@ from turnstile.transport.stream_probe import (
 )
 from turnstile.transport.streams import wakeup_consumer
 
-_SIGNS_ON = "one that runs signs on every 10 s while the database and Temporal answer it"
+_SIGNS_ON = "a running one signs on every 10 s, as long as it reaches the database and Temporal"
 _LATE_SECONDS = 15.0
 """A worker whose row is older than this is late; it writes the row every ten seconds."""
 _LINES = 20
@@ -62,7 +62,7 @@ class _Roster:
 async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path | None) -> list[Check]:
     """Lines about streams, bridge, workers, targets and tools. `nats_log` is the log of an embedded NATS, if any."""
     roster = await _roster_or_none(endpoints.database_url)
-    says = "who should be served could not be read, so workers, targets and tools are not looked at"
+    says = "the agents could not be read, so workers, targets and tools are not checked"
     unread = [Check(name="agents and tools", status="warn", says=says, hint="see the line of PostgreSQL")]
     try:
         async with asyncio.timeout(SECONDS):
@@ -119,7 +119,7 @@ async def check_streams(conn: NatsConnection, log: Path | None) -> list[Check]:
         else:
             logged = last_error(log) if log is not None else ""
             says = f"{error}; the log of NATS says: {logged}" if logged else str(error)
-            hint = "no event comes while it refuses: make room on its disk, see its log, then start NATS again"
+            hint = "no event is published while it refuses: make room on its disk, see its log, then start NATS again"
             hint = f"{hint}, which `turnstile up` does by itself" if log is not None else hint
             found.append(Check(name=name, status="fail", says=says, hint=hint))
     return found
@@ -135,9 +135,9 @@ async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
             return [Check(name="bridge", status="ok", says="answers requests")]
         case False:
             hint = "start `turnstile bridge`, or `turnstile up`"
-            return [Check(name="bridge", status="fail", says="none answers requests", hint=hint)]
+            return [Check(name="bridge", status="fail", says="none responds to requests", hint=hint)]
         case None:
-            says = "this user may not ask it; the lines of targets tell whether one rings"
+            says = "this user may not send it requests; the lines of the targets show whether a bridge serves them"
             return [Check(name="bridge", status="ok", says=says)]
 
 
@@ -183,7 +183,7 @@ def _worker(name: str, targets: Iterable[str], seen_seconds: float) -> Check:
     says = f"serves {', '.join(targets)}, signed on {seen_seconds:.0f} s ago"
     if seen_seconds <= _LATE_SECONDS:
         return Check(name=f"worker {name}", status="ok", says=says)
-    hint = f"it has ended, or cannot: {_SIGNS_ON}"
+    hint = f"it has ended, or cannot sign on: {_SIGNS_ON}"
     return Check(name=f"worker {name}", status="warn", says=says, hint=hint)
 
 
@@ -211,9 +211,9 @@ def _target(
     nobody = (
         f"no worker has signed on for {min(each.seen_seconds for each in own):.0f} s" if own else "no worker serves it"
     )
-    missing = [*([] if here else [nobody]), *(["no bridge rings for it"] if rings is False else [])]
+    missing = [*([] if here else [nobody]), *(["no bridge serves it"] if rings is False else [])]
     if not missing:
-        rung = "" if rings else "; this user may not ask whether a bridge rings for it"
+        rung = "" if rings else "; this user may not ask whether a bridge serves it"
         return Check(name=name, status="ok", says=f"{_count(here, 'worker serves', 'workers serve')} it{rung}")
     if use.worker_target in served:
         command = "worker" if rings else "bridge" if here else "up"
@@ -232,7 +232,7 @@ def _tools(roster: _Roster, found: list[Consumer] | None) -> list[Check]:
     if not roster.tools:
         return []
     if found is None:
-        says = f"this user may not ask who listens for {len(roster.tools)} tools"
+        says = f"this user may not ask which processes serve {len(roster.tools)} tools"
         return [Check(name="tools", status="warn", says=says, hint="ask with the settings of a bridge")]
     lines = [_tool(tool, found) for tool in roster.tools]
     return _capped("tools", lines)
@@ -249,13 +249,13 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
         return Check(name=name, status="warn", says=f"the schema of its parameters {problem}", hint=hint)
     own = [each for each in found if each.takes(pattern)]
     if any(each.listens for each in own):
-        return Check(name=name, status="ok", says="somebody listens")
+        return Check(name=name, status="ok", says="a process listens")
     if held := sum(each.num_ack_pending for each in own):
         hint = "the tool is busy, or it has ended; then its calls are delivered again when it starts"
-        says = f"{held} calls are delivered and not acknowledged, and nobody waits for more"
+        says = f"{held} calls were delivered and not acknowledged, and no process asks for more"
         return Check(name=name, status="warn", says=says, hint=hint)
     hint = "start its program; until then its calls wait, and end as timeouts (`turnstile docs tools`)"
-    return Check(name=name, status="fail", says=f"nobody listens for {pattern}", hint=hint)
+    return Check(name=name, status="fail", says=f"no process listens on {pattern}", hint=hint)
 
 
 def _unenforced(tool: ToolTarget) -> str | None:

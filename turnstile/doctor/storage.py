@@ -75,18 +75,18 @@ async def check_storage(settings: Settings, endpoints: Endpoints, conn: NatsConn
 async def _written(url: str, name: str) -> Check:
     if not url:
         hint = "set [nats].monitoring_url to its monitoring address, such as http://nats:8222"
-        says = "when it writes to its disk is not known, nor what a power failure may lose"
+        says = "how often it writes to its disk is not known, so a power failure may lose messages"
         return Check(name=name, status="warn", says=says, hint=hint)
     try:
         found = await asyncio.to_thread(_ask, url)
     except (OSError, ValueError) as error:
-        says = f"{url}/jsz does not answer ({type(error).__name__}), so what a power failure may lose is not known"
+        says = f"{url}/jsz does not answer ({type(error).__name__}), so how much a power failure may lose is not known"
         return Check(name=name, status="warn", says=says, hint="see [nats].monitoring_url and `http:` of the server")
     if found.config.sync_always:
         return Check(
             name=name,
             status="ok",
-            says="what it acknowledges for a stream in files is on its disk: a power failure loses none of it",
+            says="it writes each message of a stream to its disk before it acknowledges it: a power failure loses none",
         )
     seconds = found.config.sync_interval / 1e9
     says = f"it writes to its disk every {amount(seconds)} s: a power failure may lose {_LOST}"
@@ -110,7 +110,7 @@ async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Ch
     kept = "in files" if has.storage == "file" else "in memory, which a restart of its servers empties"
     says = f"{kept}, {has.num_replicas} {'replica' if has.num_replicas == 1 else 'replicas'}"
     if behind:
-        hint = "one more server lost may stop the stream: see that they run and reach each other"
+        hint = "the loss of one more server may stop the stream: check that they run and reach each other"
         return Check(name=name, status="warn", says=f"{says}; not up to date: {', '.join(behind)}", hint=hint)
     if has.num_replicas < wanted.replicas:
         says = f"{says}, and [nats].replicas is {wanted.replicas}"
@@ -126,8 +126,8 @@ async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Ch
         hint = f"set [nats].{setting} above that and within what the server may store; then run `turnstile migrate`"
         return Check(name=name, status="warn", says=says, hint=hint)
     if has.max_bytes > 0 and found.state.bytes > has.max_bytes * _NEARLY:
-        says = f"{says}, {found.state.bytes >> 20} of {has.max_bytes >> 20} MB: its oldest messages go"
-        hint = f"raise [nats].{setting}, then run `turnstile migrate`; `nats stream subjects` says whose they are"
+        says = f"{says}, {found.state.bytes >> 20} of {has.max_bytes >> 20} MB: it drops its oldest messages"
+        hint = f"raise [nats].{setting}, then run `turnstile migrate`; `nats stream subjects` shows whose they are"
         return Check(name=name, status="warn", says=says, hint=hint)
     more = f" ([nats].replicas is {wanted.replicas}; it is never lowered by itself)"
     return Check(name=name, status="ok", says=says + (more if has.num_replicas > wanted.replicas else ""))

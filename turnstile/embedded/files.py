@@ -28,7 +28,7 @@ class Disk:
     def trouble(self) -> str:
         """Why no server can write there, in words; empty if it can."""
         if not self.stores_files:
-            return f"{self.path} is of the system and stores no files"
+            return f"{self.path} belongs to the system and stores no files"
         if self.read_only:
             return f"the file system of {self.path} is read-only"
         if self.free_mb < FULL_MB:

@@ -63,7 +63,7 @@ async def _while_held(hold: Hold, stop: asyncio.Event, serve: Serve, who: str) -
         log.info("%s: served here", who)
         await _serve(hold, stop, serve)
     if hold.lost.is_set():
-        log.error("%s: not served here any more: %s", who, hold.why)
+        log.error("%s: no longer served here: %s", who, hold.why)
 
 
 async def _serve(hold: Hold, stop: asyncio.Event, serve: Serve) -> None:

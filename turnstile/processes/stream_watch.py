@@ -88,7 +88,8 @@ class StreamWatch:
         refuses, now = f"NATS refuses messages: {why}", asyncio.get_running_loop().time()
         if now < self._not_before:
             self._print(
-                "later", f"{refuses}. It was started less than {amount(self._pause / 2)} s ago; soon it is again."
+                "later",
+                f"{refuses}. It was started less than {amount(self._pause / 2)} s ago; it is started again soon.",
             )
         else:
             self._print("restart", f"{refuses}. Starting it again on the same data; no turn is lost.")

@@ -104,8 +104,8 @@ async def run_up(
             resources.push_async_callback(_end_servers, servers, beside, stopped, say)
             for moved in servers.moved:
                 say(
-                    f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program has, to "
-                    f"{moved.port}: who was given the old address, as in NATS_URL, must be given the new one"
+                    f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program uses, to "
+                    f"{moved.port}: programs that use the old address, as in NATS_URL, need the new one"
                 )
             migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
             local = LocalServers(data, settings.local)
@@ -130,7 +130,7 @@ def check_data(data: Path) -> None:
     elif (trouble := disk_of(place).trouble) == "" and not os.access(place, os.W_OK | os.X_OK):
         trouble = f"{place} may not be written by this user ({os.geteuid()})"
     if trouble:
-        raise DataDirectoryUnusable(f"{trouble}. Mend that, or choose another data directory: --data DIR.")
+        raise DataDirectoryUnusable(f"{trouble}. Fix that, or choose another data directory: --data DIR.")
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

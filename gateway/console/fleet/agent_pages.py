@@ -36,7 +36,7 @@ class AgentsQuery(Strict):
     """Which agents."""
 
     shown: AgentFilter | None = None
-    """Only those that are so."""
+    """Only those with this status."""
     profile: str = Field(default="", max_length=128)
     """Only those of this profile."""
     find: str = Field(default="", max_length=128)

@@ -35,7 +35,7 @@ class CallsQuery(Strict):
     waits_for: WaitsFor | None = None
     """Only those that wait so."""
     agent: AgentToken | None = None
-    """Only of this agent."""
+    """Only those of this agent."""
     tool: str | None = Field(default=None, min_length=1, max_length=256)
     """Only of this tool."""
     cursor: str | None = Field(default=None, min_length=1, max_length=512)

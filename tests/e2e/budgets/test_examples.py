@@ -119,4 +119,4 @@ async def test_operators_limit_a_project_and_raise_its_day(tenant: Tenant, digge
     assert total["name"] is None
     for wrong, code in (("limit --turns 1", 2), ("limit day --turns 1 --none", 2), ("raise day", 2), ("show x", 1)):
         await run("budget", *wrong.split(), code=code)
-    assert "nothing limits the project" in (await run("budget", "limit", "day", "--none")).out
+    assert "the project has no limit" in (await run("budget", "limit", "day", "--none")).out

@@ -281,7 +281,7 @@ async def test_the_command_stops_whom_it_is_told_to_and_says_how_many(tenant: Te
     turn = str(reply.agent_turn_id)
     own = ("--config", str(tenant.stack.config), "--project", tenant.project)
     ran = await turnstile("turn", "stop", turn, *own, cwd=Path.cwd())
-    line = "is stopped, with 1 turn below it; 1 had a step or calls on their way, which may still arrive"
+    line = "is stopped, with 1 turn below it; 1 had a step or calls in progress, whose results may still arrive"
     assert (ran.code, " ".join(ran.out.split())) == (0, f"turn {turn} {line}"), ran
     await tenant.all_ended([turn_of(reply)] * 2, 30)
     ran = await turnstile("turn", "stop", turn, "--cascade", "all", *own, "--json", cwd=Path.cwd())

@@ -176,7 +176,7 @@ async def test_a_holder_that_lost_its_lock_serves_no_more(
     ended = await tenant.rows("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted")
     assert len(ended) == 2
     for each in first:
-        await each.until_it_says("not served here any more", 5)
+        await each.until_it_says("no longer served here", 5)
     # One of the two of each role has it again: which, is the server's choice.
 
     async def served_again() -> bool:

@@ -147,7 +147,8 @@ async def test_a_turn_shows_how_its_memory_was_cut(tenant: Tenant) -> None:
     shown = " ".join((await run(tenant, "turn", "show", second.view.agent_turn_id)).out.split())
     assert (first.view.status, second.view.status) == ("success", "success")
     assert (
-        "! memory cut, it was full: 1 earlier turn left out, without a summary (model_unknown), 0 kept; from" in shown
+        "! memory compacted, it was full: 1 earlier turn left out, without a summary (model_unknown), 0 kept; from"
+        in shown
     )
 
 
@@ -230,11 +231,11 @@ async def test_what_is_typed_during_an_answer_is_heard_by_its_next_step(tenant: 
         terminal.type("count")
         await terminal.until("You said")
         terminal.type("louder")
-        await terminal.until("said to the turn that runs, not asked anew: its next step reads it")
+        await terminal.until("sent to the running turn, whose next step reads it")
         await terminal.until("read by step 2: louder")
         await terminal.until("louder. I answer")
         terminal.type("too late")
-        await terminal.until("said to the turn")
+        await terminal.until("sent to the running turn")
         terminal.type("/stop")
         await terminal.until("canceled (stopped)")
         assert await terminal.leave() == 0
@@ -263,7 +264,7 @@ async def test_commands_and_mistyped_ones_never_reach_the_model(tenant: Tenant) 
         terminal.type("/help")
         await terminal.until("/exit  end the chat")
         terminal.type("/halp me")
-        await terminal.until("/halp is no command, and was not sent")
+        await terminal.until("/halp is not a command and was not sent")
         terminal.type("//etc/passwd")
         await terminal.until("nothing)")
         terminal.type("/exit")
@@ -300,4 +301,4 @@ async def test_a_long_silence_is_explained(tenant: Tenant) -> None:
     await tenant.agent("player")
     async with chatting(tenant, ALICE) as terminal:
         terminal.type(steps({"text": "at last", "delay_seconds": 5, "chunks": 2}))
-        await terminal.until("no word yet: the turn waits, or its model has not answered")
+        await terminal.until("no answer yet: the turn is waiting, or its model has not responded")

@@ -141,16 +141,16 @@ async def test_a_request_takes_the_place_of_an_earlier_one(home: Path) -> None:
     again = ("enqueue", "patient", "hi", "--conversation", "c1", "--multitask")
     first = (await turnstile(*again, "enqueue", "--json", cwd=home, TURNSTILE_PRINCIPAL="me")).json()
     second = await turnstile(*again, "rollback", cwd=home, TURNSTILE_PRINCIPAL="me")
-    assert f"turn {first['agent_turn_id']} makes way" in second.out, second.err
+    assert f"turn {first['agent_turn_id']} is stopped for it" in second.out, second.err
     told = await turnstile(*again, "steer", cwd=home, TURNSTILE_PRINCIPAL="me")
-    assert (told.out.endswith(" hears it\n"), told.out.split()[1]) == (True, second.out.split()[1]), told.err
+    assert (told.out.endswith(" reads it\n"), told.out.split()[1]) == (True, second.out.split()[1]), told.err
     for wrong, code in (("reject", "turn_in_progress"), ("later", "usage")):
         refused = await turnstile(*again, wrong, "--json", cwd=home, TURNSTILE_PRINCIPAL="me")
         assert refused.json()["error"]["code"] == code
     nameless = await turnstile(*again, "interrupt", cwd=home)
     assert (nameless.code, "TURNSTILE_PRINCIPAL" in nameless.err) == (1, True)
     direct = await turnstile(*again, "interrupt", "--direct", cwd=home)
-    assert (direct.code, "leave --direct out" in direct.err) == (2, True)
+    assert (direct.code, "leave out --direct" in direct.err) == (2, True)
     assert (await turnstile("agent", "resume", "patient", cwd=home)).code == 0
     shown = await turnstile("turn", "show", first["agent_turn_id"], cwd=home)
     assert "the turn was stopped by me" in shown.out

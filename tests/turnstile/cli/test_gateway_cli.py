@@ -207,7 +207,7 @@ async def test_a_turn_that_fails_exits_1(machine: Machine) -> None:
     [
         (["enqueue", "nobody", "x"], {}, 1, "unknown_agent", ""),
         (["enqueue", "a.b", "x"], {}, 2, "bad_request", ""),
-        (["enqueue", ALICE, "x", "--project", "p"], {}, 2, "bad_request", "of one project"),
+        (["enqueue", ALICE, "x", "--project", "p"], {}, 2, "bad_request", "to one project"),
         (["enqueue", ALICE, "x", "--channel", "a.b"], {}, 2, "bad_request", "--channel"),
         (["enqueue", ALICE, "x"], {"TURNSTILE_TOKEN": ""}, 2, "config_error", "--token-file"),
         (["enqueue", ALICE, "x"], {"TURNSTILE_TOKEN": "secret"}, 2, "config_error", "begins with tsk_"),
@@ -231,5 +231,5 @@ async def test_bad_input_has_a_code(
     assert (ran.code, error["code"]) == (exit_code, code), error
     assert words in error["message"]
     needs = words == "nothing is running here"
-    assert ("PostgreSQL or NATS itself" in (error["hint"] or "")) is needs
+    assert ("connects to PostgreSQL or NATS" in (error["hint"] or "")) is needs
     assert machine.token not in ran.out + ran.err

@@ -42,7 +42,7 @@ def test_a_higher_attempt_starts_over_and_the_lower_one_is_dropped(capsys: pytes
 
 def test_lost_repeated_and_late_chunks(capsys: pytest.CaptureFixture[str]) -> None:
     events = [chunk("a", 0), chunk("a", 0), chunk("c", 2), chunk("d", 0, step=2), chunk("late", 3)]
-    assert shown(events, capsys) == "a\n· some of the stream was not heard\ncd\n"
+    assert shown(events, capsys) == "a\n· a part of the stream was lost\ncd\n"
 
 
 def test_kinds_are_told_apart_and_an_error_is_named(capsys: pytest.CaptureFixture[str]) -> None:

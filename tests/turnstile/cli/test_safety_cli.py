@@ -112,7 +112,7 @@ async def test_a_dry_run_says_what_would_be_mended_and_changes_nothing(tenant: T
 async def test_a_dry_run_without_a_run_says_what_to_add(stack: Stack) -> None:
     ran = await run(stack, "watchdog", "--dry-run")
     assert ran.code == 2
-    assert "add --once" in ran.err
+    assert "needs --once" in ran.err
 
 
 async def test_each_rule_is_run_once(tenant: Tenant, stack: Stack) -> None:

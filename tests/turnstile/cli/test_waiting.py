@@ -72,4 +72,4 @@ async def test_no_bridge_recommends_what_the_command_has(stack: Stack) -> None:
     found = {name: ran.json()["error"] for name, ran in (("stop", stopped), ("enqueue", asked))}
     assert {each["code"] for each in found.values()} == {"no_bridge"}
     assert found["stop"]["hint"] == "start `turnstile bridge` or `turnstile up`"
-    assert found["enqueue"]["hint"].endswith("; `enqueue --direct` needs the database alone")
+    assert found["enqueue"]["hint"].endswith("; `enqueue --direct` needs only the database")

@@ -91,7 +91,7 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     assert "no space left on device" in said[0]
     refused = {each.name: each for each in await check_streams(conn, log)}[f"stream {STREAM}"]
     assert refused.status == "fail"
-    assert refused.hint.startswith("no event comes while it refuses: make room on its disk")
+    assert refused.hint.startswith("no event is published while it refuses: make room on its disk")
     assert all(isinstance(each, ServerUnavailable) for each in (await probe_streams(conn, remove=True)).values())
     before = nats.pid("nats")
     disk.free()
@@ -181,10 +181,10 @@ async def test_little_room_is_told_before_it_ends(disk: SmallDisk, nats: Embedde
 async def test_up_does_not_start_on_a_disk_that_it_cannot_write(disk: SmallDisk, how: str) -> None:
     if how == "full":
         disk.fill()
-        says = f"the disk is full: 0 MB are free at {disk.path}, and 32 are needed. Mend that, or choose another"
+        says = f"the disk is full: 0 MB are free at {disk.path}, and 32 are needed. Fix that, or choose another"
     else:
         disk.protect()
-        says = f"the file system of {disk.path} is read-only. Mend that, or choose another"
+        says = f"the file system of {disk.path} is read-only. Fix that, or choose another"
     ran = await turnstile("up", "--data", disk.path / "new", cwd=disk.path.parent)
     assert ran.code == 1
     assert "(data_directory_unusable)" in ran.err
@@ -192,9 +192,9 @@ async def test_up_does_not_start_on_a_disk_that_it_cannot_write(disk: SmallDisk,
 
 
 PLACES = {
-    "a file": ("settings.toml", "settings.toml is a file, and servers need a directory. Mend that, or choose another"),
+    "a file": ("settings.toml", "settings.toml is a file, and servers need a directory. Fix that, or choose another"),
     "below a file": ("settings.toml/data", "settings.toml is a file, and servers need a directory."),
-    "/proc": ("/proc/data", "/proc is of the system and stores no files."),
+    "/proc": ("/proc/data", "/proc belongs to the system and stores no files."),
 }
 
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 async def console(
     session: "Session",
-    show: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser, too.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Also open it in this machine's browser.")] = False,
 ) -> None:
-    """Print a link that signs one browser in to the console of the running `turnstile up`, once, within 10 minutes.
+    """Print a link that signs one browser in to the console of the running `turnstile up`; valid once, for 10 minutes.
 
-    Elsewhere the console is at /console of the gateway, and asks for a token (`turnstile token add`).
+    The console of any other gateway is at its address /console, and asks for a token (`turnstile token add`).
     """
     from turnstile.embedded import find_data
     from turnstile.gateway.console.once import LINK_SECONDS, OneTimeLinks

@@ -19,16 +19,16 @@ app = typer.Typer()
 @command(app, "add", project=True)
 async def add(
     session: "Session",
-    role: Annotated[GatewayRole, typer.Option(help="What it is for.")],
+    role: Annotated[GatewayRole, typer.Option(help="What the token may do.")],
     channel: Annotated[
-        str | None, typer.Option(help="The one channel that it is for, instead of all.", metavar="CHANNEL")
+        str | None, typer.Option(help="The only channel that it may use; by default all.", metavar="CHANNEL")
     ] = None,
-    label: Annotated[str, typer.Option(help="Whose it is, for people.", metavar="TEXT")] = "",
+    label: Annotated[str, typer.Option(help="A label for people, such as who has it.", metavar="TEXT")] = "",
     profiles: Annotated[
         list[str] | None,
         typer.Option(
             "--profile",
-            help="A profile that its requests may name beside an agent; without any, those that say `free: true`.",
+            help="A profile that its requests may name for an agent; by default those with `free: true`.",
             metavar="NAME",
         ),
     ] = None,
@@ -36,13 +36,13 @@ async def add(
         list[str] | None,
         typer.Option(
             "--model",
-            help="A model that its requests may name, or `begin*`; without any, as profiles say (`models`, `free`).",
+            help="A model that its requests may name, or `begin*`; by default as profiles say (`models`, `free`).",
             metavar="MODEL",
         ),
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0.0, help="How long it holds.", metavar="DAYS")] = None,
+    days: Annotated[float | None, typer.Option(min=0.0, help="How long it is valid.", metavar="DAYS")] = None,
 ) -> None:
-    """Make a token and print it, once: the ledger keeps a hash of it."""
+    """Create a token and print it. It cannot be shown again: the database has only its hash."""
     from turnstile.ledger.access.tokens import add_token
     from turnstile.schema.ids import ChannelId, token
 

@@ -23,7 +23,7 @@ app = typer.Typer()
 Id = Annotated[
     str,
     typer.Argument(
-        help="A turn's id; `day` or `month` of the project's now, or such as 2026-11-23 or 2026-11.", metavar="BUDGET"
+        help="A turn's id; or the project's `day` or `month`, or one such as 2026-11-23 or 2026-11.", metavar="BUDGET"
     ),
 ]
 
@@ -48,12 +48,14 @@ Turns = Annotated[int | None, typer.Option(help="Turns.", metavar="N")]
 async def show_all(
     session: "Session",
     kind: Annotated[
-        Literal["turn", "day", "month"] | None, typer.Option(help="Only turns' own grants, or the project's.")
+        Literal["turn", "day", "month"] | None, typer.Option(help="Only budgets of turns, or only the project's.")
     ] = None,
-    status: Annotated[Literal["open", "ended", "closed"] | None, typer.Option(help="Only those that are so.")] = None,
-    limit: Annotated[int, typer.Option(help="Most shown.", min=1, max=1000)] = 50,
+    status: Annotated[
+        Literal["open", "ended", "closed"] | None, typer.Option(help="Only those with this status.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)] = 50,
 ) -> None:
-    """List budgets, the newest first; of all channels, where the ledger can be read."""
+    """List budgets, the newest first; of all channels if the database can be reached."""
     from turnstile.cli.budgets.budget_report import budget_line
 
     views = await _views(session, kind, status, limit)
@@ -71,7 +73,7 @@ async def show_all(
 
 @command(app, "show", project=True, channel=True, client=True)
 async def show(session: "Session", budget: Id) -> None:
-    """Show a budget: what it had, what is spent, reserved and left."""
+    """Show a budget: its limits, and what is spent, reserved and left."""
     from turnstile.cli.budgets.budget_report import print_budget
 
     view = await find_budget(session, budget)
@@ -85,9 +87,9 @@ async def show(session: "Session", budget: Id) -> None:
 async def raise_budget(
     session: "Session", budget: Id, tokens: Tokens = None, usd: Usd = None, turns: Turns = None
 ) -> None:
-    """Give a budget so much more; with a minus take back what is free. Operators alone may.
+    """Raise a budget by these amounts; negative amounts take back what is not spent. Only operators may do this.
 
-    A turn's grant takes it from the budget that it came from: raise that one first where it has not so much left.
+    A turn's budget takes them from the budget above it. If that has too little left, raise it first.
     """
     from turnstile.cli.budgets.budget_report import budget_line
 
@@ -100,20 +102,20 @@ async def raise_budget(
 @command(app, "limit", project=True, channel=True, client=True)
 async def limit(
     session: "Session",
-    period: Annotated[Literal["day", "month"] | None, typer.Argument(help="How long, in UTC.")] = None,
+    period: Annotated[Literal["day", "month"] | None, typer.Argument(help="The period, in UTC.")] = None,
     tokens: Tokens = None,
     usd: Usd = None,
     turns: Turns = None,
-    none: Annotated[bool, typer.Option("--none", help="Nothing limits the project any more.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove the limits.")] = False,
 ) -> None:
-    """Say what all turns of the project may spend together in each day or month; without an option, show it."""
+    """Set what all turns of the project may spend together in each day or month; without options, show the limits."""
     from turnstile.cli.budgets.budget_report import budget_line, limits_line
     from turnstile.schema.errors import BadRequest
 
     given = any(each is not None for each in (tokens, usd, turns))
     if period is None or not (given or none):
         if given or none:
-            raise BadRequest("say for how long: `turnstile budget limit day …` or `… month …`")
+            raise BadRequest("name the period: `turnstile budget limit day …` or `… month …`")
         limits = [each for each in await _limits(session) if period in (None, each.period)]
         if session.out.as_json:
             session.out.document(limits)
@@ -121,13 +123,13 @@ async def limit(
             for each in limits:
                 session.out.line(limits_line(each), note=f"set by {each.updated_by}" if each.updated_by else "")
             if not limits:
-                session.out.remark("nothing limits what the project spends")
+                session.out.remark("the project has no limits")
         return
     if given and none:
         raise BadRequest("either limits or --none")
     async with session.client() as client:
         view = await client.limit_project(period, tokens=tokens, cost_usd=usd, turns=turns)
-    told = "nothing limits the project any more" if none else budget_line(view)
+    told = "the project has no limit" if none else budget_line(view)
     session.out.result(view, f"each {period}: {told}; this one is {view.budget_id}")
 
 

@@ -92,7 +92,7 @@ def _told(shown: tuple[str | None, ...]) -> str:
         return ""
     others = {
         "reserved": reserved,
-        "booked whole, not known": unsettled,
+        "reserved and charged in full, as the use is unknown": unsettled,
         "beyond what was reserved": beyond,
         "returned": returned,
     }

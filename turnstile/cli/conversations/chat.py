@@ -130,7 +130,9 @@ class Chat:
         given = None if conversation is None else ConversationId(token(conversation, "--conversation"))
         session = self._session
         if self._partner.of_model and session.gateway is not None:
-            raise BadRequest("--model alone makes a profile, which needs NATS: name an agent or a profile to a gateway")
+            raise BadRequest(
+                "--model alone creates a profile, which needs NATS: with a gateway, name an agent or a profile"
+            )
         async with session.ledger_beside_client() as pool, session.client() as client:
             await self._check_agent(pool)
             current = given or await self._last(pool)
@@ -161,12 +163,14 @@ class Chat:
         if text == HELP:
             for name, does in COMMANDS.items():
                 out.remark(f"{name:<6} {does}")
-            out.remark("//…    say a text that begins with /")
+            out.remark("//…    send a text that begins with /")
         elif text == STOP:
             out.remark("nothing is being answered")
         else:
             name = text.split(maxsplit=1)[0]
-            out.remark(f"{name} is no command, and was not sent: {HELP} lists them; begin a text with // to say it")
+            out.remark(
+                f"{name} is not a command and was not sent; {HELP} lists them. To say a text beginning with /, type //"
+            )
 
     async def _next(self) -> str | None:
         if sys.stdin.isatty():
@@ -226,7 +230,7 @@ class Chat:
                     await view.heard.wait()
             except TimeoutError:
                 local = " (a local model is loaded first)" if (self._partner.model or "").startswith("local/") else ""
-                self._session.out.remark(f"no word yet: the turn waits, or its model has not answered{local}")
+                self._session.out.remark(f"no answer yet: the turn is waiting, or its model has not responded{local}")
 
         last = ""
 

@@ -19,7 +19,7 @@ app = typer.Typer()
 async def show_all(
     session: "Session",
     agent: Annotated[str | None, typer.Option(help="Only conversations with this agent.")] = None,
-    limit: Annotated[int, typer.Option(help="Most conversations shown.", min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(help="How many conversations to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List conversations, the last used first."""
     from turnstile.cli.conversations.conversation_report import shown_id
@@ -45,9 +45,9 @@ async def show_all(
 @command(app, "show", project=True, channel=True)
 async def show(
     session: "Session",
-    conversation: Annotated[str, typer.Argument(help="The conversation's id; `-` is the one that a memory keeps.")],
-    agent: Annotated[str | None, typer.Option(help="The agent, where several have a conversation of this id.")] = None,
-    limit: Annotated[int, typer.Option(help="Most turns shown, the last ones.", min=1, max=10_000)] = 50,
+    conversation: Annotated[str, typer.Argument(help="The conversation's id; `-` is that of the agent's memory.")],
+    agent: Annotated[str | None, typer.Option(help="The agent, if several have a conversation with this id.")] = None,
+    limit: Annotated[int, typer.Option(help="How many of its last turns to show.", min=1, max=10_000)] = 50,
 ) -> None:
     """Show what was said in a conversation: each turn's request and answer."""
     from turnstile.cli.conversations.conversation_report import print_conversation, read_conversation
@@ -65,27 +65,29 @@ async def chat(
     agent: Annotated[
         str | None,
         typer.Argument(
-            help="The agent's id; left out with --profile, or to talk to a model alone.", show_default=False
+            help="The agent's id; leave it out with --profile, or to talk to a model alone.", show_default=False
         ),
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="A profile, of which an instance is asked.")] = None,
+    profile: Annotated[str | None, typer.Option(help="A profile; an instance of it answers.")] = None,
     conversation: Annotated[
-        str | None, typer.Option(help="The conversation, instead of the last chat with the agent.", metavar="ID")
+        str | None,
+        typer.Option(help="The conversation; by default that of the last chat with the agent.", metavar="ID"),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model, instead of the profile's; or alone.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model, instead of the profile's; alone, the model itself answers.")
+    ] = None,
     steer: Annotated[
         bool | None,
         typer.Option(
             "--steer/--no-steer",
-            help="Say what is typed during an answer to the turn, or ask it next; by default the first at a terminal.",
+            help="What you type during an answer goes to the running turn (default at a terminal), not the next.",
         ),
     ] = None,
 ) -> None:
-    """Talk to an agent or a model line by line, and go on where the last chat was.
+    """Talk to an agent or a model line by line, continuing the last chat.
 
-    What is typed during an answer is heard by its next step.
-    Ctrl-C or `/stop` stops the answer, `/new` begins another conversation. Ctrl-D ends the chat, as does Ctrl-C when
-    nothing is being answered.
+    The turn's next step reads what you type during an answer. Ctrl-C or `/stop` stops the answer, `/new` begins another
+    conversation. Ctrl-D ends the chat, and so does Ctrl-C when nothing is being answered.
     """
     from turnstile.cli.conversations.chat import Chat, Partner
 

@@ -30,43 +30,43 @@ async def add(
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a server over HTTP.", metavar="URL")] = None,
     oauth_client_id: Annotated[
-        str | None, typer.Option(help="With --url: the OAuth client that this host is at the server.", metavar="ID")
+        str | None, typer.Option(help="With --url: the id of this host's OAuth client.", metavar="ID")
     ] = None,
     oauth_client_secret_file: Annotated[
-        Path | None, typer.Option(help="The file that has the client's secret.", metavar="FILE")
+        Path | None, typer.Option(help="File with the OAuth client's secret.", metavar="FILE")
     ] = None,
     oauth_scope: Annotated[
-        str | None, typer.Option(help="What its token is for, by default what the server names.", metavar="SCOPE")
+        str | None, typer.Option(help="Scope of the token; by default the one that the server names.", metavar="SCOPE")
     ] = None,
     oauth_issuer: Annotated[
         str | None,
-        typer.Option(help="The authorization server to send the secret to, by default the server's.", metavar="URL"),
+        typer.Option(help="Authorization server that gets the secret; by default the server's own.", metavar="URL"),
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help="With --url: http, or sse (HTTP+SSE of 2024-11-05). By default it is found out.")
+        str | None, typer.Option(help="With --url: http, or sse (HTTP+SSE of 2024-11-05). By default it is detected.")
     ] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="The revision of the protocol to speak, by default the newest of both.", metavar="DATE"),
+        typer.Option(help="Protocol revision; by default the newest that both sides support.", metavar="DATE"),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(help="A variable of this host to pass on; may be repeated.", metavar="NAME")
+        list[str] | None, typer.Option(help="An environment variable to pass on; may be repeated.", metavar="NAME")
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="A header whose value is in a variable; may be repeated.", metavar="HEADER=env:NAME"),
+        typer.Option(
+            help="A header whose value is in an environment variable; may be repeated.", metavar="HEADER=env:NAME"
+        ),
     ] = None,
-    tool: Annotated[
-        list[str] | None, typer.Option(help="A tool that may be used, by default all; may be repeated.")
-    ] = None,
+    tool: Annotated[list[str] | None, typer.Option(help="A tool to add, by default all; may be repeated.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a call may take.")] = 60.0,
-    concurrency: Annotated[int, typer.Option(help="Calls that run at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(help="How many calls may run at once.")] = 8,
     repeat: Annotated[
-        str, typer.Option(help="May a call be sent again: safe, unsafe, or hints (where the server says so)?")
+        str, typer.Option(help="May a call be sent again: safe, unsafe, or hints (as the server says).")
     ] = "safe",
     servers: _File = None,
 ) -> None:
-    """Add a server: connect to it, show its tools, and put a tool NAME__TOOL for each into the project."""
+    """Add a server: connect to it, show its tools, and add each to the project as NAME__TOOL."""
     from turnstile.cli.mcp.server_changes import Wanted, add_server
 
     given = Wanted(
@@ -89,9 +89,9 @@ async def add(
 async def show(
     session: "Session",
     servers: _File = None,
-    check: Annotated[bool, typer.Option(help="Ask each server for its tools, too.")] = True,
+    check: Annotated[bool, typer.Option(help="Also ask each server for its tools.")] = True,
 ) -> None:
-    """List the servers and their tools: as they were accepted, changed, gone or new."""
+    """List the servers, and for each tool whether it is as accepted, changed, gone or new."""
     from turnstile.cli.mcp.server_report import list_servers
 
     await list_servers(session, servers, check=check)
@@ -126,7 +126,7 @@ async def accept(
 
 @command(app, "remove", project=True, channel=True)
 async def remove(session: "Session", name: _Name, servers: _File = None) -> None:
-    """Remove a server's tools from the project; the server too, if no other project has accepted any."""
+    """Remove a server's tools from the project, and the server itself if no other project has accepted any."""
     from turnstile.cli.mcp.server_changes import remove_server
 
     await remove_server(session, servers, name)
@@ -138,7 +138,7 @@ async def serve(
     names: Annotated[list[str] | None, typer.Argument(help="Only these servers.", metavar="[NAME...]")] = None,
     servers: _File = None,
 ) -> None:
-    """Answer the calls of the servers' tools, until Ctrl-C; servers that are added meanwhile, too."""
+    """Run the servers' tools until Ctrl-C, including those of servers that are added meanwhile."""
     from turnstile.cli.mcp.server_changes import file_of
     from turnstile.processes.mcp.tool_processes import McpProcess
 

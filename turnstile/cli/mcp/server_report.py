@@ -117,7 +117,10 @@ def _shown(value: JsonValue) -> str:
 
 
 async def _nobody(params: types.ElicitRequestParams) -> types.ElicitResult:
-    raise ToolFailed("no_answer", f"the server asks a person, and a test asks nobody: {params.message[:200]}")
+    raise ToolFailed(
+        "no_answer",
+        f"the server has a question for a person, and `mcp test` cannot ask anybody: {params.message[:200]}",
+    )
 
 
 async def _unheard(progress: float, total: float | None, message: str | None) -> None:

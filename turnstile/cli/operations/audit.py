@@ -21,12 +21,13 @@ async def audit(
     session: "Session",
     project: Annotated[str | None, typer.Option(help="Only this project, instead of all.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only turns enqueued since then: a time, or an age as 24h or 30d.", metavar="T")
+        str | None,
+        typer.Option(help="Only turns enqueued since then: a time, or an age such as 24h or 30d.", metavar="T"),
     ] = None,
     engine: Annotated[bool, typer.Option("--engine", help="Also compare ledger and Temporal.")] = False,
-    limit: Annotated[int, typer.Option(help="Most violations shown of a rule.", min=1, max=100_000)] = 100,
+    limit: Annotated[int, typer.Option(help="How many violations to show for each rule.", min=1, max=100_000)] = 100,
 ) -> None:
-    """Check every invariant of the protocol; change nothing. Turns may run meanwhile. Exit code 1 if one is broken."""
+    """Check every invariant of the protocol, changing nothing. Turns may keep running. Exit code 1 if one is broken."""
     import time
 
     from turnstile.ledger.operations.audit import Bounds, Scope, audit

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 async def docs(
     session: "Session",
-    topic: Annotated[str | None, typer.Argument(help="A topic, such as models; without one they are listed.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(help="A topic, such as models; without it, all topics are listed.")
+    ] = None,
 ) -> None:
-    """Print a document of this version, or list all; `index` sorts them by what you want to do."""
+    """Print a document of this version, or list them all; `index` sorts them by what you want to do."""
     from importlib.resources import files
 
     from pydantic import BaseModel

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 async def health(session: "Session") -> None:
-    """Ask the processes of the data directory, or the one at the settings' metrics_port, whether they serve.
+    """Check whether the processes of the data directory, or the one at the settings' metrics_port, are serving.
 
-    Exit code 1 if one does not serve, 3 if there is none.
+    Exit code 1 if one is not serving, 3 if none runs.
     """
     from ipaddress import ip_address
 

@@ -27,7 +27,7 @@ async def remove(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be removed; remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove all data of a project: rows, stored messages, workflows. It cannot be undone; `export` keeps a copy."""
+    """Remove all data of a project: rows, stored messages, workflows. This cannot be undone; `export` makes a copy."""
     from turnstile.processes.connections import open_servers
     from turnstile.schema.errors import BadRequest
     from turnstile.schema.ids import ProjectId, token

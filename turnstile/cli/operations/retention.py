@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 async def prune(
     session: "Session",
     older_than: Annotated[
-        str, typer.Option(help="Remove what ended before: an age as 30d, or a time.", metavar="T", show_default=False)
+        str,
+        typer.Option(
+            help="Remove what ended before this: an age such as 30d, or a time.", metavar="T", show_default=False
+        ),
     ],
     project: Annotated[str | None, typer.Option(help="Only this project, instead of all.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be removed; remove nothing.")] = False,
@@ -91,7 +94,7 @@ async def export(
     out: Annotated[str, typer.Option(help="File to write; - is standard output.", metavar="FILE")] = "-",
     agent: Annotated[list[str] | None, typer.Option(help="Only this agent; may be repeated.", metavar="ID")] = None,
 ) -> None:
-    """Write all data of a project at one moment as JSON lines. Turns may run meanwhile."""
+    """Write all data of a project, as of one moment, as JSON lines. Turns may keep running."""
     import asyncio
     import contextlib
     import sys

@@ -15,13 +15,13 @@ _SHOWN = 20
 async def watchdog(
     session: "Session",
     once: Annotated[bool, typer.Option("--once", help="Run each rule once, now.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --once: print what would be mended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --once: print what would be repaired.")] = False,
 ) -> None:
-    """Show what the safety net has mended, by rule; with --once run its rules for the settings' worker_targets."""
+    """Show what the safety net has repaired, by rule. With --once, run its rules for the settings' worker_targets."""
     from turnstile.schema.errors import BadRequest
 
     if dry_run and not once:
-        raise BadRequest("--dry-run is for a run of the rules: add --once")
+        raise BadRequest("--dry-run needs --once")
     if once:
         await _run_once(session, dry_run=dry_run)
     else:
@@ -70,7 +70,7 @@ async def _run_once(session: "Session", *, dry_run: bool) -> None:
 async def rebuild_engine(
     session: "Session", dry_run: Annotated[bool, typer.Option("--dry-run", help="List the turns; start none.")] = False
 ) -> None:
-    """Start a new workflow for every live turn that has none, from the ledger; for a Temporal that lost its data.
+    """Start a new workflow for every live turn that has none, after Temporal has lost its data.
 
     Bridges do the same within the settings' engine_interval_seconds, but at most 3 times for a turn. Restarts by this
     command are not counted.

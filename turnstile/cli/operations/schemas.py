@@ -51,9 +51,11 @@ async def export(
 @command(app, "show")
 async def show(
     session: "Session",
-    name: Annotated[str | None, typer.Argument(help="A schema; without it, their names.", metavar="NAME")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a schema; without it, all names are listed.", metavar="NAME")
+    ] = None,
 ) -> None:
-    """Print the JSON Schema of a payload, of headers, or of a YAML file, complete in itself."""
+    """Print the self-contained JSON Schema of a payload, of headers, or of a YAML file."""
     from difflib import get_close_matches
 
     from turnstile.cli.errors import CommandFailed

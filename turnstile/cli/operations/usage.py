@@ -25,7 +25,7 @@ class By(StrEnum):
 
 async def usage(
     session: "Session",
-    by: Annotated[By, typer.Option(help="One line for each of these; days are UTC.")] = By.MODEL,
+    by: Annotated[By, typer.Option(help="What to group the calls by; days are UTC.")] = By.MODEL,
     days: Annotated[
         int | None, typer.Option(help="Only the last DAYS days.", metavar="DAYS", min=1, max=36_500)
     ] = None,
@@ -35,11 +35,11 @@ async def usage(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Only the turns that this budget has: a turn's id, `day`, `month`, a date.", metavar="BUDGET"
+            help="Only the turns charged to this budget: a turn's id, `day`, `month` or a date.", metavar="BUDGET"
         ),
     ] = None,
 ) -> None:
-    """Sum tokens and cost of all model calls, including failed ones."""
+    """Add up the tokens and cost of all model calls, including failed ones."""
     from datetime import UTC, datetime, timedelta
 
     from turnstile.ledger.turns.usage import sum_usage

@@ -21,7 +21,7 @@ app = typer.Typer()
 
 @command(app, "list")
 async def list_versions(session: "Session") -> None:
-    """List the builds of the settings' deployment that have polled, the newest first."""
+    """List the builds of the settings' deployment whose workers have polled, the newest first."""
     from turnstile.temporal.versions import deployment_name, list_builds
 
     name = deployment_name(session.settings.worker)
@@ -48,7 +48,7 @@ async def set_current_version(
     unversioned: Annotated[
         bool, typer.Option("--unversioned", help="Let workers without a build run turns again: switches versions off.")
     ] = False,
-    wait: Annotated[float, typer.Option(help="How long to wait until its workers poll.", metavar="SECONDS")] = 30.0,
+    wait: Annotated[float, typer.Option(help="How long to wait for its workers to poll.", metavar="SECONDS")] = 30.0,
 ) -> None:
     """Make a build current: its workers run all new turns and all turns that wake."""
     from turnstile.temporal.versions import deployment_name, set_current

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Id = Annotated[str, typer.Argument(help="The question's id.", metavar="ID")]
+Id = Annotated[str, typer.Argument(help="The id that `list` shows.", metavar="ID")]
 Digest = Annotated[
-    str | None, typer.Option(help="The digest that was shown: another one is refused.", metavar="SHA256")
+    str | None, typer.Option(help="The digest that was shown; if it has changed, nothing is decided.", metavar="SHA256")
 ]
 Comment = Annotated[str, typer.Option(help="A comment for the record; the model does not read it.", metavar="TEXT")]
 
@@ -37,13 +37,13 @@ Comment = Annotated[str, typer.Option(help="A comment for the record; the model 
 async def show_all(
     session: "Session",
     status: Annotated[
-        Literal["open", "resolved", "expired", "withdrawn", "all"], typer.Option(help="Which of them.")
+        Literal["open", "resolved", "expired", "withdrawn", "all"], typer.Option(help="Only those with this status.")
     ] = "open",
-    agent: Annotated[str | None, typer.Option(help="Only of this agent.")] = None,
-    turn: Annotated[str | None, typer.Option(help="Only of this turn, by its whole id.")] = None,
-    limit: Annotated[int, typer.Option(help="Most shown.", min=1, max=1000)] = 50,
+    agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
+    turn: Annotated[str | None, typer.Option(help="Only those of this turn (its whole id).")] = None,
+    limit: Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)] = 50,
 ) -> None:
-    """List what turns ask people, the newest first; in all channels, where the ledger can be read."""
+    """List approvals and questions, the newest first; of all channels if the database can be reached."""
     from datetime import UTC, datetime
 
     from turnstile.cli.people.approval_report import span, summary_of
@@ -69,7 +69,7 @@ async def show_all(
 
 @command(app, "show", project=True, channel=True, client=True)
 async def show(session: "Session", interrupt: Id) -> None:
-    """Show a question with the exact call; what a model wrote stands behind bars."""
+    """Show an approval or question with the exact call. Text that a model wrote is quoted behind bars."""
     from turnstile.cli.people.approval_report import print_interrupt
 
     async with _found(session, interrupt) as found:
@@ -81,7 +81,7 @@ async def show(session: "Session", interrupt: Id) -> None:
 
 @command(app, "approve", project=True, channel=True, client=True)
 async def approve(session: "Session", interrupt: Id, digest: Digest = None, comment: Comment = "") -> None:
-    """Send the call as it is shown."""
+    """Approve a call: it is sent as it was shown."""
     await _decide(session, interrupt, digest, lambda found: found.approve(comment))
 
 
@@ -92,11 +92,11 @@ async def edit(
     arguments: Annotated[
         str | None, typer.Argument(help="All arguments of the call, as a JSON object.", metavar="JSON")
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with them; `-` reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the arguments; `-` reads standard input.")] = None,
     digest: Digest = None,
     comment: Comment = "",
 ) -> None:
-    """Send the call with other arguments; the model is told."""
+    """Approve a call with other arguments; the model learns that they were edited."""
     from turnstile.cli.turns.texts import given_text
 
     made = _object_in(given_text(arguments, file))
@@ -110,7 +110,7 @@ async def reject(
     reason: Annotated[str, typer.Argument(help="The reason; the model reads it.")] = "",
     digest: Digest = None,
 ) -> None:
-    """Send nothing: the call fails, and the model reads the reason."""
+    """Reject a call: it is not sent, and the model reads the reason."""
     await _decide(session, interrupt, digest, lambda found: found.reject(reason))
 
 
@@ -119,13 +119,13 @@ async def respond(
     session: "Session",
     interrupt: Id,
     answer: Annotated[
-        str, typer.Argument(help="The answer: a text, or JSON where the question wants no text.", metavar="ANSWER")
+        str, typer.Argument(help="The answer: a text, or JSON if the question expects no text.", metavar="ANSWER")
     ],
-    as_value: Annotated[bool, typer.Option("--value", help="ANSWER is JSON, whatever the question wants.")] = False,
+    as_value: Annotated[bool, typer.Option("--value", help="ANSWER is JSON, whatever the question expects.")] = False,
     digest: Digest = None,
     comment: Comment = "",
 ) -> None:
-    """Send nothing: this is the result of the call, or the answer to the question."""
+    """Answer a question; or answer a call yourself: it is not sent, and this is its result."""
     from turnstile.cli.people.quoting import answer_of
 
     def given(found: "Interrupt") -> "JsonValue":
@@ -204,12 +204,12 @@ async def _decide(
 
     async with _found(session, interrupt) as found:
         if digest is not None and digest != found.view.action_digest:
-            raise Refused("digest_mismatch", "the question has another digest: look at it again")
+            raise Refused("digest_mismatch", "the call has changed (another digest): look at it again")
         if not session.out.as_json:
             print_interrupt(session.out, found.view)
         reply = await session.patiently(lambda: make(found))
     if reply.tool_changed:
-        told = "the tool was changed after this was asked: the call was not sent, and the model is told so"
+        told = "the tool has changed since this was asked: the call was not sent, and the model sees why"
     else:
         told = f"{reply.decision}{', as before' if reply.duplicate else ''}: turn {found.view.agent_turn_id} goes on"
     session.out.result(reply, told)
@@ -223,7 +223,7 @@ def _json_in(text: str) -> "JsonValue":
     try:
         return json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"that is no JSON: {error}") from None
+        raise BadRequest(f"not valid JSON: {error}") from None
 
 
 def _object_in(text: str) -> "JsonObject":

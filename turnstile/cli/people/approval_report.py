@@ -29,7 +29,7 @@ def print_interrupt(out: Output, view: InterruptView) -> None:
     for name, value in _facts(view, now):
         out.line(f"{name:<9} {value}", style="dim")
     if view.status is InterruptStatus.OPEN and not view.is_what_is_shown:
-        out.line("The digest is not that of this call: do not decide.", style="bold red")
+        out.line("The digest does not match this call: do not decide.", style="bold red")
 
 
 def asker_of(view: Interrupt) -> str:

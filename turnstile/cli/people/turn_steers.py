@@ -66,7 +66,7 @@ class TurnSteers:
             else:
                 out.failure(failure_of(error))
             return
-        out.remark("said to the turn that runs, not asked anew: its next step reads it")
+        out.remark("sent to the running turn, whose next step reads it")
         if reply.steer_id is not None:
             self._waiting[reply.steer_id] = text
 

@@ -21,7 +21,7 @@ _NoStandby = Annotated[
 
 
 async def up(session: "Session") -> None:
-    """Start the embedded servers, migrate, and run worker and bridge until Ctrl-C.
+    """Start the embedded servers, bring the database up to date, and run a worker, a bridge and a gateway until Ctrl-C.
 
     A server whose address is set is used instead of the embedded one. Other commands find the servers by --data or the
     working directory.
@@ -43,7 +43,7 @@ async def up(session: "Session") -> None:
 async def demo(
     session: "Session",
     keep: Annotated[
-        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+        bool, typer.Option("--keep", help="Keep running afterwards, with the data in .turnstile or in --data.")
     ] = False,
     model: Annotated[
         str, typer.Option(help="Model to call; the default needs no key and no network.", metavar="ID")
@@ -58,7 +58,7 @@ async def demo(
 async def demo_pump(
     session: "Session",
     keep: Annotated[
-        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+        bool, typer.Option("--keep", help="Keep running afterwards, with the data in .turnstile or in --data.")
     ] = False,
 ) -> None:
     """Start everything, let listeners and agents exchange messages, print the chains, and stop everything."""
@@ -70,17 +70,17 @@ async def demo_pump(
 async def demo_tree(
     session: "Session",
     keep: Annotated[
-        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+        bool, typer.Option("--keep", help="Keep running afterwards, with the data in .turnstile or in --data.")
     ] = False,
 ) -> None:
-    """Start everything, let an agent ask others, who ask others, show the tree live, and stop everything."""
+    """Start everything, let agents delegate to other agents, show the tree of turns live, and stop everything."""
     from turnstile.cli.demo.tree import run_demo_tree
 
     await run_demo_tree(session, keep=keep)
 
 
 async def migrate(session: "Session") -> None:
-    """Bring the database, the NATS streams and Temporal's search attributes up to date; may be repeated."""
+    """Bring the database, the NATS streams and Temporal's search attributes up to date. Repeating it is harmless."""
     from turnstile.cli.processes.server_reports import print_migration
     from turnstile.processes.migration import migrate_all
 
@@ -88,21 +88,21 @@ async def migrate(session: "Session") -> None:
 
 
 async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
-    """Run turns: a Temporal worker for the settings' worker_targets."""
+    """Run a worker: it executes the turns of the settings' worker_targets."""
     from turnstile.processes.run import run_worker
 
     await _serve(session, "worker", partial(run_worker, standby=not no_standby))
 
 
 async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
-    """Answer requests, start turns and run the safety net."""
+    """Run a bridge: it answers requests, starts turns, and repairs what crashes have left."""
     from turnstile.processes.run import run_bridge
 
     await _serve(session, "bridge", partial(run_bridge, standby=not no_standby))
 
 
 async def gateway(session: "Session") -> None:
-    """Serve HTTP for applications and people: turns, conversations and streams of events under /v1."""
+    """Run a gateway: HTTP for applications under /v1, and the console for people under /console."""
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
     from turnstile.processes.gateway import links_of, run_gateway

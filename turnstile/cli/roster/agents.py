@@ -82,7 +82,7 @@ async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="
 
 @command(app, "pause", project=True, channel=True)
 async def pause(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
-    """Let an agent take no further turn. Its turn in hand goes on; what waits stays queued until `agent resume`."""
+    """Keep an agent from starting turns. Its current turn continues; requests stay queued until `agent resume`."""
     from turnstile.cli.roster.agent_status import set_status
 
     await set_status(session, "pause", agent)
@@ -90,7 +90,7 @@ async def pause(session: "Session", agent: Annotated[str, typer.Argument(help="T
 
 @command(app, "resume", project=True, channel=True)
 async def resume(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
-    """Make a paused or retired agent active: it goes on with what waits."""
+    """Make a paused or retired agent active again; it continues with its queued requests."""
     from turnstile.cli.roster.agent_status import set_status
 
     await set_status(session, "resume", agent)
@@ -98,7 +98,7 @@ async def resume(session: "Session", agent: Annotated[str, typer.Argument(help="
 
 @command(app, "retire", project=True, channel=True)
 async def retire(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
-    """Let an agent take no further request. What waits still runs; `agent resume` makes it active again."""
+    """Make an agent refuse new requests. Queued ones still run; `agent resume` makes it active again."""
     from turnstile.cli.roster.agent_status import set_status
 
     await set_status(session, "retire", agent)

@@ -55,11 +55,11 @@ def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
         yield f"without a delegation_policy every call of {asks[0]} is refused"
     for name in profile.allowed_tools:
         if name not in tools and name != SUBMIT_RESULT:
-            yield f"allowed_tools names {name!r}, which is no tool of the project yet{_nearest(name, tools)}"
+            yield f"allowed_tools names {name!r}, which is not a tool of the project yet{_nearest(name, tools)}"
     ending = {*tools, SUBMIT_RESULT}
     for name in profile.must_end_with:
         if name not in ending:
-            yield f"must_end_with names {name!r}, which is no tool of the project yet{_nearest(name, ending)}"
+            yield f"must_end_with names {name!r}, which is not a tool of the project yet{_nearest(name, ending)}"
         elif name != SUBMIT_RESULT and name not in profile.allowed_tools:
             yield f"must_end_with names {name!r}, which allowed_tools does not offer"
     for name in profile.interrupt_on:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 async def listeners(
     session: "Session",
     xsd: Annotated[
-        str | None, typer.Option("--xsd", help="Print the XSD of what this listener takes.", metavar="NAME")
+        str | None, typer.Option("--xsd", help="Print the XML schema (XSD) of this listener's payload.", metavar="NAME")
     ] = None,
 ) -> None:
     """List the listeners that workers have declared, with their peers and how many live workers have each."""

@@ -23,7 +23,7 @@ async def send(
         str | None, typer.Option(help="A thread that you began, which the message joins.", metavar="ID")
     ] = None,
     correlation_id: Annotated[
-        str | None, typer.Option(help="An idempotency key: repeating the message with it sends it once.")
+        str | None, typer.Option(help="Idempotency key: a message repeated with the same key is sent once.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait and print the reply, or print only the ids.")
@@ -45,7 +45,7 @@ async def show(
     session: "Session",
     thread: Annotated[str, typer.Argument(help="The thread's id.")],
     payloads: Annotated[bool, typer.Option("--payloads", help="Show the payloads of the messages.")] = False,
-    limit: Annotated[int, typer.Option(help="Most messages shown.", min=1, max=100_000)] = 1000,
+    limit: Annotated[int, typer.Option(help="How many messages to show.", min=1, max=100_000)] = 1000,
 ) -> None:
     """Show a thread: its messages with sender, listener and effect, the replies, and its page in the Web UI."""
     from turnstile.cli.threads.thread_report import document_of, print_thread, read_thread
@@ -63,7 +63,7 @@ async def show(
 async def show_all(
     session: "Session",
     only_open: Annotated[bool, typer.Option("--open", help="Only threads with a message in flight.")] = False,
-    limit: Annotated[int, typer.Option(help="Most threads shown.", min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(help="How many threads to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List threads, the newest first."""
     from turnstile.cli.turns.turn_report import duration

@@ -70,7 +70,7 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
     """Enqueue it and print the reply; with `wait` follow the turn, raising `CommandFailed` if it does not succeed."""
     request = request_of(question, repeatable=session.gateway is not None)
     if direct and question.multitask is not MultitaskStrategy.ENQUEUE:
-        raise BadRequest("--multitask stops or tells turns, which the bridge does: leave --direct out")
+        raise BadRequest("--multitask stops or steers other turns, which only a bridge does: leave out --direct")
     if direct:
         async with session.ledger() as pool:
             reply = await _enqueue_directly(session, pool, request)
@@ -100,7 +100,7 @@ def _naming_direct(session: Session) -> Generator[None]:
         yield
     except ServerUnavailable as error:
         if session.gateway is None:
-            error.add_note("`enqueue --direct` needs the database alone")
+            error.add_note("`enqueue --direct` needs only the database")
         raise
 
 
@@ -217,9 +217,9 @@ def told_of_wait(view: TurnView) -> str:
     """What a turn waits for that was stopped and is not over."""
     match view.status:
         case HeadStatus.SUSPENDED:
-            what = f"its workflow has not heard of the stop; it waits for {view.waiting_tool_count or 0} calls"
+            what = f"its workflow has not received the stop; it waits for {view.waiting_tool_count or 0} calls"
         case HeadStatus.RUNNING:
-            what = "the step that its worker runs has not ended"
+            what = "the step that its worker is running has not ended"
         case _:
             what = f"it is {view.status}"
     return (
@@ -235,7 +235,7 @@ def told_of_stop(turn: str, reply: Stopped, *, over: bool = True) -> str:
     if below > 0:
         line += f", with {below} turn{'s' if below > 1 else ''} below it"
     if reply.on_their_way:
-        line += f"; {reply.on_their_way} had a step or calls on their way, which may still arrive"
+        line += f"; {reply.on_their_way} had a step or calls in progress, whose results may still arrive"
     return line
 
 
@@ -252,8 +252,8 @@ async def steer_turn(
 def told_of_steer(turn: str, reply: SteerReply, *, when_idle: bool = False) -> str:
     """What becomes of a steer, in one line."""
     if reply.duplicate:
-        return f"turn {turn} was told this before: {reply.steer_status}"
-    return f"turn {turn} hears it {'when it would end' if when_idle else 'with its next step'}"
+        return f"turn {turn} already has this message: {reply.steer_status}"
+    return f"turn {turn} reads it {'when it would otherwise end' if when_idle else 'in its next step'}"
 
 
 def print_end(session: Session, report: TurnEnd, shown: str = "") -> None:
@@ -323,9 +323,9 @@ def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:
         return
     again = ", as before" if reply.duplicate else ""
     steered = reply.status is ReplyStatus.STEERED
-    stands = "hears it" if steered else f"is {reply.inbox_status}"
+    stands = "reads it" if steered else f"is {reply.inbox_status}"
     session.out.line(
         f"turn {reply.agent_turn_id or reply.steered_turn_id} {stands}{again}", style="dim" if wait else ""
     )
     for turn in reply.stopped:
-        session.out.line(f"turn {turn} makes way", style="dim")
+        session.out.line(f"turn {turn} is stopped for it", style="dim")

@@ -55,12 +55,12 @@ async def make(
         ),
     ],
     correlation_id: Annotated[
-        str | None, typer.Option(help="An idempotency key: repeating the request with it finds the same box.")
+        str | None, typer.Option(help="Idempotency key: a request repeated with the same key returns the same box.")
     ] = None,
 ) -> None:
-    """Make a box of parts, in their order: cards of boxes, single cards and new texts.
+    """Make a box of parts, in this order: cards of boxes, single cards and new texts.
 
-    All or nothing: a part that the project and channel do not have refuses the whole.
+    If the project and channel do not have one of the parts, no box is made.
     """
     from turnstile.cli.turns.box_options import make_of_parts
 

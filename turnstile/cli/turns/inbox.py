@@ -20,7 +20,7 @@ async def show(
     session: "Session",
     agent: Annotated[str | None, typer.Option(help="Only rows of this agent.")] = None,
     status: Annotated[InboxStatus | None, typer.Option(help="Only rows in this status.")] = None,
-    limit: Annotated[int, typer.Option(help="Most rows shown.", min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(help="How many rows to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List inbox rows, the newest first."""
     from turnstile.cli.turns.lookup import require_agent

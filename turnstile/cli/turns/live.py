@@ -97,7 +97,7 @@ class LiveView:
             self._out.line(f"— attempt {chunk.attempt}, starting over —", style="yellow")
         if advance.missed:
             self.close()
-            self._out.line("· some of the stream was not heard", style="dim")
+            self._out.line("· a part of the stream was lost", style="dim")
         match chunk.chunk_type:
             case ChunkType.START:
                 self.close()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _BUDGET = typer.Option(
-    help="What the turn and all below it may use: any of tokens=, usd=, turns=, seconds=.", metavar="tokens=N,usd=N,…"
+    help="What the turn and all turns below it may use: any of tokens=, usd=, turns=, seconds=.",
+    metavar="tokens=N,usd=N,…",
 )
 _WIDE = 140
 _BEGINNING = 18
@@ -27,11 +28,11 @@ _BEGINNING = 18
 async def show(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
-    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten anything.")] = False,
 ) -> None:
     """Show a turn as a transcript: the request, each step with its calls, the deliverable, its Web UI page.
 
-    A gateway has where it stands and its deliverable, without the transcript.
+    Through a gateway only its status and deliverable are shown, without the transcript.
     """
     from turnstile.cli.turns.lookup import require_of_client
     from turnstile.cli.turns.turn_report import document_of, link_of, print_report, print_view, read_end, read_report
@@ -57,7 +58,7 @@ async def show(
 async def show_all(
     session: "Session",
     agent: Annotated[str | None, typer.Option(help="Only turns of this agent.")] = None,
-    limit: Annotated[int, typer.Option(help="Most turns shown.", min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(help="How many turns to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List turns, the newest first."""
     from turnstile.cli.turns.lookup import require_agent
@@ -98,12 +99,12 @@ async def show_all(
 async def tree(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The id of a turn in the tree, or the beginning of it.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show it live until every turn is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Update it live until every turn has ended.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.1, max=3600)] = 0.5,
 ) -> None:
-    """Show the tree of turns that a turn is in: status, time, tokens and cost, own and with all below.
+    """Show the tree of turns that a turn is in: status, time, tokens and cost, of the turn and of all below it.
 
-    With --json one document, with --follow --json one line for each change.
+    --json prints one document, --follow --json one line for each change.
     """
     from turnstile.cli.turns.turn_tree import show_tree
 
@@ -116,10 +117,10 @@ async def stop(
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
     reason: Annotated[str, typer.Option(help="The reason to record.")] = "",
     cascade: Annotated[
-        Literal["waited", "all"], typer.Option(help="Which turns below it end too: those waited for, or all.")
+        Literal["waited", "all"], typer.Option(help="Which turns below it to cancel: those that it waits for, or all.")
     ] = "waited",
 ) -> None:
-    """End a turn as canceled, with the turns that it waits for; its deliverable has the partial results."""
+    """Cancel a turn and the turns that it waits for; its deliverable has the partial results."""
     from turnstile.cli.turns.asking import stop_turn, told_of_stop, told_of_wait
     from turnstile.cli.turns.lookup import whole_id
 
@@ -134,15 +135,15 @@ async def stop(
 async def steer(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
-    text: Annotated[str, typer.Argument(help="What its model shall read next; `-` reads standard input.")],
+    text: Annotated[str, typer.Argument(help="The message; `-` reads standard input.")],
     when_idle: Annotated[
-        bool, typer.Option("--when-idle", help="Not before the turn would end, which then goes on.")
+        bool, typer.Option("--when-idle", help="Only when the turn would otherwise end; it then continues.")
     ] = False,
     correlation_id: Annotated[
-        str | None, typer.Option(help="An idempotency key: repeating the request with it says nothing twice.")
+        str | None, typer.Option(help="Idempotency key: a message repeated with the same key is sent once.")
     ] = None,
 ) -> None:
-    """Say something to a turn while it runs: its next step asks the model with it."""
+    """Send a message to a turn while it runs: the model reads it in the next step."""
     from turnstile.cli.turns.asking import steer_turn, told_of_steer
     from turnstile.cli.turns.lookup import whole_id
     from turnstile.cli.turns.texts import given_text
@@ -155,7 +156,7 @@ async def steer(
 @command(app, "rerun", project=True, channel=True, client=True)
 async def rerun(
     session: "Session",
-    turn: Annotated[str, typer.Argument(help="The id of a turn that is over, or the beginning of it.")],
+    turn: Annotated[str, typer.Argument(help="The id of a turn that has ended, or the beginning of it.")],
     from_step: Annotated[
         int | None, typer.Option(help="The step to begin with; by default the step that failed, else 1.", min=1)
     ] = None,
@@ -167,12 +168,12 @@ async def rerun(
     budget: Annotated[str | None, _BUDGET] = None,
     wait: Annotated[bool, typer.Option(help="Print the answer as it streams, and the deliverable.")] = True,
     correlation_id: Annotated[
-        str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
+        str | None, typer.Option(help="Idempotency key: a request repeated with the same key returns the same turn.")
     ] = None,
 ) -> None:
-    """Run a turn again from one of its steps, by a new turn in copies of its boxes. Exit code 1 if that fails.
+    """Run a turn again from one of its steps, as a new turn on copies of its boxes. Exit code 1 if the new turn fails.
 
-    A failed turn goes on from the step that failed. What earlier steps did is kept, and what comes after is done anew.
+    By default a failed turn continues at the step that failed. Earlier steps are kept, later ones are run again.
     """
     from turnstile.cli.turns.asking import Again, run_again
     from turnstile.cli.turns.lookup import whole_id
@@ -189,7 +190,7 @@ async def rerun(
 async def enqueue(
     session: "Session",
     agent: Annotated[
-        str | None, typer.Argument(help="The agent's id; left out with --profile.", show_default=False)
+        str | None, typer.Argument(help="The agent's id; leave it out with --profile.", show_default=False)
     ] = None,
     text: Annotated[str | None, typer.Argument(help="The request; `-` reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with the request, instead of TEXT.")] = None,
@@ -197,7 +198,7 @@ async def enqueue(
         str | None, typer.Option(help="A box that the turn reads before the request.", metavar="BOX")
     ] = None,
     conversation: Annotated[
-        str | None, typer.Option(help="A conversation: its turns remember what was said in it.", metavar="ID")
+        str | None, typer.Option(help="The conversation; its turns see what was said in it before.", metavar="ID")
     ] = None,
     output_box: Annotated[
         str | None, typer.Option(help="The box that the turn writes to, instead of a new one.", metavar="BOX")
@@ -207,25 +208,25 @@ async def enqueue(
     ] = False,
     multitask: Annotated[
         MultitaskStrategy,
-        typer.Option(help="What becomes of your turns of the conversation that are not over.", show_default=True),
+        typer.Option(help="What happens to your unfinished turns of the conversation.", show_default=True),
     ] = MultitaskStrategy.ENQUEUE,
     wait: Annotated[bool, typer.Option("--wait", help="Print the answer as it streams, and the deliverable.")] = False,
     correlation_id: Annotated[
-        str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
+        str | None, typer.Option(help="Idempotency key: a request repeated with the same key returns the same turn.")
     ] = None,
     fields: Annotated[
         str | None, typer.Option(help="Fields that the deliverable must have, separated by commas.", metavar="A,B")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Profile, instead of the agent's; without an agent its instances are asked.")
+        str | None, typer.Option(help="Profile, instead of the agent's; without an agent, an instance of it answers.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
     budget: Annotated[str | None, _BUDGET] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Write to the ledger directly, without NATS and bridge.")
+        bool, typer.Option("--direct", help="Write directly to the database, without NATS or a bridge.")
     ] = False,
 ) -> None:
-    """Send a request to an agent: one turn, exactly one deliverable. With --wait exit code 1 if the turn fails."""
+    """Send a request to an agent: one turn, exactly one deliverable. With --wait, exit code 1 if the turn fails."""
     from turnstile.cli.turns.asking import Question, ask
     from turnstile.cli.turns.texts import budget_of, given_text
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TEXT = 2000
 _QUEUED = {
-    "agent_paused": "its agent, which is paused: `turnstile agent resume` goes on",
+    "agent_paused": "its agent, which is paused (`turnstile agent resume` lets it continue)",
     "agent_busy": "its agent, which has another turn",
     "output_box_busy": "its output box, which a turn of another agent writes",
 }
@@ -286,13 +286,13 @@ def _print_step(out: Output, step: StepEntry, moment: datetime, steers: Sequence
 
 
 def _cut(done: Compaction) -> str:
-    """How the memory was cut, and why."""
+    """How the memory was compacted, and why."""
     why = "it was full" if done.reason == "full" else "the model refused the request as too long"
-    how = "summed up" if done.when_full == "summarize" else "left out"
+    how = "summarized" if done.when_full == "summarize" else "left out"
     failed = f", without a summary ({done.error_code})" if done.error_code else ""
     kept = f"{amounts.counted(done.turns_cut, 'earlier turn')} {how}{failed}, {done.turns_kept} kept"
     about = "" if done.counted == "exact" else "about "
-    return f"! memory cut, {why}: {kept}; from {about}{done.tokens_before:,} tokens to {done.tokens_after:,}"
+    return f"! memory compacted, {why}: {kept}; from {about}{done.tokens_before:,} tokens to {done.tokens_after:,}"
 
 
 def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 async def watch(
     session: "Session",
     target: Annotated[
-        str, typer.Argument(help="An agent, until Ctrl-C, or a turn, until it ends.", metavar="AGENT|TURN")
+        str, typer.Argument(help="An agent (watched until Ctrl-C), or a turn (until it ends).", metavar="AGENT|TURN")
     ],
 ) -> None:
     """Print streamed text and events live. With --json every event is one line.
 
-    A gateway streams turns, and their text alone; agents are watched over NATS.
+    Through a gateway only turns can be watched, and only their text is shown. Watching an agent needs NATS.
     """
     from turnstile.cli.turns.lookup import find_turn, has_agent, require_agent, require_of_client, turn_of_client
     from turnstile.cli.turns.watching import watch_agent, watch_by_client, watch_turn
