@@ -165,7 +165,7 @@ async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: S
     assert wrong.hint.endswith(f"did you mean {target!r}?")
     tool = found["tool count_words of demo"]
     assert tool.status == "fail"
-    assert tool.says.startswith("nobody listens for cg.v1r4.demo.*.cmd.tool.doctored.count")
+    assert tool.says.startswith("no process listens on cg.v1r4.demo.*.cmd.tool.doctored.count")
 
 
 async def test_a_schema_that_cannot_be_enforced_is_told(stack: Stack) -> None:

@@ -36,22 +36,22 @@ def command(
 
     def register(function: F) -> F:
         optional = {"project": project, "channel": channel, "url": client, "token_file": client}
-        left_out = {each for each, wanted in optional.items() if not wanted}
-        shared = {each: option for each, option in OPTIONS.items() if each not in left_out}
-        own = list(inspect.signature(function).parameters.values())[1:]
+        left_out = {name for name, included in optional.items() if not included}
+        shared = {name: option for name, option in OPTIONS.items() if name not in left_out}
+        parameters = list(inspect.signature(function).parameters.values())[1:]
         added = [
-            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for each, (annotation, default) in shared.items()
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in shared.items()
         ]
 
         def run(**values: Any) -> None:
             from turnstile.cli.run import run_command
 
-            options = Options(**{each: values.pop(each) for each in shared})
+            options = Options(**{name: values.pop(name) for name in shared})
             run_command(lambda session: function(session, **values), options, serves=serves, quiet=quiet)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        run.__signature__ = inspect.Signature([*(each.replace(kind=keyword) for each in own), *added])  # pyright: ignore[reportFunctionMemberAccess] -- what typer reads
+        run.__signature__ = inspect.Signature([*(parameter.replace(kind=keyword) for parameter in parameters), *added])  # pyright: ignore[reportFunctionMemberAccess] -- what typer reads
         run.__doc__ = function.__doc__
         app.command(name)(run)
         return function

@@ -137,32 +137,32 @@ def failure_of(error: BaseException) -> Failure:
             message = f"{where}: {error.strerror}" if where else str(error.strerror)
             return Failure("file_unusable", message, _MENDABLE[number], REFUSED)
         case _:
-            name, told = type(error).__name__, str(error)
+            name, message = type(error).__name__, str(error)
             if name == "ValidationError":  # of pydantic, which --help does not import
                 from pydantic import ValidationError  # noqa: PLC0415 -- as above
 
                 from turnstile.schema.validation import describe_faults  # noqa: PLC0415 -- as above
 
-                told = describe_faults(error) if isinstance(error, ValidationError) else told
-            message = f"{name}: {told}"
+                message = describe_faults(error) if isinstance(error, ValidationError) else message
+            message = f"{name}: {message}"
             return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)
 
 
 def _chosen(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Of the errors of tasks that failed together, the first `TurnstileError`, else the first."""
     leaves = list(_leaves(group))
-    return next((each for each in leaves if isinstance(each, TurnstileError)), leaves[0])
+    return next((leave for leave in leaves if isinstance(leave, TurnstileError)), leaves[0])
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for each in group.exceptions:
-        if isinstance(each, BaseExceptionGroup):
-            yield from _leaves(cast("BaseExceptionGroup[BaseException]", each))
+    for exception in group.exceptions:
+        if isinstance(exception, BaseExceptionGroup):
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", exception))
         else:
-            yield each
+            yield exception
 
 
 def _failure(error: TurnstileError, exit_code: int) -> Failure:
     """The hint is that of the code, then the notes on the error."""
     hints = [_HINTS.get(error.code, ""), *getattr(error, "__notes__", ())]
-    return Failure(error.code, str(error), "; ".join(each for each in hints if each) or None, exit_code)
+    return Failure(error.code, str(error), "; ".join(hint for hint in hints if hint) or None, exit_code)

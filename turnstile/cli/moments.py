@@ -23,11 +23,11 @@ def moment(text: str, option: str, now: "datetime | None" = None) -> "datetime":
     now = now or datetime.now(UTC)
     try:
         if age := re.fullmatch(r"([0-9]{1,9})([smhdw])", text):
-            found = now - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+            parsed = now - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
         else:
-            found = datetime.fromisoformat(text).astimezone(UTC)
+            parsed = datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise BadRequest(f"{option} takes a time as 2026-01-31T12:00 or an age as 24h, got {text[:40]!r}") from None
-    if found > now:
+    if parsed > now:
         raise BadRequest(f"{option} must not be in the future, got {text[:40]!r}")
-    return found
+    return parsed

@@ -21,8 +21,8 @@ class Options:
     verbose: bool = False
 
 
-def _option(kind: object, shown: str, *names: str, metavar: str | None = None) -> tuple[object, object]:
-    option = typer.Option(*names, help=shown, metavar=metavar, rich_help_panel="Common options")
+def _option(kind: object, text: str, *names: str, metavar: str | None = None) -> tuple[object, object]:
+    option = typer.Option(*names, help=text, metavar=metavar, rich_help_panel="Common options")
     return Annotated[kind, option], False if kind is bool else None
 
 

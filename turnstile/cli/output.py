@@ -213,8 +213,8 @@ class Output:
             for line in self._wrapped(Text(clean(text), style=style), self.width - _INDENT):
                 self._out.print(Text.assemble(" " * _INDENT, line), soft_wrap=True)
             return
-        for each in clean(text).split("\n"):
-            self._out.print(Text(" " * _INDENT + each, style=style), soft_wrap=True)
+        for part in clean(text).split("\n"):
+            self._out.print(Text(" " * _INDENT + part, style=style), soft_wrap=True)
 
     def stream(self, text: str, *, style: str = "") -> None:
         """Print a piece of text without a newline, and flush."""
@@ -286,7 +286,7 @@ def _plain(value: JsonValue | BaseModel | Sequence[BaseModel]) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -328,6 +328,6 @@ def _cell(value: object) -> Text:
         case int() | float() | Decimal():
             return Text(amount(value))
         case list() | tuple():
-            return Text(clean(", ".join(str(each) for each in value)))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- any values
+            return Text(clean(", ".join(str(item) for item in value)))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- any values
         case _:
             return Text(clean(str(value)))

@@ -136,8 +136,8 @@ class Session:
             async with asyncio.timeout(patience):
                 conn = await connect(url, name="turnstile cli", on_wait=self.out.remark)
         except TimeoutError:
-            shown = ", ".join(addresses.without_password(each) for each in url.split(","))
-            raise ServerUnavailable(f"no answer from NATS at {shown} in {amount(patience)} s") from None
+            hosts = ", ".join(addresses.without_password(part) for part in url.split(","))
+            raise ServerUnavailable(f"no answer from NATS at {hosts} in {amount(patience)} s") from None
         try:
             yield conn
         finally:

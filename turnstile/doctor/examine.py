@@ -92,8 +92,8 @@ class _Doctor:
         if url := self._gateway():
             looks.append(looked("gateway", lambda: _gateway(url), at=url))
         looks.append(check_serving(self.settings, endpoints, self._log("nats", endpoints)))
-        found = [check for each in await asyncio.gather(*looks) for check in each]
-        return [*found, *check_disks(self._homes(endpoints))]
+        checks = [check for group in await asyncio.gather(*looks) for check in group]
+        return [*checks, *check_disks(self._homes(endpoints))]
 
     def _homes(self, endpoints: Endpoints) -> list[Path]:
         """The data directories of those servers of a `turnstile up` here that are in use."""
@@ -103,14 +103,14 @@ class _Doctor:
     def _gateway(self) -> str | None:
         """Where the gateway of the settings, or of a `turnstile up` here, serves; None if there is none."""
         data = find_data(self.data)
-        found = read_endpoints(data) if data is not None else None
-        return self.settings.gateway.url or (found.gateway_url if found is not None else None)
+        endpoints = read_endpoints(data) if data is not None else None
+        return self.settings.gateway.url or (endpoints.gateway_url if endpoints is not None else None)
 
     def _log(self, name: ServerName, endpoints: Endpoints) -> Path | None:
         """The log of this server of a `turnstile up` here, if that is the one in use."""
         data = find_data(self.data)
-        found = read_endpoints(data) if data is not None else None
-        if data is None or found is None or _address(name, found) != _address(name, endpoints):
+        running = read_endpoints(data) if data is not None else None
+        if data is None or running is None or _address(name, running) != _address(name, endpoints):
             return None
         return log_path(data, name)
 
@@ -124,7 +124,7 @@ class _Doctor:
         """Whether a worker serves the listeners that `[pump]` names and those that messages wait for."""
         target, names = self.settings.pump.worker_target, self.settings.pump.listeners
         try:
-            wanted = sorted(load_registry(names).listeners) if names else []
+            expected = sorted(load_registry(names).listeners) if names else []
         except BadListener as error:
             return [Check(name="listeners", status="fail", says=str(error), hint="no worker starts with them")]
         try:
@@ -136,18 +136,18 @@ class _Doctor:
         except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             says = f"the database could not be queried for them ({type(error).__name__})"
             return [Check(name="listeners", status="warn", says=says)] if names else []
-        return _served(target, wanted, served, waited)
+        return _served(target, expected, served, waited)
 
     async def claims(self) -> list[Check]:
         """A line if claims of inbox rows failed and are tried again: where Temporal takes nothing, all are."""
         try:
             async with self._ledger() as pool:
-                found = (await pool.run(measure_inbox)).tried_again
+                reasons = (await pool.run(measure_inbox)).tried_again
         except Exception:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             return []
-        if not found:
+        if not reasons:
             return []
-        says = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()))
+        says = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         hint = "`turnstile inbox list` shows the rows; `turnstile docs operations` says what each reason means"
         return [Check(name="inbox", status="warn", says=f"rows are tried again: {says}", hint=hint)]
 
@@ -155,14 +155,14 @@ class _Doctor:
         """The models of all profiles and those given on the command line; a line if profiles cannot be read."""
         try:
             async with self._ledger() as pool:
-                found = await pool.run(list_profile_models)
+                rows = await pool.run(list_profile_models)
         except ConfigError:
             return list(dict.fromkeys(self.models)), []
         except Exception:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             says = "profiles could not be read, so their models are not checked"
             check = Check(name="models", status="warn", says=says, hint="see the line of PostgreSQL")
             return list(dict.fromkeys(self.models)), [check]
-        return list(dict.fromkeys((*self.models, *(each.model for each in found)))), []
+        return list(dict.fromkeys((*self.models, *(row.model for row in rows)))), []
 
     @asynccontextmanager
     async def _ledger(self) -> AsyncGenerator[Pool]:
@@ -182,16 +182,16 @@ async def examine(settings: Settings, data: Path | None, models: Sequence[str]) 
     servers, listeners, claims, (named, problems) = await asyncio.gather(
         doctor.servers(), doctor.listeners(), doctor.claims(), doctor.named_models()
     )
-    found = await check_models(settings, named) if named or not problems else []
-    checks = [*versions(), *servers, *listeners, *claims, *problems, *key_files(settings), *found]
+    models = await check_models(settings, named) if named or not problems else []
+    checks = [*versions(), *servers, *listeners, *claims, *problems, *key_files(settings), *models]
     return [*checks, verdict(checks)]
 
 
 def verdict(checks: Sequence[Check]) -> Check:
     """The last line: whether turns can run here, and which checks failed."""
-    if failed := [each.name for each in checks if each.status == "fail"]:
+    if failed := [check.name for check in checks if check.status == "fail"]:
         return Check(name="turns", status="fail", says=f"cannot all run here; fix first: {', '.join(failed)}")
-    if any(each.name == "servers" for each in checks):
+    if any(check.name == "servers" for check in checks):
         return Check(name="turns", status="fail", says="cannot run yet: no servers are known")
     return Check(name="turns", status="ok", says="can run here")
 
@@ -199,26 +199,26 @@ def verdict(checks: Sequence[Check]) -> Check:
 def versions() -> list[Check]:
     """The versions of Python and of the main libraries."""
     python = ".".join(str(part) for part in sys.version_info[:3])
-    found = [Check(name="Python", status="ok" if sys.version_info >= (3, 11) else "fail", says=python)]
+    checks = [Check(name="Python", status="ok" if sys.version_info >= (3, 11) else "fail", says=python)]
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES)
-    found.append(Check(name="packages", status="ok", says=f"turnstile {release()}, {packages}"))
+    checks.append(Check(name="packages", status="ok", says=f"turnstile {release()}, {packages}"))
     try:
         litellm = metadata.version("litellm")
     except metadata.PackageNotFoundError:
         hint = "install requirements.lock; scripted models work without it"
-        return [*found, Check(name="litellm", status="fail", says="not installed", hint=hint)]
+        return [*checks, Check(name="litellm", status="fail", says="not installed", hint=hint)]
     if litellm in COMPROMISED["litellm"]:
         hint = "uninstall it, replace every key that this machine holds, install requirements.lock"
-        return [*found, Check(name="litellm", status="fail", says=f"{litellm} steals keys", hint=hint)]
+        return [*checks, Check(name="litellm", status="fail", says=f"{litellm} steals keys", hint=hint)]
     if litellm != TESTED_VERSION:
         says = f"{litellm}; the tested version is {TESTED_VERSION}"
-        return [*found, Check(name="litellm", status="warn", says=says, hint="install requirements.lock")]
-    return [*found, Check(name="litellm", status="ok", says=litellm)]
+        return [*checks, Check(name="litellm", status="warn", says=says, hint="install requirements.lock")]
+    return [*checks, Check(name="litellm", status="ok", says=litellm)]
 
 
 def key_files(settings: Settings) -> list[Check]:
     """Whether each key file can be read, and by its owner only."""
-    found: list[Check] = []
+    checks: list[Check] = []
     named = dict(settings.model.api_key_files)
     if settings.temporal.codec_keys_file:
         named["[temporal].codec_keys_file"] = Path(settings.temporal.codec_keys_file)
@@ -227,16 +227,16 @@ def key_files(settings: Settings) -> list[Check]:
         try:
             mode = file.stat().st_mode
         except OSError as error:
-            found.append(
+            checks.append(
                 Check(name=name, status="fail", says=f"{file}: {error.strerror}", hint="[model.api_key_files]")
             )
             continue
         others = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
         says = f"{file}, readable by others" if others else str(file)
-        found.append(
+        checks.append(
             Check(name=name, status="warn" if others else "ok", says=says, hint=f"chmod 600 {file}" if others else "")
         )
-    return found
+    return checks
 
 
 async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]:
@@ -244,7 +244,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
     if not models:
         return [Check(name="models", status="ok", says="no profile names one yet")]
     router = Models(settings).router
-    found: list[Check] = []
+    checks: list[Check] = []
     try:
         for model in models:
             try:
@@ -253,27 +253,29 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
                 hint = (
                     "doctor looks in its own environment; `turnstile docs models` lists providers and their variables"
                 )
-                found.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
+                checks.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
             else:
-                found.append(Check(name=model, status="ok", says="can be asked"))
+                checks.append(Check(name=model, status="ok", says="can be asked"))
     finally:
         await router.close()
-    return found
+    return checks
 
 
-def _served(target: str, wanted: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]) -> list[Check]:
+def _served(
+    target: str, listeners: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]
+) -> list[Check]:
     """One line for the served or missing listeners, and one for each unserved listener that messages wait for."""
     hint = "start `turnstile worker` with these [pump].listeners"
-    found = [Check(name="listeners", status="fail", says=each.sentence(), hint=hint) for each in waited]
-    missing = sorted(set(wanted) - set(served))
+    checks = [Check(name="listeners", status="fail", says=unserved.sentence(), hint=hint) for unserved in waited]
+    missing = sorted(set(listeners) - set(served))
     if missing:
         says = f"no worker of {target!r} has {', '.join(missing)}"
-        found.append(Check(name="listeners", status="warn", says=says, hint=hint))
+        checks.append(Check(name="listeners", status="warn", says=says, hint=hint))
     elif served:
         most = max(served.values())
         names = ", ".join(name if n == most else f"{name} (by {n} of {most} workers)" for name, n in served.items())
-        found.append(Check(name="listeners", status="ok", says=f"{target!r} has {names}"))
-    return found
+        checks.append(Check(name="listeners", status="ok", says=f"{target!r} has {names}"))
+    return checks
 
 
 def _address(name: ServerName, endpoints: Endpoints) -> str:
@@ -375,7 +377,7 @@ async def _version(settings: Settings, endpoints: Endpoints) -> list[Check]:
     """Whether the build in these settings is the current one, which runs all turns."""
     worker = settings.worker
     builds = await list_builds(await connect_engine(settings.temporal, endpoints), worker.deployment_name)
-    current = next((each.build_id for each in builds if each.current), None)
+    current = next((build.build_id for build in builds if build.current), None)
     says = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
     if current == worker.build_id:
         return [Check(name="worker version", status="ok", says=says)]

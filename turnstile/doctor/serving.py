@@ -75,10 +75,10 @@ async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path
         bridge = await looked("bridge", lambda: _bridge(settings, conn))
         if roster is None:
             return [*streams, *bridge, *unread]
-        found = await _listening(conn, roster)
+        consumers = await _listening(conn, roster)
     finally:
         await conn.close()
-    return [*streams, *bridge, *_workers(roster), *_targets(settings, roster, found), *_tools(roster, found)]
+    return [*streams, *bridge, *_workers(roster), *_targets(settings, roster, consumers), *_tools(roster, consumers)]
 
 
 async def _roster_or_none(url: str) -> _Roster | None:
@@ -105,24 +105,24 @@ async def _read_roster(url: str) -> _Roster:
 
 async def check_streams(conn: NatsConnection, log: Path | None) -> list[Check]:
     """Whether each stream stores a message and returns it."""
-    found: list[Check] = []
+    checks: list[Check] = []
     for stream, error in (await probe_streams(conn, remove=log is not None)).items():
         name = f"stream {stream}"
         if error is None:
-            found.append(Check(name=name, status="ok", says="stored a message and found it again"))
+            checks.append(Check(name=name, status="ok", says="stored a message and found it again"))
         elif isinstance(error, ConfigError):
             hint = "ask with the settings of a bridge or a worker"
-            found.append(Check(name=name, status="warn", says=str(error), hint=hint))
+            checks.append(Check(name=name, status="warn", says=str(error), hint=hint))
         elif isinstance(error, NoStream):
             hint = "`turnstile migrate` makes it; bridges and workers make one that is gone"
-            found.append(Check(name=name, status="fail", says=str(error), hint=hint))
+            checks.append(Check(name=name, status="fail", says=str(error), hint=hint))
         else:
             logged = last_error(log) if log is not None else ""
             says = f"{error}; the log of NATS says: {logged}" if logged else str(error)
             hint = "no event is published while it refuses: make room on its disk, see its log, then start NATS again"
             hint = f"{hint}, which `turnstile up` does by itself" if log is not None else hint
-            found.append(Check(name=name, status="fail", says=says, hint=hint))
-    return found
+            checks.append(Check(name=name, status="fail", says=says, hint=hint))
+    return checks
 
 
 async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
@@ -143,8 +143,8 @@ async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
 
 async def _listening(conn: NatsConnection, roster: _Roster) -> list[Consumer] | None:
     """The consumers, queried until each needed one has an open pull, for a moment. None if not permitted."""
-    wakeups = [wakeup_consumer(each.worker_target) for each in roster.targets]
-    patterns = [each for tool in roster.tools if (each := _pattern(tool)) is not None]
+    wakeups = [wakeup_consumer(target.worker_target) for target in roster.targets]
+    patterns = [pattern for tool in roster.tools if (pattern := _pattern(tool)) is not None]
 
     async def ask() -> list[Consumer] | None:
         listed = await list_consumers(conn)
@@ -155,14 +155,14 @@ async def _listening(conn: NatsConnection, roster: _Roster) -> list[Consumer] | 
 
 async def _ask_or_none(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> list[Consumer] | None:
     """The result of `ask`, or None if it fails; the stream checks report the cause."""
-    found: list[Consumer] | None = None
+    consumers: list[Consumer] | None = None
 
     async def look() -> list[Check]:
-        nonlocal found
-        found = await ask()
+        nonlocal consumers
+        consumers = await ask()
         return []
 
-    return None if await looked("consumers", look) else found
+    return None if await looked("consumers", look) else consumers
 
 
 def _workers(roster: _Roster) -> list[Check]:
@@ -171,11 +171,11 @@ def _workers(roster: _Roster) -> list[Check]:
         hint = f"start `turnstile worker`, or `turnstile up`; {_SIGNS_ON}"
         return [Check(name="workers", status="fail", says="none has signed on in the last 30 s", hint=hint)]
     instances: dict[str, list[LiveWorker]] = {}
-    for each in roster.workers:
-        instances.setdefault(each.instance, []).append(each)
+    for worker in roster.workers:
+        instances.setdefault(worker.instance, []).append(worker)
     return [
-        _worker(name, [each.worker_target for each in own], min(each.seen_seconds for each in own))
-        for name, own in instances.items()
+        _worker(name, [worker.worker_target for worker in group], min(worker.seen_seconds for worker in group))
+        for name, group in instances.items()
     ]
 
 
@@ -187,29 +187,31 @@ def _worker(name: str, targets: Iterable[str], seen_seconds: float) -> Check:
     return Check(name=f"worker {name}", status="warn", says=says, hint=hint)
 
 
-def _targets(settings: Settings, roster: _Roster, found: list[Consumer] | None) -> list[Check]:
+def _targets(settings: Settings, roster: _Roster, consumers: list[Consumer] | None) -> list[Check]:
     """Whether each target that agents and profiles name has a worker and a bridge."""
     if not roster.targets:
         return [Check(name="targets", status="ok", says="no agent or profile names one yet")]
-    served = sorted({each.worker_target for each in roster.workers} | set(settings.worker.worker_targets))
-    return _capped("targets", [_target(use, roster.workers, found, served) for use in roster.targets])
+    served = sorted({worker.worker_target for worker in roster.workers} | set(settings.worker.worker_targets))
+    return _capped("targets", [_target(use, roster.workers, consumers, served) for use in roster.targets])
 
 
 def _target(
-    use: TargetUse, workers: Sequence[LiveWorker], found: list[Consumer] | None, served: Sequence[str]
+    use: TargetUse, workers: Sequence[LiveWorker], consumers: list[Consumer] | None, served: Sequence[str]
 ) -> Check:
     name = f"target {use.worker_target}"
-    own = [each for each in workers if each.worker_target == use.worker_target]
-    here = sum(each.seen_seconds <= _LATE_SECONDS for each in own)
+    serving = [worker for worker in workers if worker.worker_target == use.worker_target]
+    here = sum(worker.seen_seconds <= _LATE_SECONDS for worker in serving)
     rings = (
         None
-        if found is None
-        else any(each.listens for each in found if each.name == wakeup_consumer(use.worker_target))
+        if consumers is None
+        else any(consumer.listens for consumer in consumers if consumer.name == wakeup_consumer(use.worker_target))
     )
     named = _count(use.agents, "agent", "agents"), _count(use.profiles, "profile", "profiles")
     who = f"named by {' and '.join(named)}, such as {use.example}"
     nobody = (
-        f"no worker has signed on for {min(each.seen_seconds for each in own):.0f} s" if own else "no worker serves it"
+        f"no worker has signed on for {min(worker.seen_seconds for worker in serving):.0f} s"
+        if serving
+        else "no worker serves it"
     )
     missing = [*([] if here else [nobody]), *(["no bridge serves it"] if rings is False else [])]
     if not missing:
@@ -218,7 +220,7 @@ def _target(
     if use.worker_target in served:
         command = "worker" if rings else "bridge" if here else "up"
         hint = f"start `turnstile {command}`" if command == "up" else f"start `turnstile {command}`, or `turnstile up`"
-        hint = f"{hint}; {_SIGNS_ON}" if own and not here else hint
+        hint = f"{hint}; {_SIGNS_ON}" if serving and not here else hint
     else:
         close = difflib.get_close_matches(use.worker_target, served, n=1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
@@ -227,18 +229,18 @@ def _target(
     return Check(name=name, status=status, says=f"{' and '.join(missing)}: {who}", hint=hint)
 
 
-def _tools(roster: _Roster, found: list[Consumer] | None) -> list[Check]:
+def _tools(roster: _Roster, consumers: list[Consumer] | None) -> list[Check]:
     """Whether a process waits for the commands of each tool."""
     if not roster.tools:
         return []
-    if found is None:
+    if consumers is None:
         says = f"this user may not ask which processes serve {len(roster.tools)} tools"
         return [Check(name="tools", status="warn", says=says, hint="ask with the settings of a bridge")]
-    lines = [_tool(tool, found) for tool in roster.tools]
+    lines = [_tool(tool, consumers) for tool in roster.tools]
     return _capped("tools", lines)
 
 
-def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
+def _tool(tool: ToolTarget, consumers: Sequence[Consumer]) -> Check:
     name = f"tool {tool.tool_name} of {tool.project_id}"
     pattern = _pattern(tool)
     if pattern is None:
@@ -247,10 +249,10 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
     if (problem := _unenforced(tool)) is not None:
         hint = "write the schema without it and `turnstile tool put` it; until then its calls are refused"
         return Check(name=name, status="warn", says=f"the schema of its parameters {problem}", hint=hint)
-    own = [each for each in found if each.takes(pattern)]
-    if any(each.listens for each in own):
+    listening = [consumer for consumer in consumers if consumer.takes(pattern)]
+    if any(consumer.listens for consumer in listening):
         return Check(name=name, status="ok", says="a process listens")
-    if held := sum(each.num_ack_pending for each in own):
+    if held := sum(consumer.num_ack_pending for consumer in listening):
         hint = "the tool is busy, or it has ended; then its calls are delivered again when it starts"
         says = f"{held} calls were delivered and not acknowledged, and no process asks for more"
         return Check(name=name, status="warn", says=says, hint=hint)
@@ -284,7 +286,7 @@ def _count(number: int, one: str, many: str) -> str:
 def _capped(name: str, lines: Sequence[Check]) -> list[Check]:
     """The lines ordered by status, failures first; beyond `_LINES` one line counts the rest."""
     order = {"fail": 0, "warn": 1, "ok": 2}
-    lines = sorted(lines, key=lambda each: order[each.status])
+    lines = sorted(lines, key=lambda line: order[line.status])
     kept, left = lines[:_LINES], lines[_LINES:]
     if not left:
         return kept

@@ -65,10 +65,10 @@ class _Stream(Tolerant):
 async def check_storage(settings: Settings, endpoints: Endpoints, conn: NatsConnection) -> list[Check]:
     """Lines about the servers' disks and the streams' replicas."""
     embedded = None if settings.nats.servers else endpoints.nats_monitoring_url
-    urls = [each.strip() for each in (settings.nats.monitoring_url or embedded or "").split(",")]
+    urls = [part.strip() for part in (settings.nats.monitoring_url or embedded or "").split(",")]
     return [
         *[await _written(url, f"{_NAME} {url}" if urls[1:] else _NAME) for url in urls],
-        *[await _replicas(settings, conn, each) for each in _STREAMS],
+        *[await _replicas(settings, conn, stream) for stream in _STREAMS],
     ]
 
 
@@ -78,17 +78,17 @@ async def _written(url: str, name: str) -> Check:
         says = "how often it writes to its disk is not known, so a power failure may lose messages"
         return Check(name=name, status="warn", says=says, hint=hint)
     try:
-        found = await asyncio.to_thread(_ask, url)
+        settings = await asyncio.to_thread(_ask, url)
     except (OSError, ValueError) as error:
         says = f"{url}/jsz does not answer ({type(error).__name__}), so how much a power failure may lose is not known"
         return Check(name=name, status="warn", says=says, hint="see [nats].monitoring_url and `http:` of the server")
-    if found.config.sync_always:
+    if settings.config.sync_always:
         return Check(
             name=name,
             status="ok",
             says="it writes each message of a stream to its disk before it acknowledges it: a power failure loses none",
         )
-    seconds = found.config.sync_interval / 1e9
+    seconds = settings.config.sync_interval / 1e9
     says = f"it writes to its disk every {amount(seconds)} s: a power failure may lose {_LOST}"
     hint = "set `jetstream { sync_interval: always }` in its configuration (`turnstile docs operations`)"
     return Check(name=name, status="warn", says=says, hint=hint)
@@ -101,33 +101,36 @@ def _ask(url: str) -> _Jsz:
 
 async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Check:
     """Whether a stream is stored as the settings say, and all servers that have it are up to date."""
-    name, wanted = f"storage of {stream}", settings.nats
+    name, section = f"storage of {stream}", settings.nats
     try:
-        found = _Stream.model_validate(await call_api(conn, f"STREAM.INFO.{stream}", {}))
+        stream_info = _Stream.model_validate(await call_api(conn, f"STREAM.INFO.{stream}", {}))
     except (JetStreamError, ServerUnavailable, ConfigError, ValidationError):
         return Check(name=name, status="ok", says="this user may not ask, or the stream's own line says why")
-    has, behind = found.config, [each.name for each in found.cluster.replicas if each.offline or not each.current]
+    has, behind = (
+        stream_info.config,
+        [replica.name for replica in stream_info.cluster.replicas if replica.offline or not replica.current],
+    )
     kept = "in files" if has.storage == "file" else "in memory, which a restart of its servers empties"
     says = f"{kept}, {has.num_replicas} {'replica' if has.num_replicas == 1 else 'replicas'}"
     if behind:
         hint = "the loss of one more server may stop the stream: check that they run and reach each other"
         return Check(name=name, status="warn", says=f"{says}; not up to date: {', '.join(behind)}", hint=hint)
-    if has.num_replicas < wanted.replicas:
-        says = f"{says}, and [nats].replicas is {wanted.replicas}"
+    if has.num_replicas < section.replicas:
+        says = f"{says}, and [nats].replicas is {section.replicas}"
         return Check(name=name, status="warn", says=says, hint="run `turnstile migrate`, which raises it")
-    if has.storage != wanted.storage:
-        says = f"{says}, and [nats].storage is {wanted.storage}"
+    if has.storage != section.storage:
+        says = f"{says}, and [nats].storage is {section.storage}"
         hint = "NATS cannot change it: stop all processes, delete the stream, and run `turnstile migrate`"
         return Check(name=name, status="warn", says=says, hint=hint)
     setting = "max_commands_mb" if stream == subjects.CMD_STREAM else "max_events_mb"
-    bound = wanted.max_commands_mb if stream == subjects.CMD_STREAM else wanted.max_events_mb
+    bound = section.max_commands_mb if stream == subjects.CMD_STREAM else section.max_events_mb
     if bound and has.max_bytes <= 0:
-        says = f"{says}, {found.state.bytes >> 20} MB without a bound, and [nats].{setting} is {bound}"
+        says = f"{says}, {stream_info.state.bytes >> 20} MB without a bound, and [nats].{setting} is {bound}"
         hint = f"set [nats].{setting} above that and within what the server may store; then run `turnstile migrate`"
         return Check(name=name, status="warn", says=says, hint=hint)
-    if has.max_bytes > 0 and found.state.bytes > has.max_bytes * _NEARLY:
-        says = f"{says}, {found.state.bytes >> 20} of {has.max_bytes >> 20} MB: it drops its oldest messages"
+    if has.max_bytes > 0 and stream_info.state.bytes > has.max_bytes * _NEARLY:
+        says = f"{says}, {stream_info.state.bytes >> 20} of {has.max_bytes >> 20} MB: it drops its oldest messages"
         hint = f"raise [nats].{setting}, then run `turnstile migrate`; `nats stream subjects` shows whose they are"
         return Check(name=name, status="warn", says=says, hint=hint)
-    more = f" ([nats].replicas is {wanted.replicas}; it is never lowered by itself)"
-    return Check(name=name, status="ok", says=says + (more if has.num_replicas > wanted.replicas else ""))
+    more = f" ([nats].replicas is {section.replicas}; it is never lowered by itself)"
+    return Check(name=name, status="ok", says=says + (more if has.num_replicas > section.replicas else ""))

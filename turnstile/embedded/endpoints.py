@@ -52,5 +52,5 @@ def read_endpoints(data: Path) -> Endpoints | None:
 
 def find_endpoints(data: Path | None = None) -> Endpoints | None:
     """Reads `data` if given, else the first `.turnstile` with running servers here or in a directory above."""
-    found = find_data(data)
-    return read_endpoints(found) if found is not None else None
+    home = find_data(data)
+    return read_endpoints(home) if home is not None else None

@@ -38,14 +38,14 @@ class Disk:
 
 def disk_of(path: Path) -> Disk:
     """The file system of a directory that exists."""
-    found = os.statvfs(path)
-    free = found.f_bavail * found.f_frsize // 1_000_000
-    return Disk(path, path.stat().st_dev, free, bool(found.f_flag & os.ST_RDONLY), found.f_blocks > 0)
+    stats = os.statvfs(path)
+    free = stats.f_bavail * stats.f_frsize // 1_000_000
+    return Disk(path, path.stat().st_dev, free, bool(stats.f_flag & os.ST_RDONLY), stats.f_blocks > 0)
 
 
 def disks_of(*directories: Path) -> list[Disk]:
     """The file systems of those directories that exist, each once; PostgreSQL may have its log on one of its own."""
-    places = [place for each in directories for place in (each, each / "pg_wal") if place.is_dir()]
+    places = [place for directory in directories for place in (directory, directory / "pg_wal") if place.is_dir()]
     return list({disk.device: disk for disk in map(disk_of, reversed(places))}.values())[::-1]
 
 
@@ -85,5 +85,5 @@ def tail(log: Path, start: int = 0, lines: int = 15) -> str:
 
 def last_error(log: Path) -> str:
     """The text of the last error in the last 40 lines of a NATS log, without its time; empty if there is none."""
-    found = [line.partition("[ERR] ")[2] for line in tail(log, lines=40).splitlines() if "[ERR] " in line]
-    return found[-1] if found else ""
+    errors = [line.partition("[ERR] ")[2] for line in tail(log, lines=40).splitlines() if "[ERR] " in line]
+    return errors[-1] if errors else ""

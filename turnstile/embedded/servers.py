@@ -133,7 +133,7 @@ class EmbeddedServers:
 
     def disk_trouble(self, name: ServerName) -> str:
         """Why an embedded server cannot write its data, in words; empty if it can."""
-        return next((each.trouble for each in self.disks(name) if each.trouble), "")
+        return next((disk.trouble for disk in self.disks(name) if disk.trouble), "")
 
     def pid(self, name: ServerName) -> int:
         """The pid of an embedded server; raises `ServerNotRunning`."""
@@ -203,7 +203,7 @@ class EmbeddedServers:
             (self._temporal_address, temporal),
         ]
         self._servers = {server.name: server for address, server in wanted if address is None}
-        self.moved = [each for each in moved if each.name.split("_")[0] in (*self._servers, "gateway")]
+        self.moved = [move for move in moved if move.name.split("_")[0] in (*self._servers, "gateway")]
         await self._start_together()
         return Endpoints(
             database_url=self._database_url or postgres.url(),

@@ -95,7 +95,7 @@ class TemporalServer(EmbeddedServer):
         config = (*DYNAMIC_CONFIG, *DEV_CONFIG, f"frontend.httpAllowedHosts={json.dumps([self.http_host])}")
         words += [word for value in config for word in ("--dynamic-config-value", value)]
         attributes = [f"{key.name}={key.indexed_value_type.name.capitalize()}" for key in SEARCH_ATTRIBUTES]
-        words += [word for each in attributes for word in ("--search-attribute", each)]
+        words += [word for attribute in attributes for word in ("--search-attribute", attribute)]
         # The server must not read the user's client profile, nor check the network for new versions.
         words += ["--headless=false", "--ui-disable-news-fetch", "--disable-config-file", "--disable-config-env"]
         return StartProcess(

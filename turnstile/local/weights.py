@@ -104,11 +104,11 @@ def is_whole(weights: Weights, file: Path) -> bool:
 
 def digest(file: Path) -> str:
     """The SHA-256 of a file."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with file.open("rb") as opened:
         while block := opened.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _missing(name: str, what: str) -> ModelError:

@@ -18,22 +18,22 @@ class NothingRuns(ConfigError):
 
 def resolve_endpoints(settings: Settings, data: Path | None) -> Endpoints:
     """All three addresses; raises `ConfigError`, which says what to start or set, if one is not known."""
-    found = announced(data)
-    given = {
-        "[database].url": settings.database.url or (found.database_url if found else ""),
-        "[nats].servers": settings.nats.url or (found.nats_url if found else ""),
-        "[temporal].address": settings.temporal.address or (found.temporal_address if found else ""),
+    endpoints = announced(data)
+    addresses = {
+        "[database].url": settings.database.url or (endpoints.database_url if endpoints else ""),
+        "[nats].servers": settings.nats.url or (endpoints.nats_url if endpoints else ""),
+        "[temporal].address": settings.temporal.address or (endpoints.temporal_address if endpoints else ""),
     }
-    if missing := [key for key, address in given.items() if not address]:
+    if missing := [key for key, address in addresses.items() if not address]:
         raise nothing_runs(data, missing)
-    database, nats, temporal = given.values()
+    database, nats, temporal = addresses.values()
     return Endpoints(
         database_url=database,
         nats_url=nats,
-        nats_monitoring_url=found.nats_monitoring_url if found else None,
+        nats_monitoring_url=endpoints.nats_monitoring_url if endpoints else None,
         temporal_address=temporal,
-        temporal_namespace=settings.temporal.namespace or (found.temporal_namespace if found else NAMESPACE),
-        web_ui_url=web_ui_url(settings, found),
+        temporal_namespace=settings.temporal.namespace or (endpoints.temporal_namespace if endpoints else NAMESPACE),
+        web_ui_url=web_ui_url(settings, endpoints),
     )
 
 
@@ -41,18 +41,18 @@ def database_url(settings: Settings, data: Path | None) -> str:
     """The ledger's address; raises `ConfigError` as `resolve_endpoints` does."""
     if settings.database.url:
         return settings.database.url
-    if (found := announced(data)) is None:
+    if (endpoints := announced(data)) is None:
         raise nothing_runs(data, ["[database].url"])
-    return found.database_url
+    return endpoints.database_url
 
 
 def nats_url(settings: Settings, data: Path | None) -> str:
     """The address of NATS; raises `ConfigError` as `resolve_endpoints` does."""
     if settings.nats.url:
         return settings.nats.url
-    if (found := announced(data)) is None:
+    if (endpoints := announced(data)) is None:
         raise nothing_runs(data, ["[nats].servers"])
-    return found.nats_url
+    return endpoints.nats_url
 
 
 def announced(data: Path | None) -> Endpoints | None:

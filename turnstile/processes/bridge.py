@@ -97,13 +97,13 @@ class Bridge:
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
         people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
-        asked = {
+        handlers = {
             **ToolRequests(pool, delegation, ToolQuestions(pool, publisher)).handlers(),
             **ToolProgress(pool, publisher).handlers(),
             **people.handlers(),
             **BudgetChanges(pool).handlers(),
         }
-        requests = instrumented(throttled(asked, throttle), telemetry)
+        requests = instrumented(throttled(handlers, throttle), telemetry)
         service = VerbService(
             conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
         )
@@ -130,8 +130,11 @@ class Bridge:
             ThreadTurns(conn, pool, threads).run(stop),
             push_sender(self.servers).run(stop),
             *([actions.run(stop)] if settings.bridge.ui_actions else []),
-            *(Doorbells(conn, self.claims, each).run(stop) for each in shared),
-            *(self.exclusive.serve("bridge", each, stop, partial(self._serve_exclusive, each)) for each in exclusive),
+            *(Doorbells(conn, self.claims, target).run(stop) for target in shared),
+            *(
+                self.exclusive.serve("bridge", target, stop, partial(self._serve_exclusive, target))
+                for target in exclusive
+            ),
         ]
         for job in jobs:
             group.create_task(job)

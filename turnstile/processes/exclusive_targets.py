@@ -76,8 +76,8 @@ async def _serve(hold: Hold, stop: asyncio.Event, serve: Serve) -> None:
         ending.set()
         await serving
     finally:
-        for each in (serving, waiting):
-            each.cancel()
+        for task in (serving, waiting):
+            task.cancel()
         await asyncio.wait([serving, waiting])
 
 
@@ -87,5 +87,5 @@ async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()

@@ -151,11 +151,11 @@ async def serve_gateway(
 def _raise_file_limit(connections: int) -> None:
     """Let this process open a file for each connection, as far as the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-        if most < wanted:
+        if most < needed:
             log.warning("[gateway].max_connections is %d, and this process may open %d files", connections, most)
 
 
@@ -224,10 +224,10 @@ def doors_of(section: GatewaySettings, url: str, listener: socket.socket) -> Doo
     port = listener.getsockname()[1]
     named = {f"{name}:{port}" for name in (*_LOOPBACK, _bracketed(section.host))}
     named |= {urlsplit(url).netloc.lower(), *(name.lower() for name in section.allowed_hosts)}
-    own = {each.rstrip("/").lower() for each in section.allowed_origins}
-    proxies = tuple(ip_network(each, strict=False) for each in section.trusted_proxies)
+    origins = {allowed_origin.rstrip("/").lower() for allowed_origin in section.allowed_origins}
+    proxies = tuple(ip_network(trusted_proxy, strict=False) for trusted_proxy in section.trusted_proxies)
     any_address = section.host not in ("127.0.0.1", "::1")
-    return Doors(frozenset(named), frozenset(own), any_address=any_address, proxies=proxies)
+    return Doors(frozenset(named), frozenset(origins), any_address=any_address, proxies=proxies)
 
 
 def _bracketed(host: str) -> str:
@@ -241,9 +241,9 @@ async def own_token(data: Path, database_url: str, project: ProjectId) -> None:
     try:
         held = read_secret(path.read_bytes().decode(errors="replace").strip()) if path.exists() else None
         if held is not None:
-            found = await pool.run(lambda conn: authenticate(conn, held))
+            caller = await pool.run(lambda conn: authenticate(conn, held))
             kept = project, None, GatewayRole.OPERATOR
-            if found is not None and (found.project_id, found.channel_id, found.role) == kept:
+            if caller is not None and (caller.project_id, caller.channel_id, caller.role) == kept:
                 path.chmod(0o600)
                 return
         secret, _ = await pool.run(lambda conn: add_token(conn, project, GatewayRole.OPERATOR, label="turnstile up"))

@@ -24,26 +24,26 @@ def load_registry(names: Iterable[str]) -> Registry:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # handlers live where the program is started, as with `python -m`
-    found: dict[int, tuple[Listener, str]] = {}
+    listeners: dict[int, tuple[Listener, str]] = {}
     for name in names:
-        for each in _from_yaml(Path(name)) if name.endswith(_YAML) else _from_module(name):
-            found.setdefault(id(each), (each, name))  # a module may have imported the listener of another
+        for listener in _from_yaml(Path(name)) if name.endswith(_YAML) else _from_module(name):
+            listeners.setdefault(id(listener), (listener, name))  # a module may have imported the listener of another
     try:
-        return Registry(each for each, _ in found.values())
+        return Registry(listener for listener, _ in listeners.values())
     except BadListener as error:
-        _, name = found[id(error.listener)]
+        _, name = listeners[id(error.listener)]
         raise BadListener(f"{name}: {error}", error.listener) from None
 
 
 def _from_module(name: str) -> list[Listener]:
-    listeners = [each for each in _names(_module(name, name)).values() if isinstance(each, Listener)]
+    listeners = [n for n in _names(_module(name, name)).values() if isinstance(n, Listener)]
     if not listeners:
         raise BadListener(f"module {name} declares no listeners: decorate its handlers with @listener(...)")
     return listeners
 
 
 def _from_yaml(path: Path) -> list[Listener]:
-    return [_listener(each, f"{path}: listener {each.name!r}") for each in read_listeners(path)]
+    return [_listener(listener, f"{path}: listener {listener.name!r}") for listener in read_listeners(path)]
 
 
 def _listener(entry: ListenerEntry, where: str) -> Listener:
@@ -60,7 +60,7 @@ def _listener(entry: ListenerEntry, where: str) -> Listener:
         agent_id=None if entry.agent_id is None else AgentId(entry.agent_id),
         agent=entry.agent or entry.agent_id is not None,
         peers=tuple(entry.peers),
-        answers=tuple(_payload(each, where) for each in entry.answers),
+        answers=tuple(_payload(answer, where) for answer in entry.answers),
         deadline_seconds=entry.deadline_seconds,
         retries=entry.retries,
         place=where.partition(": listener ")[0],
@@ -68,10 +68,10 @@ def _listener(entry: ListenerEntry, where: str) -> Listener:
 
 
 def _payload(path: str, where: str) -> type[Payload]:
-    found = _object(path, where)
-    if not (isinstance(found, type) and issubclass(found, Payload)):
+    value = _object(path, where)
+    if not (isinstance(value, type) and issubclass(value, Payload)):
         raise BadListener(f"{where}: {path} is no payload: derive it from turnstile.schema.pump.payloads.Payload")
-    return found
+    return value
 
 
 def _object(path: str, where: str) -> object:
@@ -79,10 +79,10 @@ def _object(path: str, where: str) -> object:
     module, _, name = path.partition(":")
     if not module or not name:
         raise BadListener(f"{where}: {path!r} must be of the form package.module:name")
-    found = _names(_module(module, where)).get(name)
-    if found is None:
+    value = _names(_module(module, where)).get(name)
+    if value is None:
         raise BadListener(f"{where}: module {module} has no {name}")
-    return found
+    return value
 
 
 def _module(name: str, where: str) -> ModuleType:
@@ -94,7 +94,7 @@ def _module(name: str, where: str) -> ModuleType:
 
 def _place(error: Exception) -> str:
     """The file and line of the error in the imported module; empty if the module was not found."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen ")]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen ")]
     return (
         "" if frames[-1].filename in {__file__, importlib.__file__} else f" ({frames[-1].filename}:{frames[-1].lineno})"
     )

@@ -41,14 +41,14 @@ class Models:
     async def warm_up(self, pool: Pool) -> None:
         """Load litellm if any profile names a real model, and start local ones, so that no turn waits for it."""
         try:
-            named = {each.model for each in await pool.run(list_profile_models)}
-            real = {each for each in named if not each.startswith(f"{PREFIX}/")}
+            named = {row.model for row in await pool.run(list_profile_models)}
+            real = {model for model in named if not model.startswith(f"{PREFIX}/")}
             if real:
                 await self._real.warm_up()
                 spare_collector(again=True)
-            for each in sorted(real):
-                if each.startswith(f"{weights.PREFIX}/"):
-                    await self._local.warm_up(each)
+            for model in sorted(real):
+                if model.startswith(f"{weights.PREFIX}/"):
+                    await self._local.warm_up(model)
         except TurnstileError as error:
             log.warning("real models are not warmed up: %s", error)
 

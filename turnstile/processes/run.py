@@ -60,8 +60,8 @@ async def _run(
     local: LocalAddress = served_elsewhere,
     beside: Beside | None = None,
 ) -> None:
-    own = health or Health()
-    process = _Process(settings, endpoints, own, ready, standby, local, beside, worker=worker, bridge=bridge)
+    status = health or Health()
+    process = _Process(settings, endpoints, status, ready, standby, local, beside, worker=worker, bridge=bridge)
     await process.run(stop)
 
 

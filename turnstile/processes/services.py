@@ -84,12 +84,12 @@ async def serve_inbox(
         try:
             await asyncio.wait([serving, watching], return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            for each in (serving, watching):
-                each.cancel()
+            for task in (serving, watching):
+                task.cancel()
             await asyncio.wait([serving, watching])
-        for each in (watching, serving):
-            if not each.cancelled():
-                each.result()
+        for task in (watching, serving):
+            if not task.cancelled():
+                task.result()
 
 
 def run_service(worker_target: str, handler: Handler, argv: Sequence[str] | None = None) -> None:

@@ -70,8 +70,8 @@ class StreamWatch:
 
     def _print_full(self, trouble: str) -> None:
         logged = last_error(self.log)
-        said = f" Its log says: {logged}." if logged else ""
-        self._print("full", f"NATS cannot store events, and no turn is lost: {trouble}. Make room.{said}")
+        logs = f" Its log says: {logged}." if logged else ""
+        self._print("full", f"NATS cannot store events, and no turn is lost: {trouble}. Make room.{logs}")
 
     def _recovered(self) -> None:
         if self._last_refusal:
@@ -107,8 +107,8 @@ class StreamWatch:
 
     async def _trouble(self, conn: NatsConnection) -> str:
         """The streams' errors in the server's own words; empty if there are none."""
-        found = await probe_streams(conn, timeout=self.times.timeout, remove=True)
-        wrong = {stream: error for stream, error in found.items() if error is not None}
+        probe = await probe_streams(conn, timeout=self.times.timeout, remove=True)
+        wrong = {stream: error for stream, error in probe.items() if error is not None}
         if not wrong or not conn.connected.is_set():
             return ""
         if all(isinstance(error, NoStream) for error in wrong.values()):

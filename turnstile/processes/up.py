@@ -51,7 +51,7 @@ _SERVERS_SECONDS = LATE_SECONDS - 0.3
 """When servers that have not ended after the signal are left to their wardens."""
 DISKS_SECONDS = 10.0
 """Seconds between two looks at the disks of servers that run."""
-_NO_ROOM = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+_NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
 class ServerDied(TurnstileError):
@@ -143,8 +143,8 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
         raise Stopped
     finally:
-        for each in (task, stopping):
-            each.cancel()
+        for waiter in (task, stopping):
+            waiter.cancel()
         await asyncio.wait({task, stopping})
 
 
@@ -223,8 +223,8 @@ async def _serve(
         await unless_stopped(halt, kernel.wait())
         url = servers.endpoints.database_url
         links, port = links_of(settings, servers.endpoints), servers.gateway_port
-        told = opened.conn, opened.telemetry, halt, ready
-        await serve_gateway(settings, url, *told, port=port, links=links, once=once)
+        opening = opened.conn, opened.telemetry, halt, ready
+        await serve_gateway(settings, url, *opening, port=port, links=links, once=once)
 
     program = asyncio.create_task(
         run_both(
@@ -268,8 +268,8 @@ async def _guard(servers: EmbeddedServers, say: Callable[[str], None], watch: Wa
     try:
         await _revive(servers, say, restart)
     finally:
-        for each in watching:
-            each.cancel()
+        for watcher in watching:
+            watcher.cancel()
         await asyncio.wait(watching)
 
 
@@ -306,7 +306,7 @@ async def _revive(servers: EmbeddedServers, say: Callable[[str], None], restart:
                 name = failure.server
                 if name in starting and not starting[name].done():
                     continue  # it ended while it was started, which `_start_again` is told, too
-                if not (servers.disk_trouble(name) or any(each in failure.tail for each in _NO_ROOM)):
+                if not (servers.disk_trouble(name) or any(message in failure.tail for message in _NO_ROOM)):
                     if name in died:
                         raise ServerDied(
                             _died(failure, "It had been started again once before, so everything stops.")

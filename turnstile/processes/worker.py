@@ -129,8 +129,8 @@ class Worker:
             await unless_stopped(stop, signed.wait())
             if serves is not None and serves.worker_target in targets:
                 log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
-            for each in workers:
-                group.create_task(_work(client, each, stop))
+            for worker in workers:
+                group.create_task(_work(client, worker, stop))
 
     async def _declare(self) -> None:
         """Say in `state.listeners` which listeners this worker has, for operators to list."""

@@ -34,8 +34,8 @@ def load_settings(path: Path | None = None) -> Settings:
         settings = Settings(**values)
     except ValidationError as error:
         # `_unknown_variables` reports a variable that sets a whole section.
-        faults = [each for each in faults_in(error, Settings, most=100) if not _is_variable(each.path)]
-        problems.extend(_problem(each, file) for each in faults)
+        faults = [fault for fault in faults_in(error, Settings, most=100) if not _is_variable(fault.path)]
+        problems.extend(_problem(fault, file) for fault in faults)
         settings = None
     if settings is None or problems:
         raise ConfigError("\n".join(problems))
@@ -91,18 +91,18 @@ def _problem(fault: Fault, file: Path) -> str:
         if len(location) == 1:
             return f"{where}: there is no section {key!r}; {_allowed(key, sections)}"
         return f"{where}: unknown key {key!r}; {_allowed(location[1], sections[location[0]].model_fields)}"
-    shown = "" if location[:2] in _SECRET or len(location) == 1 else f" = {fault.value!r:.80}"
-    return f"{where}: {key}{shown}: {fault.sentence}{_range(location)}"
+    value = "" if location[:2] in _SECRET or len(location) == 1 else f" = {fault.value!r:.80}"
+    return f"{where}: {key}{value}: {fault.sentence}{_range(location)}"
 
 
 def _is_variable(location: tuple[int | str, ...]) -> bool:
     name = f"{ENV_PREFIX}{location[0]}".upper()
-    return len(location) == 1 and any(each.upper() == name for each in os.environ)
+    return len(location) == 1 and any(variable.upper() == name for variable in os.environ)
 
 
 def _origin(location: tuple[str, ...], file: Path) -> str:
     name = ENV_PREFIX + "__".join(location[:2]).upper()
-    return next((each for each in os.environ if each.upper() == name), str(file))
+    return next((variable for variable in os.environ if variable.upper() == name), str(file))
 
 
 def _range(location: tuple[str, ...]) -> str:

@@ -139,10 +139,10 @@ class TemporalSettings(Strict):
 
     @model_validator(mode="after")
     def _codec_has_keys(self) -> Self:
-        given = bool(self.codec_keys) + bool(self.codec_keys_file)
-        if given and self.codec != AES_GCM:
+        sources = bool(self.codec_keys) + bool(self.codec_keys_file)
+        if sources and self.codec != AES_GCM:
             raise ValueError(f'codec_keys and codec_keys_file are for codec = "{AES_GCM}"')
-        if self.codec == AES_GCM and given != 1:
+        if self.codec == AES_GCM and sources != 1:
             raise ValueError(f'codec = "{AES_GCM}" needs one of codec_keys_file and codec_keys')
         return self
 

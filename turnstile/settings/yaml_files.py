@@ -66,7 +66,7 @@ def _read(file: Path, form: type[Form], noun: str) -> Form:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        problems = [_problem(each, cast("object", value)) for each in faults_in(error, form)]
+        problems = [_problem(fault, cast("object", value)) for fault in faults_in(error, form)]
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems)) from None
 
 

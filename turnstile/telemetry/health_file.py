@@ -63,22 +63,22 @@ async def serving_health(data: Path | None, role: str) -> AsyncGenerator[Health]
 
 def read_health_files(data: Path) -> list[HealthFile]:
     """The processes of this data directory that are alive."""
-    found: list[HealthFile] = []
+    files: list[HealthFile] = []
     for path in sorted((data / "run").glob("health-*.json")):
         try:
             file = HealthFile.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):  # the process just ended, or has another version
             continue
         if Path(f"/proc/{file.pid}").exists():
-            found.append(file)
-    return found
+            files.append(file)
+    return files
 
 
 def find_health_files(data: Path | None) -> list[HealthFile]:
     """The health files of `data` if given, else of the nearest `.turnstile` here or above that has any."""
     here = Path.cwd()
-    directories = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
-    return next((found for directory in directories if (found := read_health_files(directory))), list[HealthFile]())
+    directories = [data] if data is not None else [parent / DEFAULT_DATA for parent in (here, *here.parents)]
+    return next((files for directory in directories if (files := read_health_files(directory))), list[HealthFile]())
 
 
 def _not_found(environment: dict[str, Any], respond: Any) -> list[bytes]:

@@ -50,7 +50,7 @@ class TextFormatter(logging.Formatter):
     def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802 -- the standard library's name
         """The exception's type and frames."""
         error = ei[1]
-        return "" if error is None else "\n".join((type(error).__name__, *(f"  {each}" for each in _frames(error))))
+        return "" if error is None else "\n".join((type(error).__name__, *(f"  {frame}" for frame in _frames(error))))
 
 
 class CountedLines(logging.Filter):

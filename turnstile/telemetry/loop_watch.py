@@ -25,8 +25,8 @@ _FRAMES = 3
 async def watching_loop() -> AsyncGenerator[None]:
     """Watch the running loop while the block runs."""
     ended = threading.Event()
-    given = asyncio.get_running_loop(), threading.get_ident(), ended
-    thread = threading.Thread(target=_watch, args=given, name="turnstile-loop-watch", daemon=True)
+    arguments = asyncio.get_running_loop(), threading.get_ident(), ended
+    thread = threading.Thread(target=_watch, args=arguments, name="turnstile-loop-watch", daemon=True)
     thread.start()
     try:
         yield
@@ -36,27 +36,27 @@ async def watching_loop() -> AsyncGenerator[None]:
 
 def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event) -> None:
     while not ended.wait(_EVERY_SECONDS):
-        alive, asked, patience, holder = threading.Event(), time.monotonic(), _HELD_SECONDS, ""
+        alive, asked_at, patience, holder = threading.Event(), time.monotonic(), _HELD_SECONDS, ""
         try:
             loop.call_soon_threadsafe(alive.set)
         except RuntimeError:  # it is closed
             return
         # After SIGSTOP and SIGCONT of the whole process the loop was not blocked: give it a moment to run.
         while not alive.wait(patience) and not alive.wait(_EVERY_SECONDS / 10) and not ended.is_set():
-            held = patience = time.monotonic() - asked
+            held = patience = time.monotonic() - asked_at
             holder = _holder(loop, thread)
             log.warning("the event loop has been held up for %.0f s by %s: nothing else runs here", held, holder)
         if holder and alive.is_set():
-            log.warning("the event loop goes on: %s held it up for %.1f s", holder, time.monotonic() - asked)
+            log.warning("the event loop goes on: %s held it up for %.1f s", holder, time.monotonic() - asked_at)
 
 
 def _holder(loop: asyncio.AbstractEventLoop, thread: int) -> str:
     """The running task and its innermost code lines."""
     task, frame = asyncio.current_task(loop), sys._current_frames().get(thread)  # noqa: SLF001 -- there is no other way
     calls = [
-        f"{each.name} ({Path(each.filename).name}:{each.lineno})"
-        for each in reversed(traceback.extract_stack(frame))
-        if Path(each.filename).parent.name != "asyncio"
+        f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in reversed(traceback.extract_stack(frame))
+        if Path(frame.filename).parent.name != "asyncio"
     ]
     name = "a callback" if task is None else task.get_name()
     return f"{name} at {', called by '.join(calls[:_FRAMES])}"

@@ -194,10 +194,10 @@ class BacklogCollector(Collector):
                 rows.add_metric([status], count)
             lag.add_metric([], self._found.inbox.oldest_due_seconds)
             threads.add_metric([], self._found.open_threads)
-            for each in self._found.spending:
+            for spending in self._found.spending:
                 for part in _PARTS:
-                    tokens.add_metric([each.period, part], getattr(each, f"{part}_tokens"))
-                    dollars.add_metric([each.period, part], getattr(each, f"{part}_cost") / MICRO)
+                    tokens.add_metric([spending.period, part], getattr(spending, f"{part}_tokens"))
+                    dollars.add_metric([spending.period, part], getattr(spending, f"{part}_cost") / MICRO)
         yield from families
 
     async def _query_with_timeout(self) -> Backlog:

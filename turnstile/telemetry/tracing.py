@@ -103,14 +103,14 @@ def _tracer(endpoint: str, service: str, clear: Callable[[str], str] | None) -> 
     def take(span: Span) -> None:
         if (parts := _TRACEPARENT.match(span.traceparent)) is None:
             return
-        trace, own, flags = int(parts[1], 16), int(parts[2], 16), TraceFlags(int(parts[3], 16) & 1)
+        trace, span_id, flags = int(parts[1], 16), int(parts[2], 16), TraceFlags(int(parts[3], 16) & 1)
         parent = SpanContext(trace, int(span.parent, 16), is_remote=True, trace_flags=flags) if span.parent else None
         failed = span.error_code is not None
         attributes = dict(span.attributes) | ({"error.type": span.error_code} if span.error_code else {})
         processor.on_end(
             ReadableSpan(
                 name=span.name,
-                context=SpanContext(trace, own, is_remote=False, trace_flags=flags),
+                context=SpanContext(trace, span_id, is_remote=False, trace_flags=flags),
                 parent=parent,
                 resource=resource,
                 attributes=attributes,

@@ -84,8 +84,8 @@ class AgentResult:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that were asked for, by name, if the value was asked for."""
-        found: object = self.value.get("fields") if isinstance(self.value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # any JSON
-        return {each["name"]: each["value"] for each in found} if isinstance(found, list) else {}  # pyright: ignore[reportUnknownVariableType]  # as above
+        fields: object = self.value.get("fields") if isinstance(self.value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # any JSON
+        return {field["name"]: field["value"] for field in fields} if isinstance(fields, list) else {}  # pyright: ignore[reportUnknownVariableType]  # as above
 
 
 class AgentCanceled(asyncio.CancelledError):
@@ -156,7 +156,7 @@ async def run_agent(
             summary=summary,
         )
     )
-    wanted = EnqueuedTurn(
+    turn = EnqueuedTurn(
         agent_turn_id=enqueued.agent_turn_id,
         agent_id=enqueued.agent_id,
         output_box_id=enqueued.output_box_id,
@@ -164,7 +164,7 @@ async def run_agent(
     )
     waiting = workflow.start_activity(
         WAIT,
-        wanted,
+        turn,
         result_type=AgentResult,
         task_queue=queue + WAITS_SUFFIX,
         schedule_to_close_timeout=max(schedule_to_close_timeout - (workflow.now() - began), timedelta(seconds=1)),

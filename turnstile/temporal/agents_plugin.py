@@ -75,10 +75,10 @@ class TurnstileAgents(SimplePlugin):
 
 def _passing_us_through(runner: WorkflowRunner | None) -> WorkflowRunner:
     """Let the sandbox take our modules from outside: a workflow's file may import more than `run_agent`."""
-    given = runner or SandboxedWorkflowRunner()
-    if not isinstance(given, SandboxedWorkflowRunner):
-        return given
-    return replace(given, restrictions=given.restrictions.with_passthrough_modules("turnstile"))
+    inner = runner or SandboxedWorkflowRunner()
+    if not isinstance(inner, SandboxedWorkflowRunner):
+        return inner
+    return replace(inner, restrictions=inner.restrictions.with_passthrough_modules("turnstile"))
 
 
 class AgentActivities:
@@ -124,16 +124,16 @@ class AgentActivities:
         with _failures():
             async with _beating():
                 turn = await (await self._client()).turn(wanted.agent_turn_id, agent_id=wanted.agent_id)
-                found = await turn.result()
+                result = await turn.result()
         return AgentResult(
             agent_turn_id=wanted.agent_turn_id,
             agent_id=wanted.agent_id,
-            status=found.status.value,
-            card_id=found.card_id,
+            status=result.status.value,
+            card_id=result.card_id,
             output_box_id=wanted.output_box_id,
-            partial=found.partial,
-            error_code=found.error_code,
-            value=found.value if wanted.with_value else None,
+            partial=result.partial,
+            error_code=result.error_code,
+            value=result.value if wanted.with_value else None,
         )
 
     @activity.defn(name=STOP)

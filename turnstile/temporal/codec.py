@@ -106,12 +106,12 @@ def read_keys(settings: TemporalSettings) -> list[Key]:
 
 
 def _keys(lines: Sequence[str], where: str) -> list[Key]:
-    found = [_key(line, f"{where}: key {number}") for number, line in enumerate(lines, 1)]
-    if not found:
+    keys = [_key(line, f"{where}: key {number}") for number, line in enumerate(lines, 1)]
+    if not keys:
         raise ConfigError(f"{where} has no key")
-    if len({key.key_id for key in found}) < len(found):
+    if len({key.key_id for key in keys}) < len(keys):
         raise ConfigError(f"{where} has two keys with the same name")
-    return found
+    return keys
 
 
 def _key(line: str, where: str) -> Key:
@@ -133,15 +133,15 @@ def _imported(path: str) -> PayloadCodec:
     where = f"[temporal].codec: {path}"
     module, _, name = path.partition(":")
     try:
-        found: object = getattr(importlib.import_module(module), name)
-        made = found() if callable(found) and not isinstance(found, PayloadCodec) else found
+        value: object = getattr(importlib.import_module(module), name)
+        codec = value() if callable(value) and not isinstance(value, PayloadCodec) else value
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 -- a user's module may raise anything; its text may contain a key
         raise ConfigError(f"{where} cannot be imported or called ({type(error).__name__})") from None
-    if not isinstance(made, PayloadCodec):
+    if not isinstance(codec, PayloadCodec):
         raise ConfigError(f"{where} is not a temporalio.converter.PayloadCodec")
-    return made
+    return codec
 
 
 def _aesgcm() -> "type[AESGCM]":

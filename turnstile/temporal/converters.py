@@ -28,8 +28,8 @@ ENCRYPTED = b"binary/encrypted"
 
 _JSON = PydanticJSONPlainPayloadConverter()
 _ENCODINGS = [
-    _JSON if isinstance(each, JSONPlainPayloadConverter) else each
-    for each in DefaultPayloadConverter.default_encoding_payload_converters
+    _JSON if isinstance(payload_converter, JSONPlainPayloadConverter) else payload_converter
+    for payload_converter in DefaultPayloadConverter.default_encoding_payload_converters
 ]
 
 

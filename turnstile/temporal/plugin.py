@@ -76,8 +76,8 @@ def turnstile_plugin(
     )
 
 
-def _converter(given: DataConverter | None) -> DataConverter:
-    return DATA_CONVERTER if given is None else with_codec(given.payload_codec)
+def _converter(converter: DataConverter | None) -> DataConverter:
+    return DATA_CONVERTER if converter is None else with_codec(converter.payload_codec)
 
 
 def _activities(
@@ -101,13 +101,13 @@ def turnstile_runtime(metrics_address: str | None = None) -> Runtime:
     """
     metrics = None if metrics_address is None else PrometheusConfig(bind_address=metrics_address)
     logger = logging.getLogger("temporalio.sdk")
-    if not any(isinstance(each, CountedLines) for each in logger.filters):
+    if not any(isinstance(log_filter, CountedLines) for log_filter in logger.filters):
         logger.addFilter(CountedLines(_sdk_kind))
-    told = LoggingConfig(
+    logging_config = LoggingConfig(
         filter=TelemetryFilter(core_level="WARN", other_level="ERROR"),
         forwarding=LogForwardingConfig(logger=logger, append_target_to_name=False),
     )
-    telemetry = TelemetryConfig(logging=told, metrics=metrics)
+    telemetry = TelemetryConfig(logging=logging_config, metrics=metrics)
     return Runtime(telemetry=telemetry, worker_heartbeat_interval=timedelta(seconds=60))
 
 

@@ -67,14 +67,14 @@ async def list_builds(client: Client, deployment: str) -> list[Build]:
     info = answer.worker_deployment_info
     current = info.routing_config.current_deployment_version.build_id
     prefix = "WORKER_DEPLOYMENT_VERSION_STATUS_"
-    summaries = sorted(info.version_summaries, key=lambda each: each.create_time.ToNanoseconds(), reverse=True)
+    summaries = sorted(info.version_summaries, key=lambda summary: summary.create_time.ToNanoseconds(), reverse=True)
     return [
         Build(
-            build_id=each.deployment_version.build_id,
-            current=each.deployment_version.build_id == current,
-            status=WorkerDeploymentVersionStatus.Name(each.status).removeprefix(prefix).lower(),
+            build_id=summary.deployment_version.build_id,
+            current=summary.deployment_version.build_id == current,
+            status=WorkerDeploymentVersionStatus.Name(summary.status).removeprefix(prefix).lower(),
         )
-        for each in summaries
+        for summary in summaries
     ]
 
 

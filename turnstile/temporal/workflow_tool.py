@@ -95,14 +95,14 @@ class WorkflowTool:
             _, *parameters = inspect.signature(self._workflow).parameters.values()
         except (NameError, TypeError, ValueError) as error:
             raise ConfigError(f"tool {self._name}: give it the run method of a workflow, {error}") from None
-        names = [each.name for each in parameters]
+        names = [parameter.name for parameter in parameters]
 
         async def run(**given: Any) -> object:  # what the workflow takes
             call: ToolCall = given.pop(_CALL)
-            return await self._run(call, [given[each] for each in names])
+            return await self._run(call, [given[name] for name in names])
 
         call = inspect.Parameter(_CALL, inspect.Parameter.KEYWORD_ONLY, annotation=ToolCall)
-        keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
         run.__name__ = self._name
         run.__doc__ = self._description or self._workflow.__doc__
         run.__annotations__ = {**{name: hints[name] for name in names if name in hints}, _CALL: ToolCall}

@@ -371,6 +371,8 @@ def words_of_output(text: str) -> set[str]:
 
 
 SHORT = frozenset({"turn", "conversation", "usage"})
+BEGINNING_OF_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}")
+"""What a narrow `turn list` shows of a turn's id, which may have three letters in a row."""
 
 
 @pytest.mark.parametrize("widths", [("60",), pytest.param(("60", "80"), marks=pytest.mark.long)])
@@ -402,4 +404,5 @@ async def test_no_command_breaks_a_word(home: Path, widths: tuple[str, ...]) -> 
         whole, *narrow = await asyncio.gather(shown(command), *(shown(command, COLUMNS=width) for width in widths))
         for code, words in narrow:
             assert code == whole[0], command
-            assert {word for word in words - whole[1] if not word.endswith("…")} == set(), command
+            cut = {word for word in words if word.endswith("…") or BEGINNING_OF_ID.fullmatch(word)}
+            assert words - whole[1] - cut == set(), command

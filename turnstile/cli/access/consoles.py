@@ -24,12 +24,12 @@ async def console(
     from turnstile.processes import addresses
 
     data = find_data(session.options.data)
-    found = addresses.announced(session.options.data)
-    if data is None or found is None or found.gateway_url is None:
+    endpoints = addresses.announced(session.options.data)
+    if data is None or endpoints is None or endpoints.gateway_url is None:
         raise addresses.NothingRuns(
             "no `turnstile up` runs here or above: start it, or open /console of your gateway and sign in with a token"
         )
-    link = OneTimeLinks(data).link(found.gateway_url)
+    link = OneTimeLinks(data).link(endpoints.gateway_url)
     session.out.result({"url": link, "valid_seconds": LINK_SECONDS}, link)
     if show:
         webbrowser.open(link)

@@ -93,9 +93,9 @@ async def raise_budget(
     """
     from turnstile.cli.budgets.budget_report import budget_line
 
-    found = await find_budget(session, budget)
+    view = await find_budget(session, budget)
     async with session.client() as client:
-        view = await client.raise_budget(found, tokens=tokens, cost_usd=usd, turns=turns)
+        view = await client.raise_budget(view, tokens=tokens, cost_usd=usd, turns=turns)
     session.out.result(view, f"budget {view.budget_id}: {budget_line(view)}")
 
 
@@ -112,25 +112,25 @@ async def limit(
     from turnstile.cli.budgets.budget_report import budget_line, limits_line
     from turnstile.schema.errors import BadRequest
 
-    given = any(each is not None for each in (tokens, usd, turns))
-    if period is None or not (given or none):
-        if given or none:
+    limited = any(limit is not None for limit in (tokens, usd, turns))
+    if period is None or not (limited or none):
+        if limited or none:
             raise BadRequest("name the period: `turnstile budget limit day …` or `… month …`")
-        limits = [each for each in await _limits(session) if period in (None, each.period)]
+        limits = [limit for limit in await _limits(session) if period in (None, limit.period)]
         if session.out.as_json:
             session.out.document(limits)
         else:
-            for each in limits:
-                session.out.line(limits_line(each), note=f"set by {each.updated_by}" if each.updated_by else "")
+            for limit in limits:
+                session.out.line(limits_line(limit), note=f"set by {limit.updated_by}" if limit.updated_by else "")
             if not limits:
                 session.out.remark("the project has no limits")
         return
-    if given and none:
+    if limited and none:
         raise BadRequest("either limits or --none")
     async with session.client() as client:
         view = await client.limit_project(period, tokens=tokens, cost_usd=usd, turns=turns)
-    told = "the project has no limit" if none else budget_line(view)
-    session.out.result(view, f"each {period}: {told}; this one is {view.budget_id}")
+    text = "the project has no limit" if none else budget_line(view)
+    session.out.result(view, f"each {period}: {text}; this one is {view.budget_id}")
 
 
 async def find_budget(session: "Session", name: str) -> "BudgetView":
@@ -154,13 +154,13 @@ async def budget_in(session: "Session", pool: "Pool", name: str) -> "BudgetView"
 
     project = session.project
     budget = await pool.run(lambda conn: budget_id_of(conn, project, name))
-    found = await pool.run(lambda conn: get_budget(conn, project, budget))
-    if found is None and (turn := await find_turn(pool, project, budget)) is not None:
-        own = BudgetId(turn.agent_turn_id)
-        found = await pool.run(lambda conn: get_budget(conn, project, own))
-    if found is None:
+    view = await pool.run(lambda conn: get_budget(conn, project, budget))
+    if view is None and (turn := await find_turn(pool, project, budget)) is not None:
+        turn_budget = BudgetId(turn.agent_turn_id)
+        view = await pool.run(lambda conn: get_budget(conn, project, turn_budget))
+    if view is None:
         raise Refused("unknown_budget", f"project {project} has no budget {name!r}")
-    return found
+    return view
 
 
 async def _views(

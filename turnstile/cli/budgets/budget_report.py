@@ -48,8 +48,8 @@ def limits_line(limits: ProjectLimits) -> str:
 
 def dollars(amount: Decimal) -> str:
     """An amount as `$1` or `$0.012345`, with all digits that it has."""
-    shown = f"{amount.normalize():,f}"
-    return f"${shown}"
+    digits = f"{amount.normalize():,f}"
+    return f"${digits}"
 
 
 def _whose(view: BudgetView) -> str:
@@ -77,17 +77,17 @@ def _of_dollars(spent: Decimal, most: Decimal | None, reserved: Decimal) -> str:
 def _sums(sums: TurnSums) -> str:
     unsure = (sums.unsettled, sums.beyond) if isinstance(sums, TokenSums) else (0, 0)
     numbers = (sums.max, sums.spent, sums.reserved, sums.left, sums.returned, *unsure)
-    return _told(tuple(None if each is None else f"{each:,}" for each in numbers))
+    return _told(tuple(None if number is None else f"{number:,}" for number in numbers))
 
 
 def _dollar_sums(sums: CostSums) -> str:
     numbers = (sums.max, sums.spent, sums.reserved, sums.left, sums.returned, sums.unsettled, sums.beyond)
-    return _told(tuple(None if each is None else dollars(each) for each in numbers))
+    return _told(tuple(None if number is None else dollars(number) for number in numbers))
 
 
-def _told(shown: tuple[str | None, ...]) -> str:
+def _told(parts: tuple[str | None, ...]) -> str:
     """`most` of it, what is spent and left, and what else there is that is not nothing."""
-    most, spent, reserved, left, returned, unsettled, beyond = shown
+    most, spent, reserved, left, returned, unsettled, beyond = parts
     if most is None:
         return ""
     others = {

@@ -127,7 +127,7 @@ class Chat:
         """Talk until the input ends; raises `BadRequest`, `Refused` or `ServerUnavailable` before the first line."""
         if self._partner.name == "":
             raise BadRequest("name an agent, or a profile with --profile, or a model with --model")
-        given = None if conversation is None else ConversationId(token(conversation, "--conversation"))
+        named = None if conversation is None else ConversationId(token(conversation, "--conversation"))
         session = self._session
         if self._partner.of_model and session.gateway is not None:
             raise BadRequest(
@@ -135,7 +135,7 @@ class Chat:
             )
         async with session.ledger_beside_client() as pool, session.client() as client:
             await self._check_agent(pool)
-            current = given or await self._last(pool)
+            current = named or await self._last(pool)
             if self._partner.of_model and self._partner.model:
                 profile = profile_of_model(self._partner.model, session.settings.worker.worker_targets[0])
                 await client.bridge.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
@@ -288,10 +288,10 @@ class Chat:
             return first
         project: ProjectId = self._session.project
         channel: ChannelId = self._session.channel
-        found = await pool.run(
+        rows = await pool.run(
             lambda conn: list_conversations(conn, project, AgentId(agent), channel, row_limit=_SEARCHED)
         )
-        chats = [each for each in found if each.conversation_id.partition("-")[0] == CHAT]
+        chats = [row for row in rows if row.conversation_id.partition("-")[0] == CHAT]
         return chats[0].conversation_id if chats else first
 
     @asynccontextmanager

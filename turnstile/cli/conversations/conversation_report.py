@@ -38,19 +38,21 @@ async def read_conversation(
     session: Session, pool: "Pool", named: str, agent: str | None, *, row_limit: int
 ) -> ConversationReport:
     """The conversation; raises `Refused` (`unknown_conversation`, `ambiguous_conversation` if several have the id)."""
-    wanted = ConversationId("" if named == KEPT else token(named, "CONVERSATION"))
+    conversation = ConversationId("" if named == KEPT else token(named, "CONVERSATION"))
     who = None if agent is None else AgentId(token(agent, "--agent"))
     channel: ChannelId | None = session.channel if session.options.channel else None
-    found = await pool.run(lambda conn: find_conversations(conn, session.project, wanted, who, channel, row_limit=6))
-    if not found:
+    rows = await pool.run(
+        lambda conn: find_conversations(conn, session.project, conversation, who, channel, row_limit=6)
+    )
+    if not rows:
         raise Refused("unknown_conversation", f"project {session.project} has no conversation {named!r}")
-    if len(found) > 1:
-        whose = [f"with {each.agent_id} in channel {each.channel_id}" for each in found]
+    if len(rows) > 1:
+        whose = [f"with {row.agent_id} in channel {row.channel_id}" for row in rows]
         raise Refused(
             "ambiguous_conversation",
             "\n".join((f"several conversations are called {named!r}: name --agent or --channel", *whose)),
         )
-    [one] = found
+    [one] = rows
     turns = await pool.run(lambda conn: list_conversation_turns(conn, session.project, one.name, row_limit=row_limit))
     return ConversationReport(conversation=one, turns=turns)
 

@@ -111,9 +111,9 @@ async def _print_messages(session: Session, pool: Pool, thread: ThreadId, shown:
     messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=_ROWS))
     if len(messages) > shown and not session.out.as_json:
         payloads = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=_ROWS))
-        for each in messages[shown:]:
-            listener = each.chain.rpartition(".")[2]
-            session.out.line(f"· {each.from_id} → {listener}: {payloads[each.message_id]}", style="dim")
+        for message in messages[shown:]:
+            listener = message.chain.rpartition(".")[2]
+            session.out.line(f"· {message.from_id} → {listener}: {payloads[message.message_id]}", style="dim")
     return len(messages)
 
 

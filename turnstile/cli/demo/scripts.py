@@ -13,14 +13,14 @@ _TEXT = re.compile(r"<text>([^<]*)</text>")
 
 def waiter(request: ModelRequest) -> ScriptLine:
     """Asks the taster, thinks, orders, and answers the guest: each in a turn, which remembers the turns before."""
-    received = [each.content for each in request.messages if each.role == "user"]
+    received = [message.content for message in request.messages if message.role == "user"]
     match received[-1].partition(":\n")[0].removeprefix("Message from "):
         case "taster":
             return _call("think", {"reasoning": f"{_text_of(received[-1])} Two loaves of rye, then."}, "That helps.")
         case "waiter":
             return _call("send_counter", {"bread": "rye", "loaves": 2}, "I order.")
         case "counter":
-            advice = next((_text_of(each) for each in received if each.startswith("Message from taster")), "")
+            advice = next((_text_of(text) for text in received if text.startswith("Message from taster")), "")
             return ScriptLine(
                 text=f"{advice} I ordered for you: {_text_of(received[-1])}", chunks=4, delay_seconds=0.05
             )
@@ -40,8 +40,8 @@ def _call(name: str, arguments: JsonObject, text: str) -> ScriptLine:
 
 
 def _text_of(message: str) -> str:
-    found = _TEXT.search(message)
-    return html.unescape(found[1]) if found else ""
+    match = _TEXT.search(message)
+    return html.unescape(match[1]) if match else ""
 
 
 SCRIPTS: dict[str, Script] = {"waiter": waiter, "taster": taster}

@@ -60,9 +60,9 @@ async def _play(session: Session, *, keep: bool) -> None:
         await add_demo_agent(session, pool, first)
         if not out.as_json:
             out.line(f"\nenqueue {first.name} {QUESTION!r}", style="bold")
-        asked = client.ask_for(request_of(Question(first.name, QUESTION)))
-        await enqueue(session, client, asked)
-        turn = await asked.start()
+        request = client.ask_for(request_of(Question(first.name, QUESTION)))
+        await enqueue(session, client, request)
+        turn = await request.start()
         await show_tree(session, turn, follow=True, interval=_INTERVAL_SECONDS)
         report = await read_report(pool, session, turn)
     if report.turn.status != "success":

@@ -56,15 +56,17 @@ def _fork(tasks: list[JsonObject], text: str, *, join: str) -> ScriptLine:
 
 
 def _asked(request: ModelRequest) -> str:
-    return next((each.content for each in reversed(request.messages) if each.role == "user"), "")
+    return next((message.content for message in reversed(request.messages) if message.role == "user"), "")
 
 
 def _sentences(request: ModelRequest) -> list[str]:
     """A sentence for each result of the fork."""
-    told: Any = json.loads(next(each.content for each in reversed(request.messages) if each.role == "tool"))
+    reply: Any = json.loads(next(message.content for message in reversed(request.messages) if message.role == "tool"))
     return [
-        f"From {each['label']}: {each['summary']}" if each["status"] == "success" else f"{each['label']}: nothing."
-        for each in told["result"]["results"]
+        f"From {result['label']}: {result['summary']}"
+        if result["status"] == "success"
+        else f"{result['label']}: nothing."
+        for result in reply["result"]["results"]
     ]
 
 

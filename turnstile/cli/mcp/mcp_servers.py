@@ -69,7 +69,7 @@ async def add(
     """Add a server: connect to it, show its tools, and add each to the project as NAME__TOOL."""
     from turnstile.cli.mcp.server_changes import Wanted, add_server
 
-    given = Wanted(
+    options = Wanted(
         command=program or [],
         url=url,
         oauth=(oauth_client_id, oauth_client_secret_file, oauth_scope, oauth_issuer),
@@ -82,7 +82,7 @@ async def add(
         concurrency=concurrency,
         repeat=repeat,
     )
-    await add_server(session, servers, name, given)
+    await add_server(session, servers, name, options)
 
 
 @command(app, "list", project=True, channel=True)

@@ -51,7 +51,7 @@ class Wanted:
     def entry(self) -> McpServer:
         """As an entry of the file; raises `BadRequest`."""
         try:
-            headers = dict(each.split("=", 1) for each in self.headers)
+            headers = dict(header.split("=", 1) for header in self.headers)
             value: JsonObject = {
                 "command": [*self.command],
                 "cwd": str(Path.cwd()) if self.command else None,
@@ -114,22 +114,22 @@ async def _met(session: Session, name: str, entry: McpServer) -> tuple[McpServer
         raise
 
 
-async def add_server(session: Session, servers: Path | None, name: str, wanted: Wanted) -> None:
+async def add_server(session: Session, servers: Path | None, name: str, options: Wanted) -> None:
     """`turnstile mcp add`."""
-    file, entry = file_of(session, servers), wanted.entry()
+    file, entry = file_of(session, servers), options.entry()
     server_name(name)
     before = file.read().get(name)
     if before is not None:
         entry = entry.model_copy(update={"pins": before.pins})
     entry, listing = await _met(session, name, entry)
-    chosen = {tool: each for tool, each in listing.tools.items() if entry.allows(tool)}
+    chosen = {tool: spec for tool, spec in listing.tools.items() if entry.allows(tool)}
     if missing := sorted(set(entry.tools or ()) - set(chosen)):
         raise BadRequest(f"{name} has no tool {', '.join(missing)} that can be used")
     async with session.bridge() as client:
         await session.await_bridge(client)
         await _put(client, name, entry, chosen.values())
         await _remove(client, name, set(entry.pins.get(session.project, {})) - set(chosen))
-    file.put(name, entry.with_pins(session.project, {tool: each.digest for tool, each in chosen.items()}))
+    file.put(name, entry.with_pins(session.project, {tool: spec.digest for tool, spec in chosen.items()}))
     _told(session, name, entry, chosen, listing.left_out)
 
 
@@ -138,21 +138,21 @@ async def accept_tools(session: Session, servers: Path | None, name: str, tools:
     file = file_of(session, servers)
     entry = entry_of(file, name)
     listing = await listing_of(session, name, entry)
-    offered = {tool: each for tool, each in listing.tools.items() if entry.allows(tool)}
+    offered = {tool: spec for tool, spec in listing.tools.items() if entry.allows(tool)}
     pins = dict(entry.pins.get(session.project, {}))
     if unknown := sorted(set(tools) - set(offered) - set(pins)):
         raise BadRequest(f"{name} has no tool {', '.join(unknown)} that can be used")
     named = set(tools) or {*offered, *pins}
-    chosen = {tool: each for tool, each in offered.items() if tool in named}
+    chosen = {tool: spec for tool, spec in offered.items() if tool in named}
     gone = named - set(chosen)
     async with session.bridge() as client:
         await session.await_bridge(client)
         rows = await rows_of(client)
-        changes = {tool: changes_of(rows.get(row_name(name, tool)), each, name, entry) for tool, each in chosen.items()}
+        changes = {tool: changes_of(rows.get(row_name(name, tool)), spec, name, entry) for tool, spec in chosen.items()}
         await _put(client, name, entry, chosen.values())
         await _remove(client, name, gone)
     kept = {tool: pin for tool, pin in pins.items() if tool not in gone}
-    file.put(name, entry.with_pins(session.project, kept | {tool: each.digest for tool, each in chosen.items()}))
+    file.put(name, entry.with_pins(session.project, kept | {tool: spec.digest for tool, spec in chosen.items()}))
     document: JsonObject = {"server": name, "accepted": [*chosen], "removed": [*sorted(gone)], "changes": {**changes}}
     session.out.result(document, "\n".join(_changed_lines(name, changes, gone)) or f"{name} has no tools")
 
@@ -204,8 +204,8 @@ async def _put(client: BridgeClient, name: str, entry: McpServer, tools: Collect
 async def _remove(client: BridgeClient, name: str, tools: Collection[str]) -> None:
     for tool in tools:
         try:
-            wanted = ToolRemoveRequest(tool_name=row_name(name, tool))
-            await client.call(verbs.TOOL_REMOVE, wanted)
+            request = ToolRemoveRequest(tool_name=row_name(name, tool))
+            await client.call(verbs.TOOL_REMOVE, request)
         except Refused as error:
             if error.code != "unknown_tool":
                 raise
@@ -216,9 +216,9 @@ def _told(
 ) -> None:
     document: JsonObject = {"server": name, "tools": [row_name(name, tool) for tool in tools], "left_out": {**left_out}}
     lines = [f"MCP server {name}: {len(tools)} tools"]
-    for tool, each in tools.items():
-        again = "" if each.repeatable or entry.repeat == "unsafe" else "  (may do something twice: --repeat)"
-        lines.append(f"  {row_name(name, tool)}  {clean(each.description.splitlines()[0])[:80]}{again}")
+    for tool, spec in tools.items():
+        again = "" if spec.repeatable or entry.repeat == "unsafe" else "  (may do something twice: --repeat)"
+        lines.append(f"  {row_name(name, tool)}  {clean(spec.description.splitlines()[0])[:80]}{again}")
     lines += [f"  left out: {tool}: {clean(reason)}" for tool, reason in left_out.items()]
     session.out.result(document, "\n".join(lines))
 
@@ -227,8 +227,8 @@ def _changed_lines(name: str, changes: Mapping[str, JsonObject], gone: Collectio
     lines: list[str] = []
     for tool, changed in changes.items():
         lines.append(f"{row_name(name, tool)}: {'accepted anew' if changed else 'as before'}")
-        for key, each in changed.items():
-            match each:
+        for key, change in changed.items():
+            match change:
                 case {"before": before, "after": after}:
                     lines += [f"  {key}", f"  - {_shown(before)}", f"  + {_shown(after)}"]
                 case _:

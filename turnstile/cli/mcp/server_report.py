@@ -36,7 +36,7 @@ async def list_servers(session: Session, servers: Path | None, *, check: bool) -
         session.out.remark("no MCP servers: `turnstile mcp add` adds one")
     else:
         columns = ["server", "tool", "state", "about"]
-        table = [[clean(str(line.get(each) or "")) for each in columns] for line in lines]
+        table = [[clean(str(line.get(column) or "")) for column in columns] for line in lines]
         session.out.table(f"tools of MCP servers in {session.project}", columns, table, cut="about")
 
 
@@ -82,7 +82,7 @@ async def test_server(session: Session, servers: Path | None, name: str, tool: s
     """`turnstile mcp test`."""
     entry = entry_of(file_of(session, servers), name)
     try:
-        given = _OBJECT.validate_json(arguments)
+        values = _OBJECT.validate_json(arguments)
     except ValidationError:
         raise BadRequest("the arguments are a JSON object") from None
     began = time.monotonic()
@@ -102,7 +102,7 @@ async def test_server(session: Session, servers: Path | None, name: str, tool: s
             if tool is not None:
                 if tool not in listing.tools:
                     raise BadRequest(f"{name} has no tool {tool[:64]!a} that can be used")
-                answer = await connection.call(tool, given, meta={}, ask=_nobody, progress=_unheard)
+                answer = await connection.call(tool, values, meta={}, ask=_nobody, progress=_unheard)
                 document["result"] = result_of(entry, listing.tools[tool], answer)
                 document["call_seconds"] = round(time.monotonic() - listed, 3)
     except McpUnavailable as error:

@@ -41,11 +41,11 @@ async def audit(
     )
     began = time.monotonic()
     async with session.ledger() as pool:
-        found = [await audit(pool, scope, bounds, row_limit=limit)]
+        audits = [await audit(pool, scope, bounds, row_limit=limit)]
     if engine:
-        found.append(await _engine(session, scope, limit))
-    _print_result(session, found, time.monotonic() - began)
-    if any(each.violations for each in found):
+        audits.append(await _engine(session, scope, limit))
+    _print_result(session, audits, time.monotonic() - began)
+    if any(audit.violations for audit in audits):
         session.exit_code = REFUSED
 
 
@@ -68,17 +68,17 @@ async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
         return await audit_engine(pool, client, scope, EngineBounds(), row_limit=limit)
 
 
-def _print_result(session: "Session", found: "Sequence[Audit]", seconds: float) -> None:
+def _print_result(session: "Session", audits: "Sequence[Audit]", seconds: float) -> None:
     """Print the rules as a table and each violation on a line, or all as one JSON object."""
-    rules = [rule for each in found for rule in each.rules]
-    broken = [violation for each in found for violation in each.violations]
+    rules = [rule for a in audits for rule in a.rules]
+    broken = [violation for a in audits for violation in a.violations]
     cut = [rule.rule for rule in rules if rule.cut]
     if session.out.as_json:
         session.out.document(
             {
                 "clean": not broken,
                 "rules": [rule.model_dump() for rule in rules],
-                "violations": [each.model_dump() for each in broken],
+                "violations": [violation.model_dump() for violation in broken],
                 "cut": [*cut],
                 "seconds": round(seconds, 3),
             }
@@ -86,9 +86,9 @@ def _print_result(session: "Session", found: "Sequence[Audit]", seconds: float) 
         return
     cells = [(rule.rule, rule.section, f"{rule.violations}{'+' if rule.cut else ''}") for rule in rules]
     session.out.table("audit", ["rule", "protocol", "violations"], cells)
-    for each in broken:
-        ids = " ".join(f"{name}={value}" for name, value in each.ids.items())
-        session.out.line(f"{each.rule}  {each.section}  {ids}  {each.detail}", style="red")
+    for violation in broken:
+        ids = " ".join(f"{name}={value}" for name, value in violation.ids.items())
+        session.out.line(f"{violation.rule}  {violation.section}  {ids}  {violation.detail}", style="red")
     for rule in cut:
         session.out.remark(f"{rule} has more violations: --limit shows more of them")
     held = sum(not rule.violations for rule in rules)

@@ -43,24 +43,24 @@ async def _print_data_directory(session: "Session", host: str) -> None:
     from turnstile.schema.errors import ServerUnavailable
     from turnstile.telemetry.health_file import find_health_files
 
-    found = find_health_files(session.options.data)
-    if not found:
+    files = find_health_files(session.options.data)
+    if not files:
         where = f"in {session.options.data}" if session.options.data else "here"
         raise ServerUnavailable(
             f"no worker, bridge or `turnstile up` runs {where}; a process without a data directory serves its health "
             "at [observability].metrics_port"
         )
-    statuses = [each or "stuck" for each in await asyncio.gather(*(_fetch_status(host, each.port) for each in found))]
-    worst = next((each for each in statuses if each != "serving"), "serving")
+    statuses = [file or "stuck" for file in await asyncio.gather(*(_fetch_status(host, file.port) for file in files))]
+    worst = next((s for s in statuses if s != "serving"), "serving")
     if session.out.as_json:
         listed: list[JsonValue] = [
-            {"role": each.role, "pid": each.pid, "standing": status}
-            for each, status in zip(found, statuses, strict=True)
+            {"role": file.role, "pid": file.pid, "standing": status}
+            for file, status in zip(files, statuses, strict=True)
         ]
         session.out.document({"standing": worst, "processes": listed})
     else:
-        for each, status in zip(found, statuses, strict=True):
-            session.out.line(f"{each.role} (process {each.pid}): {status}")
+        for file, status in zip(files, statuses, strict=True):
+            session.out.line(f"{file.role} (process {file.pid}): {status}")
     if worst != "serving":
         session.exit_code = REFUSED
 

@@ -48,7 +48,7 @@ async def _count(project: "ProjectId", pool: "Pool", conn: "NatsConnection", cli
     from turnstile.ledger.operations.removal import count_rows, list_live_turns
     from turnstile.transport.streams import purge_project
 
-    live = await pool.run(lambda found: list_live_turns(found, project))
+    live = await pool.run(lambda ledger: list_live_turns(ledger, project))
     flows, rows = await count_workflows(client, project), await count_rows(pool, project)
     return {"live turns": len(live), "workflows": flows} | rows | await purge_project(conn, project, dry_run=True)
 

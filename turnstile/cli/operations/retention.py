@@ -47,8 +47,8 @@ async def prune(
         unused = now - timedelta(days=session.settings.retention.instances_after_days)
         limits = Limits(_parse_age(older_than, now), named, batch, pause, unused)
         with session.out.progress("counting" if dry_run else "pruning") as show:
-            done = await run(pool, limits, dry_run=dry_run, report=lambda sums: show(_summary(sums)))
-    _print_result(session, limits, done, time.monotonic() - began, dry_run=dry_run)
+            pruned = await run(pool, limits, dry_run=dry_run, report=lambda sums: show(_summary(sums)))
+    _print_result(session, limits, pruned, time.monotonic() - began, dry_run=dry_run)
 
 
 def _private(path: "Path") -> "TextIO":
@@ -72,12 +72,12 @@ def _parse_age(text: str, now: "datetime") -> "datetime":
     return before
 
 
-def _summary(done: "Pruned") -> str:
-    return f"{done.turns} turns, {done.threads} threads, {done.boxes} boxes, {done.cards} cards"
+def _summary(pruned: "Pruned") -> str:
+    return f"{pruned.turns} turns, {pruned.threads} threads, {pruned.boxes} boxes, {pruned.cards} cards"
 
 
-def _print_result(session: "Session", limits: "Limits", done: "Pruned", seconds: float, *, dry_run: bool) -> None:
-    sums = done.model_dump()
+def _print_result(session: "Session", limits: "Limits", pruned: "Pruned", seconds: float, *, dry_run: bool) -> None:
+    sums = pruned.model_dump()
     if session.out.as_json:
         before = limits.before.isoformat()
         session.out.document({"before": before, "dry_run": dry_run, **sums, "seconds": round(seconds, 3)})
@@ -105,7 +105,7 @@ async def export(
     from turnstile.schema.ids import AgentId, ProjectId, token
 
     named = ProjectId(token(project, "PROJECT"))
-    agents = [AgentId(token(each, "--agent")) for each in agent or ()]
+    agents = [AgentId(token(name, "--agent")) for name in agent or ()]
     try:
         opened = contextlib.nullcontext(sys.stdout) if out == "-" else _private(Path(out))
     except OSError as error:

@@ -36,7 +36,7 @@ async def _print_repairs(session: "Session") -> None:
     session.out.records(
         "repairs",
         repairs,
-        {"rule": lambda each: each.rule, "mended": lambda each: each.repaired, "last": lambda each: each.last_at},
+        {"rule": lambda row: row.rule, "mended": lambda row: row.repaired, "last": lambda row: row.last_at},
     )
 
 
@@ -48,23 +48,29 @@ async def _run_once(session: "Session", *, dry_run: bool) -> None:
     endpoints = session.endpoints()
     async with open_rules(session.settings, endpoints) as (pool, rules):
         reports = await Watchdog(pool, rules).once(dry_run=dry_run)
-        total = {each.rule: each.repaired for each in await pool.run(list_repairs)}
-    session.exit_code = int(any(each.failed for each in reports))
+        total = {row.rule: row.repaired for row in await pool.run(list_repairs)}
+    session.exit_code = int(any(report.failed for report in reports))
     if session.out.as_json:
         session.out.document(
-            {each.rule: {"found": list(each.found), "mended": each.mended, "failed": each.failed} for each in reports}
+            {
+                report.rule: {"found": list(report.found), "mended": report.mended, "failed": report.failed}
+                for report in reports
+            }
         )
         return
     session.out.table(
         "the safety net, dry" if dry_run else "the safety net",
         ["rule", "found", "mended", "so far", "failed"],
-        [(each.rule, len(each.found), each.mended, total.get(each.rule, 0), each.failed) for each in reports],
+        [
+            (report.rule, len(report.found), report.mended, total.get(report.rule, 0), report.failed)
+            for report in reports
+        ],
     )
-    for each in reports:
-        for ids in each.found[:_SHOWN]:
-            session.out.line(f"{each.rule}  {ids}")
-        if len(each.found) > _SHOWN:
-            session.out.line(f"{each.rule}  and {len(each.found) - _SHOWN} more")
+    for report in reports:
+        for ids in report.found[:_SHOWN]:
+            session.out.line(f"{report.rule}  {ids}")
+        if len(report.found) > _SHOWN:
+            session.out.line(f"{report.rule}  and {len(report.found) - _SHOWN} more")
 
 
 async def rebuild_engine(

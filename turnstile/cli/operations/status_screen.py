@@ -42,8 +42,8 @@ async def watch_status(session: Session, pool: Pool, interval: float, *, once: b
 
 async def _live(session: Session, pool: Pool, first: SystemStatus, interval: float) -> None:
     hint, console = Text("q ends it", style="dim"), session.out.console
-    shown = Group(screen(first), hint)
-    with _keys() as ended, Live(shown, console=console, screen=True, auto_refresh=False) as live:
+    page = Group(screen(first), hint)
+    with _keys() as ended, Live(page, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while not await _wait(ended, interval):
             querying = asyncio.create_task(pool.run(look_around))
@@ -54,10 +54,10 @@ async def _live(session: Session, pool: Pool, first: SystemStatus, interval: flo
                 querying.cancel()
                 return
             try:
-                shown = Group(screen(querying.result()), hint)
-                live.update(shown, refresh=True)
+                page = Group(screen(querying.result()), hint)
+                live.update(page, refresh=True)
             except ServerUnavailable as error:
-                live.update(Group(shown, Text(clean(str(error)), style="red")), refresh=True)
+                live.update(Group(page, Text(clean(str(error)), style="red")), refresh=True)
 
 
 async def _lines(session: Session, pool: Pool, status: SystemStatus, interval: float) -> None:

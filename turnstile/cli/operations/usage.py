@@ -86,6 +86,6 @@ async def _turns(
         from turnstile.cli.budgets.budget_commands import budget_in
         from turnstile.ledger.budgets.budget_views import list_charged_turns
 
-        found = (await budget_in(session, pool, budget)).budget_id
-        return f"budget {found}", await pool.run(lambda conn: list_charged_turns(conn, project, found))
+        budget_id = (await budget_in(session, pool, budget)).budget_id
+        return f"budget {budget_id}", await pool.run(lambda conn: list_charged_turns(conn, project, budget_id))
     return str(project), None

@@ -31,9 +31,9 @@ async def list_versions(session: "Session") -> None:
         f"builds of {name}",
         builds,
         {
-            "build": lambda each: each.build_id,
-            "current": lambda each: "yes" if each.current else "",
-            "status": lambda each: each.status,
+            "build": lambda row: row.build_id,
+            "current": lambda row: "yes" if row.current else "",
+            "status": lambda row: row.status,
         },
     )
 

@@ -48,8 +48,8 @@ async def show_all(
 
     from turnstile.cli.people.approval_report import span, summary_of
 
-    wanted = None if status == "all" else status
-    views = await _views(session, wanted, agent, turn, limit)
+    filtered = None if status == "all" else status
+    views = await _views(session, filtered, agent, turn, limit)
     now = datetime.now(UTC)
     session.out.records(
         f"questions to people in {session.options.project or 'the project'}",
@@ -99,8 +99,8 @@ async def edit(
     """Approve a call with other arguments; the model learns that they were edited."""
     from turnstile.cli.turns.texts import given_text
 
-    made = _object_in(given_text(arguments, file))
-    await _decide(session, interrupt, digest, lambda found: found.edit(made, comment))
+    edited = _object_in(given_text(arguments, file))
+    await _decide(session, interrupt, digest, lambda found: found.edit(edited, comment))
 
 
 @command(app, "reject", project=True, channel=True, client=True)
@@ -145,8 +145,8 @@ async def _views(
         if pool is None:
             async with session.client() as client:
                 return [
-                    each.view
-                    for each in await session.patiently(
+                    view.view
+                    for view in await session.patiently(
                         lambda: client.interrupts(status=status, agent_id=agent, agent_turn_id=turn, limit=limit)
                     )
                 ]
@@ -163,13 +163,13 @@ async def _views(
                 row_limit=limit,
             )
         )
-        found = [
+        interrupts = [
             await pool.run(
                 lambda conn, row=row: get_interrupt(conn, session.project, row.interrupt_id, with_added=True)
             )
             for row in rows
         ]
-    return [each for each in found if each is not None]
+    return [interrupt for interrupt in interrupts if interrupt is not None]
 
 
 @asynccontextmanager
@@ -209,10 +209,10 @@ async def _decide(
             print_interrupt(session.out, found.view)
         reply = await session.patiently(lambda: make(found))
     if reply.tool_changed:
-        told = "the tool has changed since this was asked: the call was not sent, and the model sees why"
+        line = "the tool has changed since this was asked: the call was not sent, and the model sees why"
     else:
-        told = f"{reply.decision}{', as before' if reply.duplicate else ''}: turn {found.view.agent_turn_id} goes on"
-    session.out.result(reply, told)
+        line = f"{reply.decision}{', as before' if reply.duplicate else ''}: turn {found.view.agent_turn_id} goes on"
+    session.out.result(reply, line)
 
 
 def _json_in(text: str) -> "JsonValue":

@@ -22,12 +22,12 @@ def escaped(text: str) -> str:
 def quoted_value(value: JsonValue) -> list[str]:
     """The lines of a JSON value, each behind a bar; exact, so that it can be read back."""
     lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
-    return [BAR + escaped(each) for each in lines]
+    return [BAR + escaped(line) for line in lines]
 
 
 def quoted_text(text: str) -> list[str]:
     """The lines of a text, each behind a bar."""
-    return [BAR + escaped(each) for each in text.split("\n")]
+    return [BAR + escaped(part) for part in text.split("\n")]
 
 
 def answer_of(text: str, schema: dict[str, JsonValue] | None) -> JsonValue:

@@ -48,35 +48,41 @@ class TurnQuestions:
     @property
     def current(self) -> Interrupt | None:
         """The question that the next answer is for."""
-        return next((each for each in self._open.values() if each.id in self._shown), None) if self._answers else None
+        return (
+            next((question for question in self._open.values() if question.id in self._shown), None)
+            if self._answers
+            else None
+        )
 
     def wants(self, line: str) -> bool:
         """Whether this line is an answer."""
-        if (asked := self.current) is None:
+        if (question := self.current) is None:
             return False
         if line.strip().partition(" ")[0] in (APPROVE, REJECT, RESPOND):
             return True
-        return asked.view.reason is InterruptReason.INPUT_REQUIRED and not line.startswith("/") and bool(line.strip())
+        return (
+            question.view.reason is InterruptReason.INPUT_REQUIRED and not line.startswith("/") and bool(line.strip())
+        )
 
     async def take(self, line: str) -> None:
         """Decide the current question; what goes wrong is printed, and it stays open."""
-        asked, out = self.current, self._session.out
-        if asked is None:
+        question, out = self.current, self._session.out
+        if question is None:
             return
         word, _, rest = line.strip().partition(" ")
         try:
             match word:
                 case "/approve":
-                    reply = await asked.approve()
+                    reply = await question.approve()
                 case "/reject":
-                    reply = await asked.reject(rest)
+                    reply = await question.reject(rest)
                 case _:
-                    given = rest if word == RESPOND else line.strip()
-                    reply = await asked.respond(answer_of(given, asked.view.response_schema))
+                    answer = rest if word == RESPOND else line.strip()
+                    reply = await question.respond(answer_of(answer, question.view.response_schema))
         except TurnstileError as error:
             out.failure(failure_of(error))
             return
-        self._open.pop(asked.id, None)
+        self._open.pop(question.id, None)
         out.remark(
             "the tool was changed meanwhile: the call was not sent"
             if reply.tool_changed
@@ -85,13 +91,13 @@ class TurnQuestions:
         self._present()
 
     async def _look(self) -> None:
-        found = await self._client.interrupts(agent_turn_id=self._turn)
-        now = {each.id: each for each in reversed(found)}  # the first asked comes first
+        interrupts = await self._client.interrupts(agent_turn_id=self._turn)
+        now = {interrupt.id: interrupt for interrupt in reversed(interrupts)}  # the first asked comes first
         for gone in self._open.keys() - now.keys():
             del self._open[gone]
             if self._answers:
                 self._session.out.remark(f"{gone} is closed")
-        self._open |= {each: interrupt for each, interrupt in now.items() if each not in self._open}
+        self._open |= {key: interrupt for key, interrupt in now.items() if key not in self._open}
         self._present()
 
     def _present(self) -> None:
@@ -115,10 +121,10 @@ class TurnQuestions:
         is_question = view.reason is InterruptReason.INPUT_REQUIRED
         asker = f"the tool {escaped(view.tool_name)}" if view.asked_by_tool else view.agent_id
         out.line(f"? {asker} asks:" if is_question else f"? {escaped(view.message)}", style="yellow")
-        for each in quoted_text(view.message) if is_question else quoted_value(view.arguments):
-            out.line(each)
-        for each in quoted_value(view.response_schema) if is_question and view.response_schema else ():
-            out.line(each, style="dim")
+        for line in quoted_text(view.message) if is_question else quoted_value(view.arguments):
+            out.line(line)
+        for line in quoted_value(view.response_schema) if is_question and view.response_schema else ():
+            out.line(line, style="dim")
         ways = {Decision.APPROVE: APPROVE, Decision.REJECT: f"{REJECT} [REASON]", Decision.RESPOND: f"{RESPOND} ANSWER"}
         if is_question:
             ways[Decision.RESPOND] = "type the answer"

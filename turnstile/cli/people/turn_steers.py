@@ -81,7 +81,7 @@ class TurnSteers:
 
 
 def _told(steer: Steer, text: str) -> str:
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    excerpt = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     if steer.status is SteerStatus.SKIPPED:
-        return f"not read, the turn ended first: {shown}"
-    return f"read by step {step_number(steer.step_id or StepId(''))}: {shown}"
+        return f"not read, the turn ended first: {excerpt}"
+    return f"read by step {step_number(steer.step_id or StepId(''))}: {excerpt}"

@@ -117,9 +117,9 @@ async def memory(
     """Show or set the agent's memory: the box that its turns read unless a request names another one."""
     from turnstile.cli.turns.box_options import Memory, set_memory, show_memory
 
-    wanted = Memory(agent, box, fork, forget)
-    wanted.check()
+    change = Memory(agent, box, fork, forget)
+    change.check()
     if box is None and not forget:
         await show_memory(session, agent)
     else:
-        await set_memory(session, wanted)
+        await set_memory(session, change)

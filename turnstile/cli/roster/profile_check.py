@@ -81,11 +81,11 @@ def _models(profile: Profile) -> Iterator[str]:
 
 def _limits(profile: Profile, answer_tokens: int) -> Iterator[str]:
     """What of its budget lets no turn run; `answer_tokens` are reserved where the profile does not say how many."""
-    given = {} if profile.budget is None else profile.budget.stored()
-    for name, value in given.items():
+    limits = {} if profile.budget is None else profile.budget.stored()
+    for name, value in limits.items():
         if value == 0:
             yield f"its budget has {name} 0, which is nothing: a turn without a budget of its own is refused"
-    most, answer = given.get("max_tokens", 0), profile.llm_config.max_tokens or answer_tokens
+    most, answer = limits.get("max_tokens", 0), profile.llm_config.max_tokens or answer_tokens
     if 0 < most <= answer:
         yield f"its budget has {most} tokens, and every answer reserves {answer}: lower llm_config.max_tokens"
 

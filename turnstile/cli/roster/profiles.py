@@ -62,8 +62,8 @@ async def show_one(
     from turnstile.ledger.roster import get_profile
 
     async with session.ledger() as pool:
-        found = await get_profile(pool, session.project, profile)
-    session.out.result(found, yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=1000).rstrip())
+        stored = await get_profile(pool, session.project, profile)
+    session.out.result(stored, yaml.safe_dump(stored, sort_keys=False, allow_unicode=True, width=1000).rstrip())
 
 
 @command(app, "list", project=True)

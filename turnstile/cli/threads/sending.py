@@ -52,11 +52,11 @@ class MessageOptions:
 
     def request(self) -> JsonObject:
         """The arguments of `send`; raises `BadRequest` naming what is wrong, or the file that cannot be read."""
-        asked: JsonObject = {"to": self.to, "payload": _payload_text(self.payload)}
+        request: JsonObject = {"to": self.to, "payload": _payload_text(self.payload)}
         named = {"thread_id": self.thread, "correlation_id": self.correlation_id}
-        asked |= {name: value for name, value in named.items() if value is not None}
-        parse_request(SendRequest, asked)
-        return asked
+        request |= {name: value for name, value in named.items() if value is not None}
+        parse_request(SendRequest, request)
+        return request
 
 
 async def send_message(session: Session, options: MessageOptions, *, wait: bool, timeout: float) -> None:
@@ -121,11 +121,11 @@ async def _kept(session: Session, thread: ThreadId, message: MessageId) -> Reply
         if pool is None:
             return None
         replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=_ROWS))
-    found = next((each for each in replies if each.request_id == message), None)
-    if found is None:
+    reply = next((reply for reply in replies if reply.request_id == message), None)
+    if reply is None:
         return None
-    known = found.model_dump(include={"kind", "reason", "payload", "payload_card_id"})
-    ids = {"thread_id": thread, "message_id": message, "correlation_id": message, "from": found.from_id}
+    known = reply.model_dump(include={"kind", "reason", "payload", "payload_card_id"})
+    ids = {"thread_id": thread, "message_id": message, "correlation_id": message, "from": reply.from_id}
     return ReplyEvent.model_validate({**known, **ids})
 
 
@@ -165,8 +165,8 @@ def _print_result(session: Session, reply: ReplyEvent) -> None:
         raise CommandFailed(str(reply.reason), "the message could not be delivered")
 
 
-def _payload_text(given: str) -> str:
+def _payload_text(argument: str) -> str:
     """The payload: the argument itself, the content of the file `@FILE`, or standard input for `-`."""
-    if given.startswith("@"):
-        return read_text(Path(given[1:]))
-    return given_text(given, None)
+    if argument.startswith("@"):
+        return read_text(Path(argument[1:]))
+    return given_text(argument, None)

@@ -35,25 +35,25 @@ async def read_thread(
     session: Session, pool: Pool, thread: ThreadId, *, payloads: bool = False, row_limit: int = 1000
 ) -> ThreadReport:
     """The thread with its messages and replies; raises `Refused` (`unknown_thread`)."""
-    found = await pool.run(lambda conn: find_thread(conn, session.project, thread))
-    if found is None:
+    view = await pool.run(lambda conn: find_thread(conn, session.project, thread))
+    if view is None:
         raise Refused("unknown_thread", f"project {session.project} has no thread {thread!r}")
     messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=row_limit))
     replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=row_limit))
     texts: dict[MessageId, str] = {}
     if payloads:
         texts = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=row_limit))
-    return ThreadReport(found, messages, replies, page_of(session, thread_workflow_id(thread)), texts)
+    return ThreadReport(view, messages, replies, page_of(session, thread_workflow_id(thread)), texts)
 
 
 def document_of(report: ThreadReport) -> dict[str, JsonValue]:
     """The report as one JSON object; with the payloads of messages and replies only if they were requested."""
     messages: list[JsonValue] = []
-    for each in report.messages:
-        payload = {"payload": report.payloads[each.message_id]} if each.message_id in report.payloads else {}
-        messages.append({**each.model_dump(mode="json"), **payload})
+    for message in report.messages:
+        payload = {"payload": report.payloads[message.message_id]} if message.message_id in report.payloads else {}
+        messages.append({**message.model_dump(mode="json"), **payload})
     hidden = None if report.payloads else {"payload"}
-    replies: list[JsonValue] = [each.model_dump(mode="json", exclude=hidden) for each in report.replies]
+    replies: list[JsonValue] = [reply.model_dump(mode="json", exclude=hidden) for reply in report.replies]
     thread = report.thread.model_dump(mode="json")
     return {**thread, "messages": messages, "replies": replies, "web_ui_url": report.link}
 
@@ -83,36 +83,36 @@ def print_chain(out: Output, report: ThreadReport) -> None:
     """Print the messages in order, each indented by its depth in the chain, and the replies."""
     start = report.thread.created_at
     rows: list[Sequence[object]] = []
-    answers = {each.request_id: each for each in report.replies}
-    for each in report.messages:
-        above, _, listener = each.chain.rpartition(".")
+    answers = {reply.request_id: reply for reply in report.replies}
+    for message in report.messages:
+        above, _, listener = message.chain.rpartition(".")
         indent = "  " * above.removeprefix(report.thread.requester).count(".")
-        turn = f", turn {each.agent_turn_id}" if each.agent_turn_id else ""
-        tries = f", begun {each.attempt} times" if each.attempt > 1 else ""
+        turn = f", turn {message.agent_turn_id}" if message.agent_turn_id else ""
+        tries = f", begun {message.attempt} times" if message.attempt > 1 else ""
         rows.append(
             (
-                each.number,
-                duration(start, each.created_at),
-                f"{indent}{each.from_id} → {listener}",
-                each.kind,
-                f"{each.status}: {each.effect}" if each.effect else each.status,
-                duration(each.begun_at or each.created_at, each.ended_at),
-                f"{each.message_id}{tries}{turn}",
+                message.number,
+                duration(start, message.created_at),
+                f"{indent}{message.from_id} → {listener}",
+                message.kind,
+                f"{message.status}: {message.effect}" if message.effect else message.status,
+                duration(message.begun_at or message.created_at, message.ended_at),
+                f"{message.message_id}{tries}{turn}",
             )
         )
     out.table("messages", ["#", "after", "from → to", "kind", "what came of it", "took", "message"], rows)
     _print_payloads(out, report)
-    for each in report.messages:
-        if (answer := answers.get(each.message_id)) is not None:
+    for message in report.messages:
+        if (answer := answers.get(message.message_id)) is not None:
             announced = "announced" if answer.announced_at else "not announced yet"
             sender = f" from {answer.from_id}" if answer.from_id else ""
-            out.line(f"#{each.number} was answered{sender}: {answer.kind}, {answer.reason}, {announced}")
+            out.line(f"#{message.number} was answered{sender}: {answer.kind}, {answer.reason}, {announced}")
             if report.payloads and answer.payload:
                 out.line(f"    {answer.payload}")
 
 
 def _print_payloads(out: Output, report: ThreadReport) -> None:
-    for each in report.messages:
-        if (payload := report.payloads.get(each.message_id)) is not None:
-            out.line(f"#{each.number} {each.from_id} → {each.chain}", style="dim")
+    for message in report.messages:
+        if (payload := report.payloads.get(message.message_id)) is not None:
+            out.line(f"#{message.number} {message.from_id} → {message.chain}", style="dim")
             out.line(f"    {payload}")

@@ -116,24 +116,24 @@ class Again:
 
     def request(self, turn: AgentTurnId) -> RerunRequest:
         """The request; raises `BadRequest` naming the option that is wrong."""
-        given: dict[str, JsonValue] = {"agent_turn_id": turn, "from_step": self.from_step}
+        fields: dict[str, JsonValue] = {"agent_turn_id": turn, "from_step": self.from_step}
         if self.settings is not None:
             parse_request(RuntimeConfig, self.settings)  # its errors name the setting
-        given |= {"runtime_config": self.settings, "correlation_id": self.correlation_id or uuid7()}
-        given |= {"budget": self.budget}
-        return parse_request(RerunRequest, {name: value for name, value in given.items() if value is not None})
+        fields |= {"runtime_config": self.settings, "correlation_id": self.correlation_id or uuid7()}
+        fields |= {"budget": self.budget}
+        return parse_request(RerunRequest, {name: value for name, value in fields.items() if value is not None})
 
 
 async def run_again(session: Session, again: Again, *, wait: bool) -> None:
     """Run a turn again and print the reply; with `wait` follow the new turn, as `ask` does."""
     async with session.ledger_beside_client() as pool, session.client() as client:
         old = await session.patiently(lambda: client.turn(again.turn))
-        made = old.again(again.request(await old.start()))
+        turn = old.again(again.request(await old.start()))
         if not wait:
-            _print_reply(session, await enqueue(session, client, made), wait=False)
+            _print_reply(session, await enqueue(session, client, turn), wait=False)
             return
-        shown = await follow_made(session, pool, client, made, goes_on=True)
-        end = await read_end(made) if pool is None else await read_report(pool, session, await made.start())
+        shown = await follow_made(session, pool, client, turn, goes_on=True)
+        end = await read_end(turn) if pool is None else await read_report(pool, session, await turn.start())
         print_end(session, end, shown)
 
 
@@ -203,12 +203,12 @@ async def stop_turn(
     `ServerUnavailable`.
     """
     async with session.client() as client:
-        found = await session.patiently(lambda: client.turn(turn))
-        reply = await session.patiently(lambda: found.stop(reason, cascade=cascade))
+        running = await session.patiently(lambda: client.turn(turn))
+        reply = await session.patiently(lambda: running.stop(reason, cascade=cascade))
         try:
-            await found.result(OVER_SECONDS)
+            await running.result(OVER_SECONDS)
         except TimeoutError:
-            view = await session.patiently(found.describe)
+            view = await session.patiently(running.describe)
             return reply, None if view.ended_at else view
         return reply, None
 
@@ -245,8 +245,8 @@ async def steer_turn(
     """Say something to the turn; raises as `stop_turn` does. It is said once, however often it must be asked."""
     name = correlation_id or uuid7()
     async with session.client() as client:
-        found = await session.patiently(lambda: client.turn(turn))
-        return await session.patiently(lambda: found.steer(text, when_idle=when_idle, correlation_id=name))
+        running = await session.patiently(lambda: client.turn(turn))
+        return await session.patiently(lambda: running.steer(text, when_idle=when_idle, correlation_id=name))
 
 
 def told_of_steer(turn: str, reply: SteerReply, *, when_idle: bool = False) -> str:
@@ -289,20 +289,20 @@ def request_of(question: Question, *, repeatable: bool = False) -> EnqueueReques
         "budget": question.budget,
         "multitask_strategy": None if question.multitask is MultitaskStrategy.ENQUEUE else question.multitask,
     }
-    given: JsonObject = {name: value for name, value in named.items() if value is not None}
+    fields: JsonObject = {name: value for name, value in named.items() if value is not None}
     of_instance = question.agent is None and not question.conversation  # the instance then has a known id
     if question.correlation_id is None and (repeatable or of_instance):
-        given["correlation_id"] = uuid7()
+        fields["correlation_id"] = uuid7()
     if question.fields is not None:
-        given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
-    return parse_request(EnqueueRequest, given)
+        fields["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
+    return parse_request(EnqueueRequest, fields)
 
 
 async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequest) -> EnqueueReply:
     from turnstile.ledger.turns import intake  # noqa: PLC0415 -- needs the extra [server]
 
     settings = session.settings
-    done = await intake.enqueue(
+    reply = await intake.enqueue(
         pool,
         session.project,
         session.channel,
@@ -313,7 +313,7 @@ async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequ
         admission=settings.limits.admission,
         caller=Caller(SENDER, operates=True),
     )
-    return done.reply
+    return reply.reply
 
 
 def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:

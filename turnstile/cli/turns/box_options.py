@@ -80,15 +80,17 @@ async def set_memory(session: Session, memory: Memory) -> None:
 
 async def make_of_parts(session: Session, parts: list[str], correlation_id: str | None) -> None:
     """Make a box of the parts; raises as `set_memory` does."""
-    given: JsonObject = {"parts": [part_of(each) for each in parts]}
+    fields: JsonObject = {"parts": [part_of(part) for part in parts]}
     if correlation_id is not None:
-        given["correlation_id"] = correlation_id
+        fields["correlation_id"] = correlation_id
     async with session.bridge() as client:
         await session.await_bridge(client)
-        wanted = parse_request(BoxMakeRequest, given)
-        made = await client.call(verbs.BOX_MAKE, wanted)
-    before = ", made before" if made.duplicate else ""
-    session.out.result(made, f"box {made.box_id} with {made.cards} {'card' if made.cards == 1 else 'cards'}{before}")
+        request = parse_request(BoxMakeRequest, fields)
+        reply = await client.call(verbs.BOX_MAKE, request)
+    before = ", made before" if reply.duplicate else ""
+    session.out.result(
+        reply, f"box {reply.box_id} with {reply.cards} {'card' if reply.cards == 1 else 'cards'}{before}"
+    )
 
 
 def part_of(argument: str) -> JsonObject:
@@ -131,13 +133,13 @@ async def show_box(session: Session, box: str, last: int | None) -> None:
     if cards is None:
         raise Refused("unknown_box", f"project {session.project} has no box {named}")
     placed = [PlacedCard(position=place, **dict(card)) for place, card in enumerate(cards, 1)]
-    shown = placed[-last:] if last else placed
+    placed = placed[-last:] if last else placed
     if session.out.as_json:
-        session.out.document({"box_id": named, "cards": [each.model_dump(mode="json") for each in shown]})
+        session.out.document({"box_id": named, "cards": [card.model_dump(mode="json") for card in placed]})
         return
     session.out.records(
         f"cards of box {named}",
-        shown,
+        placed,
         {
             "position": lambda card: card.position,
             "type": lambda card: card.type,

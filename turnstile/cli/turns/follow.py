@@ -85,9 +85,14 @@ def explaining_interrupt(session: Session, what: str, ways: Mapping[str, str]) -
 
 def same_options(session: Session) -> str:
     """The options by which another command finds the same servers and project, each after a blank."""
-    own = session.options
-    named = (("--project", own.project), ("--data", own.data), ("--config", own.config), ("--url", own.url))
-    named += (("--token-file", own.token_file),)
+    options = session.options
+    named = (
+        ("--project", options.project),
+        ("--data", options.data),
+        ("--config", options.config),
+        ("--url", options.url),
+    )
+    named += (("--token-file", options.token_file),)
     return "".join(f" {option} {value}" for option, value in named if value)
 
 

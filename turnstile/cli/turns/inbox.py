@@ -27,10 +27,10 @@ async def show(
     from turnstile.ledger.turns.views import list_inbox
     from turnstile.schema.ids import AgentId
 
-    wanted = AgentId(agent) if agent else None
+    agent_id = AgentId(agent) if agent else None
     async with session.ledger() as pool:
-        await require_agent(pool, session.project, wanted)
-        rows = await pool.run(lambda conn: list_inbox(conn, session.project, wanted, status, row_limit=limit))
+        await require_agent(pool, session.project, agent_id)
+        rows = await pool.run(lambda conn: list_inbox(conn, session.project, agent_id, status, row_limit=limit))
     session.out.records(
         f"inbox rows of {agent or session.project}",
         rows,

@@ -135,10 +135,10 @@ def tool_progress(event: WatchEvent, turn: AgentTurnId | None) -> str:
     if event.payload.get("agent_turn_id") != turn or event.payload.get("phase") != StepPhase.TOOL_PROGRESS:
         return ""
     try:
-        told = CallProgress.model_validate(event.payload | (metadata if isinstance(metadata, dict) else {}))
+        progress = CallProgress.model_validate(event.payload | (metadata if isinstance(metadata, dict) else {}))
     except ValidationError:  # a stranger's event
         return ""
-    return progress_line(told)
+    return progress_line(progress)
 
 
 def progress_line(progress: CallProgress) -> str:
@@ -161,11 +161,11 @@ def _summary(event: WatchEvent) -> str:
             code = payload.get("error_code")
             stats = payload.get("stats")
             cut = stats.get("truncated") if isinstance(stats, dict) else None
-            why = "".join(f" ({each})" for each in (code, cut and f"cut off: {cut}") if each)
+            why = "".join(f" ({part})" for part in (code, cut and f"cut off: {cut}") if part)
             return f"{payload.get('status')}{why}, card {payload.get('deliverable_card_id')}"
         case "interrupt":
-            asked = payload.get("interrupt_id")
-            return f"{payload.get('tool_name')} waits for a person: `turnstile approvals show {asked}`"
+            interrupt = payload.get("interrupt_id")
+            return f"{payload.get('tool_name')} waits for a person: `turnstile approvals show {interrupt}`"
         case _:
             return ", ".join(f"{name} {value}" for name, value in payload.items() if isinstance(value, (str, int)))
 
@@ -174,5 +174,5 @@ def _activity(payload: JsonObject) -> str:
     metadata = payload.get("metadata")
     if not isinstance(metadata, dict):
         return ""
-    shown = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
-    return "".join(f", {each}" for each in shown)
+    values = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
+    return "".join(f", {value}" for value in values)

@@ -40,11 +40,11 @@ async def find_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView | N
     exact = await pool.run(lambda conn: describe_turn(conn, project, AgentTurnId(turn)))
     if exact is not None or not turn:
         return exact
-    found = await pool.run(lambda conn: find_turns(conn, project, turn, row_limit=_CANDIDATES + 1))
-    if len(found) > 1:
-        shown = [*found[:_CANDIDATES], *(["…"] if len(found) > _CANDIDATES else [])]
-        raise Refused("ambiguous_turn", "\n".join((f"several turns begin with {turn!r}", *shown)))
-    return await pool.run(lambda conn: describe_turn(conn, project, found[0])) if found else None
+    turns = await pool.run(lambda conn: find_turns(conn, project, turn, row_limit=_CANDIDATES + 1))
+    if len(turns) > 1:
+        candidates = [*turns[:_CANDIDATES], *(["…"] if len(turns) > _CANDIDATES else [])]
+        raise Refused("ambiguous_turn", "\n".join((f"several turns begin with {turn!r}", *candidates)))
+    return await pool.run(lambda conn: describe_turn(conn, project, turns[0])) if turns else None
 
 
 async def require_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView:
@@ -69,10 +69,10 @@ async def turn_of_client(session: Session, client: Client, turn: str) -> Turn | 
 
 async def require_of_client(session: Session, client: Client, turn: str) -> Turn:
     """Like `turn_of_client`, but raises `Refused` (`unknown_turn`) if there is none."""
-    found = await turn_of_client(session, client, turn)
-    if found is None:
+    view = await turn_of_client(session, client, turn)
+    if view is None:
         raise Refused("unknown_turn", f"there is no turn {turn!r}; over a gateway it is found by its whole id")
-    return found
+    return view
 
 
 async def whole_id(session: Session, turn: str) -> str:

@@ -91,7 +91,7 @@ class Missing:
         from turnstile.ledger.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
 
         agents = await list_agents(self.pool, view.project_id)
-        target = next((each.worker_target for each in agents if each.agent_id == view.agent_id), None)
+        target = next((agent.worker_target for agent in agents if agent.agent_id == view.agent_id), None)
         if target is None or await self.pool.run(lambda conn: is_served(conn, target)):
             return ""
         return target

@@ -64,16 +64,16 @@ def budget_of(text: str | None) -> JsonObject | None:
     """The budget of a `--budget tokens=N,usd=N,turns=N,seconds=N`; raises `BadRequest` that names what is wrong."""
     if text is None:
         return None
-    given: dict[str, Decimal | int | str] = {}
+    amounts: dict[str, Decimal | int | str] = {}
     for part in text.split(","):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         field = _BUDGET_FIELDS.get(name)
-        if field is None or not equals or field in given:
-            known = ",".join(f"{each}=N" for each in _BUDGET_FIELDS)
+        if field is None or not equals or field in amounts:
+            known = ",".join(f"{budget_field}=N" for budget_field in _BUDGET_FIELDS)
             raise BadRequest(f"--budget: {part.strip()[:80]!r} is none of {known}, each at most once")
-        given[field] = _number(number, Decimal if field == "max_cost_usd" else int)
+        amounts[field] = _number(number, Decimal if field == "max_cost_usd" else int)
     try:
-        limits = BudgetLimits.model_validate(given)
+        limits = BudgetLimits.model_validate(amounts)
     except ValidationError as error:
         [fault] = faults_in(error, BudgetLimits, most=1)
         names = {field: name for name, field in _BUDGET_FIELDS.items()}

@@ -66,10 +66,10 @@ async def show_all(
     from turnstile.ledger.turns.views import list_turns
     from turnstile.schema.ids import AgentId
 
-    wanted = AgentId(agent) if agent else None
+    agent_id = AgentId(agent) if agent else None
     async with session.ledger() as pool:
-        await require_agent(pool, session.project, wanted)
-        rows = await pool.run(lambda conn: list_turns(conn, session.project, wanted, row_limit=limit))
+        await require_agent(pool, session.project, agent_id)
+        rows = await pool.run(lambda conn: list_turns(conn, session.project, agent_id, row_limit=limit))
     session.out.records(
         f"turns of {agent or session.project}",
         rows,
@@ -91,7 +91,7 @@ async def show_all(
         },
         cut="asked",
     )
-    if not session.out.as_json and (link := list_of(session, wanted)):
+    if not session.out.as_json and (link := list_of(session, agent_id)):
         session.out.remark(f"turns that did not succeed, in Temporal: {link}")
 
 
@@ -148,8 +148,8 @@ async def steer(
     from turnstile.cli.turns.lookup import whole_id
     from turnstile.cli.turns.texts import given_text
 
-    turn, said = await whole_id(session, turn), given_text(text, None)
-    reply = await steer_turn(session, turn, said, when_idle=when_idle, correlation_id=correlation_id)
+    turn, message = await whole_id(session, turn), given_text(text, None)
+    reply = await steer_turn(session, turn, message, when_idle=when_idle, correlation_id=correlation_id)
     session.out.result(reply, told_of_steer(turn, reply, when_idle=when_idle))
 
 
@@ -232,9 +232,9 @@ async def enqueue(
 
     if profile is not None and text is None and file is None:
         agent, text = None, agent  # the one argument is the text
-    asked = None if (text, file) == (None, None) and context_box else given_text(text, file)
+    instruction = None if (text, file) == (None, None) and context_box else given_text(text, file)
     question = Question(
-        *(agent, asked, correlation_id, fields, profile, model, context_box),
+        *(agent, instruction, correlation_id, fields, profile, model, context_box),
         conversation=conversation,
         output_box_id=output_box,
         remember=remember,

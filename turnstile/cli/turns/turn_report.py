@@ -88,38 +88,38 @@ async def read_end(turn: Turn, client: Client | None = None) -> TurnEnd:
 
 async def _budgets_seen(client: Client, view: TurnView) -> list[BudgetView]:
     """The turn's budgets, without those that are not shown to the client."""
-    found: list[BudgetView] = []
+    budgets: list[BudgetView] = []
     for budget in () if view.budget is None else ids_of(view.budget):
         try:
-            found.append(await client.budget(budget))
+            budgets.append(await client.budget(budget))
         except Refused as error:
             if error.code != "unknown_budget":
                 raise
-    return found
+    return budgets
 
 
 async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
     """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
     view = await require_turn(pool, session.project, turn)
-    project, own = session.project, view.agent_turn_id
+    project, turn_id = session.project, view.agent_turn_id
 
     async def cards(box: BoxId | None) -> list[Card]:
-        found = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
-        return found or []
+        rows = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
+        return rows or []
 
     async def said(steer: Steer) -> str | None:
         card = await pool.run(lambda conn: get_card(conn, project, CardId(steer.steer_id)))
         return None if card is None else str(value_of(card))
 
-    steps = await pool.run(lambda conn: list_steps(conn, project, own))
-    budgets = [] if view.budget is None else await pool.run(lambda conn: list_budgets_of_turn(conn, project, own))
-    sent = await pool.run(lambda conn: list_calls(conn, project, own))
+    steps = await pool.run(lambda conn: list_steps(conn, project, turn_id))
+    budgets = [] if view.budget is None else await pool.run(lambda conn: list_budgets_of_turn(conn, project, turn_id))
+    sent = await pool.run(lambda conn: list_calls(conn, project, turn_id))
     context, output = await cards(view.context_box_id), await cards(view.output_box_id)
     card_id = view.deliverable_card_id
     deliverable = None
     if card_id is not None and (card := await pool.run(lambda conn: get_card(conn, project, card_id))) is not None:
         deliverable = Deliverable(card.card_id, value_of(card), bool(card.metadata.partial))
-    steers = [SteerEntry(**dict(each), text=await said(each)) for each in view.steers or ()]
+    steers = [SteerEntry(**dict(s), text=await said(s)) for s in view.steers or ()]
     return TurnReport(view, deliverable, budgets, steps, transcript_of(steps, context, output, sent, steers))
 
 
@@ -130,26 +130,28 @@ def link_of(session: Session, turn: AgentTurnId) -> str | None:
 
 def page_of(session: Session, workflow: str) -> str | None:
     """A workflow's page in the Web UI; None if the address of the Web UI is not known."""
-    found = _web_ui(session)
-    return found and addresses.turn_link(*found, workflow)
+    address = _web_ui(session)
+    return address and addresses.turn_link(*address, workflow)
 
 
 def list_of(session: Session, agent: str | None) -> str | None:
     """The Web UI's list of the project's or an agent's turns that did not succeed; None as for `link_of`."""
-    found = _web_ui(session)
+    address = _web_ui(session)
     whose = f' AND TurnAgent = "{agent}"' if agent else ""
     ended = ", ".join(f'"{status}"' for status in TurnStatus if status is not TurnStatus.SUCCESS)
     query = f'TurnProject = "{session.project}"{whose} AND TurnStatus IN ({ended})'
-    return found and addresses.list_link(*found, query)
+    return address and addresses.list_link(*address, query)
 
 
 def _web_ui(session: Session) -> tuple[str, str] | None:
     """The address of the Web UI and the namespace that it shows; None if the address is not known."""
     if session.gateway is not None:
         return None
-    found = addresses.announced(session.options.data)
-    web_ui = addresses.web_ui_url(session.settings, found)
-    namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else addresses.NAMESPACE)
+    endpoints = addresses.announced(session.options.data)
+    web_ui = addresses.web_ui_url(session.settings, endpoints)
+    namespace = session.settings.temporal.namespace or (
+        endpoints.temporal_namespace if endpoints else addresses.NAMESPACE
+    )
     return (web_ui, namespace) if web_ui else None
 
 
@@ -158,7 +160,7 @@ def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
     document: dict[str, JsonValue] = {
         **report.turn.model_dump(mode="json"),
         "deliverable": None if report.deliverable is None else report.deliverable.value,
-        "budgets": [each.model_dump(mode="json") for each in report.budgets],
+        "budgets": [budget.model_dump(mode="json") for budget in report.budgets],
         "web_ui_url": link,
     }
     if isinstance(report, TurnReport):
@@ -186,10 +188,10 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
     for step in transcript.steps:
         moment = max(moment, step.started_at)
         _print_step(
-            out, step, moment, [each for each in transcript.steers if each.step_id == step.step_id], whole=whole
+            out, step, moment, [steer for steer in transcript.steers if steer.step_id == step.step_id], whole=whole
         )
-    shown = {step.step_id for step in transcript.steps}
-    if rest := [each for each in transcript.steers if each.step_id not in shown]:
+    step_ids = {step.step_id for step in transcript.steps}
+    if rest := [steer for steer in transcript.steers if steer.step_id not in step_ids]:
         out.line()
         _print_steers(out, rest, None if whole else _TEXT)
     if turn.ended_at is not None:
@@ -217,10 +219,10 @@ def _facts(report: TurnEnd, transcript: Transcript | None) -> dict[str, object]:
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
         "cost": amounts.counted(turn.steps, "step") if transcript is None else _cost(transcript),
-        "budget": "\n".join(f"{budget_line(each)} ({_whose(each, turn)})" for each in report.budgets),
+        "budget": "\n".join(f"{budget_line(budget)} ({_whose(budget, turn)})" for budget in report.budgets),
         "until": None if turn.budget is None or turn.budget.until is None else clock(turn.budget.until),
         "runs again": turn.rerun_of and f"turn {turn.rerun_of} from step {turn.from_step}",
-        "run again by": ", ".join(f"turn {each}" for each in turn.reruns),
+        "run again by": ", ".join(f"turn {rerun}" for rerun in turn.reruns),
         "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
         "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
         "context box": turn.context_box_id,
@@ -236,7 +238,7 @@ def _whose(budget: BudgetView, turn: TurnView) -> str:
 
 
 def _standing(turn: TurnView) -> list[SteerStatus]:
-    return [each.status for each in turn.steers or ()]
+    return [steer.status for steer in turn.steers or ()]
 
 
 def _notes(turn: TurnView, transcript: Transcript | None) -> str:
@@ -253,10 +255,10 @@ def _notes(turn: TurnView, transcript: Transcript | None) -> str:
 
 
 def _print_steers(out: Output, steers: Sequence[SteerEntry], limit: int | None) -> None:
-    for each in steers:
-        text = "(its card is gone)" if each.text is None else _shortened(each.text, limit)
-        status = "" if each.status is SteerStatus.APPLIED else f" ({each.status})"
-        out.indented(f"» {each.steered_by}{status}: {text}", style="magenta")
+    for steer in steers:
+        text = "(its card is gone)" if steer.text is None else _shortened(steer.text, limit)
+        status = "" if steer.status is SteerStatus.APPLIED else f" ({steer.status})"
+        out.indented(f"» {steer.steered_by}{status}: {text}", style="magenta")
 
 
 def _print_step(out: Output, step: StepEntry, moment: datetime, steers: Sequence[SteerEntry], *, whole: bool) -> None:
@@ -285,14 +287,15 @@ def _print_step(out: Output, step: StepEntry, moment: datetime, steers: Sequence
         out.indented(f"! {step.error}", style="red")
 
 
-def _cut(done: Compaction) -> str:
+def _cut(compaction: Compaction) -> str:
     """How the memory was compacted, and why."""
-    why = "it was full" if done.reason == "full" else "the model refused the request as too long"
-    how = "summarized" if done.when_full == "summarize" else "left out"
-    failed = f", without a summary ({done.error_code})" if done.error_code else ""
-    kept = f"{amounts.counted(done.turns_cut, 'earlier turn')} {how}{failed}, {done.turns_kept} kept"
-    about = "" if done.counted == "exact" else "about "
-    return f"! memory compacted, {why}: {kept}; from {about}{done.tokens_before:,} tokens to {done.tokens_after:,}"
+    why = "it was full" if compaction.reason == "full" else "the model refused the request as too long"
+    how = "summarized" if compaction.when_full == "summarize" else "left out"
+    failed = f", without a summary ({compaction.error_code})" if compaction.error_code else ""
+    kept = f"{amounts.counted(compaction.turns_cut, 'earlier turn')} {how}{failed}, {compaction.turns_kept} kept"
+    about = "" if compaction.counted == "exact" else "about "
+    tokens = f"from {about}{compaction.tokens_before:,} tokens to {compaction.tokens_after:,}"
+    return f"! memory compacted, {why}: {kept}; {tokens}"
 
 
 def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:
@@ -326,8 +329,8 @@ def _clock(moment: datetime) -> str:
 
 
 def _truncated(turn: TurnView) -> str | None:
-    found = (turn.stats or {}).get("truncated")
-    return found if isinstance(found, str) else None
+    cut = (turn.stats or {}).get("truncated")
+    return cut if isinstance(cut, str) else None
 
 
 def _cost(transcript: Transcript) -> str:
@@ -352,14 +355,14 @@ def print_timeline(out: Output, report: TurnReport) -> None:
 
 def print_deliverable(out: Output, report: TurnEnd, shown: str = "") -> None:
     """Print the deliverable with its card's id, or that there is none yet; not again the text that was just `shown`."""
-    found = report.deliverable
-    if found is None:
+    deliverable = report.deliverable
+    if deliverable is None:
         out.line("no deliverable yet", style="dim")
         return
-    cut, value = _truncated(report.turn), found.value
-    partial = ", partial" if found.partial and not cut else ""
+    cut, value = _truncated(report.turn), deliverable.value
+    partial = ", partial" if deliverable.partial and not cut else ""
     above = ": the text above" if shown and value == shown else ""
-    out.line(f"deliverable (card {found.card_id}{partial}){above}", style="bold")
+    out.line(f"deliverable (card {deliverable.card_id}{partial}){above}", style="bold")
     if cut:
         out.line(f"! cut off ({cut})", style="yellow")
     if above:

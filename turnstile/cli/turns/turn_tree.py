@@ -51,7 +51,7 @@ def roll_up(nodes: Sequence[TreeTurn]) -> Mapping[AgentTurnId, Rolled]:
     below: dict[AgentTurnId | None, list[Rolled]] = defaultdict(list)
     for node in reversed(nodes):
         parts = below[node.agent_turn_id]
-        costs = [each for each in (node.cost, *(part.cost for part in parts)) if each is not None]
+        costs = [p for p in (node.cost, *(part.cost for part in parts)) if p is not None]
         rolled = Rolled(
             turns=1 + sum(part.turns for part in parts),
             tokens=node.tokens + sum(part.tokens for part in parts),
@@ -72,20 +72,20 @@ def picture(nodes: Sequence[TreeTurn], now: datetime, most: int | None = None) -
     sums = roll_up(nodes)
     root = Tree(_label(nodes[0], sums, now), guide_style="dim")
     drawn = {nodes[0].agent_turn_id: root}
-    shown: Counter[AgentTurnId] = Counter()
+    children: Counter[AgentTurnId] = Counter()
     others: dict[AgentTurnId, Counter[str]] = defaultdict(Counter)
     for node in nodes[1:]:
         parent = node.parent_turn_id
         if parent is None or parent not in drawn:
             continue  # below one that is only counted
-        shown[parent] += 1
-        if most is not None and shown[parent] > most:
+        children[parent] += 1
+        if most is not None and children[parent] > most:
             others[parent][_status(node)] += 1
         else:
             drawn[node.agent_turn_id] = drawn[parent].add(_label(node, sums, now))
     for parent, counts in others.items():
-        told = ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
-        drawn[parent].add(Text(f"and {counts.total():,} more: {told}", style="dim", no_wrap=True, overflow="ellipsis"))
+        text = ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
+        drawn[parent].add(Text(f"and {counts.total():,} more: {text}", style="dim", no_wrap=True, overflow="ellipsis"))
     return root
 
 
@@ -117,8 +117,8 @@ def _label(node: TreeTurn, sums: Mapping[AgentTurnId, Rolled], now: datetime) ->
 
 def _spent(tokens: int, cost: float | None) -> str:
     parts = [f"{tokens:,} tokens" if tokens else "", money(cost) if cost else ""]
-    shown = ", ".join(filter(None, parts))
-    return f" {shown}" if shown else ""
+    text = ", ".join(filter(None, parts))
+    return f" {text}" if text else ""
 
 
 Read = Callable[[], Awaitable[Sequence[TreeTurn]]]
@@ -142,8 +142,8 @@ async def _reading(session: Session, turn: str) -> AsyncGenerator[Read]:
     """Reads the tree of a turn from the ledger, or from a gateway."""
     if session.gateway is not None:
         async with session.client() as client:
-            found = await require_of_client(session, client, turn)
-            yield lambda: session.patiently(found.tree)
+            view = await require_of_client(session, client, turn)
+            yield lambda: session.patiently(view.tree)
         return
     async with session.ledger() as pool:
         named = (await require_turn(pool, session.project, turn)).agent_turn_id
@@ -177,11 +177,11 @@ async def _live(session: Session, read: Read, nodes: Sequence[TreeTurn], interva
 
 
 async def _lines(session: Session, read: Read, nodes: Sequence[TreeTurn], interval: float) -> None:
-    shown: dict[AgentTurnId, TreeTurn] = {}
+    printed: dict[AgentTurnId, TreeTurn] = {}
     while True:
         for node in nodes:
-            if shown.get(node.agent_turn_id) != node:
-                shown[node.agent_turn_id] = node
+            if printed.get(node.agent_turn_id) != node:
+                printed[node.agent_turn_id] = node
                 session.out.json_line(node)
         if not _is_open(nodes):
             return

@@ -29,8 +29,8 @@ async def watch(
         if pool is None:
             async with session.client() as client:
                 find = turn_of_client if session.gateway is None else require_of_client
-                if (found := await find(session, client, target)) is not None:
-                    await watch_by_client(session, client, found)
+                if (view := await find(session, client, target)) is not None:
+                    await watch_by_client(session, client, view)
                     return
         elif not await has_agent(pool, session.project, agent):
             if (turn := await find_turn(pool, session.project, target)) is not None:

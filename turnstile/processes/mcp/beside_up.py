@@ -56,8 +56,8 @@ class McpBeside:
             self._say("WARNING: MCP servers are not served: pip install 'turnstile-kernel[mcp]'")
             return
         home = self._data / "mcp"
-        for each in (home, home / "logs", home / "run"):
-            private_directory(each)
+        for directory in (home, home / "logs", home / "run"):
+            private_directory(directory)
         try:
             self._supervisor = await Supervisor.launch(home)
             await self._keep(self._supervisor, home / "logs" / f"{_NAME}.log")

@@ -67,7 +67,7 @@ class ServerFile:
 
     def remove(self, name: str) -> None:
         """Forget a server."""
-        self._write({each: entry for each, entry in self.read().items() if each != name})
+        self._write({other: entry for other, entry in self.read().items() if other != name})
 
     def _write(self, servers: dict[str, McpServer]) -> None:
         document = McpServers(servers).model_dump(mode="json", exclude_defaults=True)
@@ -88,5 +88,5 @@ def _parsed(path: Path, size: int) -> dict[str, McpServer]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
     except ValidationError as error:
-        told = (fault.said() for fault in faults_in(error, McpServers))
-        raise ConfigError("\n".join(f"{path}: {each}" for each in told)) from None
+        problems = (fault.said() for fault in faults_in(error, McpServers))
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from None

@@ -56,15 +56,17 @@ class McpProcess:
 
     def _follow(self, servers: dict[str, McpServer], ready: Callable[[str], None]) -> None:
         """Serve what the file says; a server that changes begins once its old connection has ended."""
-        wanted = {name: each.connection() for name, each in servers.items() if not self._names or name in self._names}
+        connections = {
+            name: server.connection() for name, server in servers.items() if not self._names or name in self._names
+        }
         for name, (entry, ended, task) in list(self._serving.items()):
-            if wanted.get(name) != entry:
+            if connections.get(name) != entry:
                 ended.set()
             if task.done():
                 if (error := task.exception()) is not None:
                     logger.error("MCP server %s: %s: %s; served anew", name, type(error).__name__, error)
                 del self._serving[name]
-        for name, entry in wanted.items():
+        for name, entry in connections.items():
             if name not in self._serving:
                 ended = asyncio.Event()
                 self._serving[name] = entry, ended, asyncio.create_task(self._serve(name, entry, ended, ready))
