@@ -182,8 +182,8 @@ async def examine(settings: Settings, data: Path | None, models: Sequence[str]) 
     servers, listeners, claims, (named, problems) = await asyncio.gather(
         doctor.servers(), doctor.listeners(), doctor.claims(), doctor.named_models()
     )
-    models = await check_models(settings, named) if named or not problems else []
-    checks = [*versions(), *servers, *listeners, *claims, *problems, *key_files(settings), *models]
+    model_checks = await check_models(settings, named) if named or not problems else []
+    checks = [*versions(), *servers, *listeners, *claims, *problems, *key_files(settings), *model_checks]
     return [*checks, verdict(checks)]
 
 

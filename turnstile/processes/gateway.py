@@ -241,7 +241,7 @@ async def own_token(data: Path, database_url: str, project: ProjectId) -> None:
     try:
         held = read_secret(path.read_bytes().decode(errors="replace").strip()) if path.exists() else None
         if held is not None:
-            caller = await pool.run(lambda conn: authenticate(conn, held))
+            caller = (await pool.run(lambda conn: authenticate(conn, [held]))).get(held)
             kept = project, None, GatewayRole.OPERATOR
             if caller is not None and (caller.project_id, caller.channel_id, caller.role) == kept:
                 path.chmod(0o600)
