@@ -113,7 +113,7 @@ class BudgetListRequest(Strict):
     kind: Literal["turn", "day", "month"] | None = None
     """Only these: turns' own grants, or the project's by day or month."""
     status: Literal["open", "ended", "closed"] | None = None
-    """Only those that are so."""
+    """Only those with this status."""
     after: IdOf[BudgetId] | None = Field(default=None, min_length=1, max_length=ID_LIMIT)
     """Only those older than this one: `next` of the reply before."""
     limit: int = Field(default=100, ge=1, le=1000)
@@ -158,4 +158,4 @@ class ProjectLimitRequest(Strict):
     period: BudgetPeriod
     """How long, in UTC."""
     limits: SpendingLimits | None
-    """The limits, which take the place of those before; null: nothing limits the project any more."""
+    """The limits, which take the place of those before; null: there are none any more."""

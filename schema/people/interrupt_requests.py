@@ -50,9 +50,9 @@ class InterruptListRequest(Strict):
     """Arguments of `interrupt.list`: which questions of the channel."""
 
     status: InterruptStatus | None = None
-    """Only those that are so."""
+    """Only those with this status."""
     agent_id: AgentToken | None = None
-    """Only of this agent."""
+    """Only those of this agent."""
     agent_turn_id: IdOf[AgentTurnId] | None = Field(default=None, min_length=1, max_length=128)
     """Only of this turn."""
     after: IdOf[InterruptId] | None = Field(default=None, min_length=1, max_length=160)
