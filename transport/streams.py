@@ -160,7 +160,7 @@ async def _define(conn: NatsConnection, how: Literal["CREATE", "UPDATE"], config
 
 
 async def _widen(conn: NatsConnection, stream: JsonObject) -> bool:
-    """Widen the stream to at least `wanted`; returns False if it does not exist."""
+    """Widen the stream to at least `stream`; returns False if it does not exist."""
     name = stream["name"]
     try:
         info = await call_api(conn, f"STREAM.INFO.{name}", {})
@@ -176,7 +176,7 @@ async def _widen(conn: NatsConnection, stream: JsonObject) -> bool:
 
 
 def widened(config: JsonObject, declared: JsonObject, held: int = 0) -> JsonObject:
-    """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window, the more replicas.
+    """`config` widened to `declared`: all subjects of both, the longer age and duplicate window, the more replicas.
 
     A bound on bytes or on a message is the larger of both; a stream without the first gets it unless it `held` more.
     """

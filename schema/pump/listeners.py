@@ -170,7 +170,7 @@ def listener(
 
 
 def _several(items: Iterable[T]) -> tuple[T, ...]:
-    """`given` as a tuple; a single string or class is returned unchanged, and the registry then refuses it."""
+    """`items` as a tuple; a single string or class is returned unchanged, and the registry then refuses it."""
     known = cast("object", items)
     alone = isinstance(known, str | type) or not isinstance(known, Iterable)
     return cast("tuple[T, ...]", known) if alone else tuple(items)
@@ -239,9 +239,9 @@ class Registry:
         return None if payload_class is None else payload_class.from_root(root)
 
     def read_json(self, data: bytes, expected: type[Payload] | None) -> Payload | None:
-        """The payload of a JSON object, as `wanted` if its keys fit that class; raises `BadPayload`.
+        """The payload of a JSON object, as `expected` if its keys fit that class; raises `BadPayload`.
 
-        An object has no tag. If it does not fit `wanted`, it is read as the first other payload that it fits, and the
+        An object has no tag. If it does not fit `expected`, it is read as the first other payload that it fits, and the
         caller refuses the result; so an object takes equally long whether it is accepted or not.
         """
         value = read_json(data)
