@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 import asyncpg
 
@@ -76,6 +76,12 @@ class ServerTooOld(TurnstileError):
     """The ledger's statements need PostgreSQL 16."""
 
     code: str = "server_too_old"
+    cure: Final = "upgrade it, or leave [database].url empty to use the embedded one"
+
+    def __init__(self, found: str) -> None:
+        """`found` says which server runs what."""
+        self.found = found
+        super().__init__(f"{found}: {self.cure}")
 
 
 class _RawPool(Protocol):
@@ -116,6 +122,8 @@ class Pool:
         self._url = url
         self.server = read_address(url).shown
         """The server's address without user and password, for messages."""
+        self.version = ""
+        """The server's version, once `open` has looked."""
         self._size = size
         self._name = name
         self._patience = patience
@@ -143,11 +151,9 @@ class Pool:
             await self.close()
             await self.open(writable=writable)
             return
+        self.version = server["text"]
         if server["number"] < MINIMUM_SERVER:
-            raise ServerTooOld(
-                f"PostgreSQL 16 or newer is needed, and {self.server} runs {server['text']}: "
-                "upgrade it, or leave [database].url empty to use the embedded one"
-            )
+            raise ServerTooOld(f"PostgreSQL 16 or newer is needed, and {self.server} runs {server['text']}")
         if writable and server["read_only"]:
             await self.close()  # a later attempt may find another of several hosts
             raise ServerUnavailable(f"{self.server} is read-only: a standby, or default_transaction_read_only")

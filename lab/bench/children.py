@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +65,20 @@ class Child:
 
 
 @asynccontextmanager
-async def child(name: str, words: Sequence[str], log: Path, *, piped: bool = False) -> AsyncGenerator[Child]:
-    """Run this interpreter with these arguments; with `piped` over pipes, else with its output in the log."""
+async def child(
+    name: str, words: Sequence[str], log: Path, *, piped: bool = False, environment: Mapping[str, str] | None = None
+) -> AsyncGenerator[Child]:
+    """Run this interpreter with these arguments; with `piped` over pipes, else with its output in the log.
+
+    `environment` is added to the variables of this process.
+    """
     plan = {"user": None, "group": None, "keep_search": False, "death_signal": signal.SIGTERM, "warden": os.getpid()}
     variables = {key: value for key, value in os.environ.items() if not key.upper().startswith(ENV_PREFIX)}
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_LAUNCH), json.dumps(plan), sys.executable, *words),
-            env=variables,
+            env={**variables, **(environment or {})},
             stdin=pipe if piped else nothing,
             stdout=pipe if piped else file,
             stderr=file,

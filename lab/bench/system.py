@@ -22,7 +22,7 @@ from lab.bench.environment import Environment, Section
 from lab.bench.figures import Figure, ratio, spread
 from lab.bench.load_client import LoadClient, open_load_client
 from lab.bench.proc import cpu_seconds, peak_memory_mb, tree_cpu_seconds
-from lab.bench.tool import READY
+from lab.bench.tool import NATS_URL, READY
 from lab.bench.yardsticks.measure import RowsTouched, list_step_timings, list_turn_timings, rows_touched
 from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
@@ -182,9 +182,9 @@ async def open_system(
     async with AsyncExitStack() as stack:
         children = await start_processes(environment, name, sections or {}, stack)
         if tool:
-            words = ("-m", "lab.bench.tool", environment.endpoints.nats_url)
-            log = environment.directory / f"{name}-tool.log"
-            await (await stack.enter_async_context(child("tool", words, log))).wait_for_log(READY)
+            log, given = environment.directory / f"{name}-tool.log", {NATS_URL: environment.endpoints.nats_url}
+            started = child("tool", ("-m", "lab.bench.tool"), log, environment=given)
+            await (await stack.enter_async_context(started)).wait_for_log(READY)
         load = await stack.enter_async_context(open_load_client(environment.conn, project))
         system = System(environment, project, added, load, children)
         if warm:

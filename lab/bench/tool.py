@@ -1,11 +1,17 @@
-"""The program of the tool that measured turns call, which answers at once: `python -m lab.bench.tool NATS_URL`."""
+"""The program of the tool that measured turns call, which answers at once: `NATS_URL=… python -m lab.bench.tool`.
+
+The address has the token of NATS in it, and everybody may read a command line.
+"""
 
 import asyncio
+import os
 import sys
 
 from turnstile.sdk.tools.service import ToolService
 
 READY = "the tool serves"
+NATS_URL = "NATS_URL"
+"""The variable with the address."""
 tools = ToolService(concurrency=64)
 
 
@@ -16,4 +22,4 @@ async def bench_now() -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    asyncio.run(tools.run(sys.argv[1], ready=lambda: print(READY, file=sys.stderr, flush=True)))  # noqa: T201 -- a program
+    asyncio.run(tools.run(os.environ[NATS_URL], ready=lambda: print(READY, file=sys.stderr, flush=True)))  # noqa: T201 -- a program

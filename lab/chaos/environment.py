@@ -20,6 +20,7 @@ import psutil
 
 from lab.chaos.program import Program
 from lab.chaos.script import ASKED
+from lab.chaos.tools import NATS_URL
 from lab.support.proxy import HOST, Proxy
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.processes.migration import migrate_all
@@ -202,11 +203,12 @@ def _programs(environment: Environment, size: Size) -> list[Program]:
             programs.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", f"{role} serves"))
     for number in range(1, size.tools + 1):
         name = f"tools-{number}"
-        where = ("--nats", environment.seen_by(name).nats_url, "--executions", str(environment.executions))
-        argv = (sys.executable, "-m", "lab.chaos.tools", *where)
-        programs.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve"))
+        argv = (sys.executable, "-m", "lab.chaos.tools", "--executions", str(environment.executions))
+        program = Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve")
+        program.env = {NATS_URL: environment.seen_by(name).nats_url}
+        programs.append(program)
     for program in programs:
-        program.env = {ASKED: str(environment.asked)}
+        program.env = {**program.env, ASKED: str(environment.asked)}
         program.on_death = environment.on_death
     return programs
 

@@ -1,4 +1,4 @@
-"""The tools of chaos runs: `python -m lab.chaos.tools --nats URL --executions FILE`.
+"""The tools of chaos runs: `NATS_URL=… python -m lab.chaos.tools --executions FILE`.
 
 A tool appends a line of JSON to the file before it does anything, so that the execution is recorded even if the process
 is killed.
@@ -14,6 +14,9 @@ from pathlib import Path
 
 from turnstile.schema.tools import ToolDefinition
 from turnstile.sdk.tools.service import Terminate, ToolCall, ToolFailed, ToolService
+
+NATS_URL = "NATS_URL"
+"""The variable with the address: it has a token in it, and everybody may read a command line."""
 
 TARGET = "chaos"
 ACK_WAIT_SECONDS = 3
@@ -92,12 +95,11 @@ def definitions() -> list[ToolDefinition]:
 def main() -> None:
     """Serve the tools until stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nats", required=True)
     parser.add_argument("--executions", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     service = make_service(Executions(arguments.executions))
-    asyncio.run(service.run(arguments.nats, ready=lambda: logger.info("tools serve")))
+    asyncio.run(service.run(os.environ[NATS_URL], ready=lambda: logger.info("tools serve")))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ BEGIN
                 WHERE fed.above AND n.agent_turn_id = fed.agent_turn_id AND n.parent_turn_id IS NOT NULL
                 UNION ALL
                 SELECT n.agent_turn_id, fed.until, false FROM state.turn_nodes n
-                JOIN state.turn_outcomes o ON o.agent_turn_id = n.agent_turn_id
+                CROSS JOIN LATERAL (SELECT y.ended_at FROM state.turn_outcomes y
+                                    WHERE y.agent_turn_id = n.agent_turn_id LIMIT 1) o
                 WHERE n.parent_turn_id = fed.agent_turn_id AND o.ended_at <= fed.until
                 UNION ALL
                 SELECT l.agent_turn_id, fed.until, true FROM state.agent_inbox i

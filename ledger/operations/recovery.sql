@@ -135,9 +135,11 @@ LIMIT :row_limit::int;
 -- name: list_over :many
 -- Those of these turns that ended a while ago, and how long ago.
 SELECT o.agent_turn_id, extract(epoch FROM now() - o.ended_at)::float8 AS over_seconds
-FROM state.turn_outcomes o
-WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[])
-  AND o.ended_at < now() - make_interval(secs => :older_seconds::float8);
+FROM unnest(:agent_turn_ids::text[]) n (agent_turn_id)
+CROSS JOIN LATERAL (SELECT x.agent_turn_id, x.ended_at FROM state.turn_outcomes x
+                    WHERE x.agent_turn_id = n.agent_turn_id
+                    {by_key}) o
+WHERE o.ended_at < now() - make_interval(secs => :older_seconds::float8);
 
 -- name: list_unknown :many
 -- Those of these turns that the ledger does not know. Of a turn in hand it has the inbox row.

@@ -271,9 +271,10 @@ SELECT i.agent_turn_id, t.project_id, t.channel_id FROM (
     SELECT h.active_inbox_id AS inbox_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL
     UNION ALL
     SELECT q.inbox_id FROM state.queued_turns q) live
-JOIN state.agent_inbox i ON i.inbox_id = live.inbox_id
+CROSS JOIN LATERAL (SELECT x.agent_turn_id, x.correlation_id, x.project_id FROM state.agent_inbox x
+                    WHERE x.inbox_id = live.inbox_id LIMIT 1) i -- each by its key
 CROSS JOIN LATERAL (SELECT x.thread_id, x.status FROM state.thread_messages x
-                    WHERE x.message_id = i.correlation_id AND x.project_id = i.project_id LIMIT 1) m -- each by its key
+                    WHERE x.message_id = i.correlation_id AND x.project_id = i.project_id LIMIT 1) m
 JOIN state.threads t ON t.thread_id = m.thread_id AND m.status = 'canceled'
 WHERE t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from tests.support.processes.stack import Run, Stack, open_stack, running_here
 from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
+from turnstile.embedded.endpoints import write_endpoints
 from turnstile.embedded.server import log_path
+from turnstile.ledger import pool as pool_module
 from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.ids import AgentId, ProjectId
@@ -86,6 +89,7 @@ async def test_a_healthy_stack_can_run_turns(stack: Stack) -> None:
     target = stack.settings.worker.worker_targets[0]
     assert found["stream cg_evt_v1r4"].says == "stored a message and found it again"
     assert found["bridge"].says == "answers requests"
+    assert re.fullmatch(r"postgresql://\S+, version \d+\.\d+.*", found["PostgreSQL"].says)
     assert f"serves {target}, signed on " in found["worker"].says
     assert found[f"target {target}"].says == "1 worker serves it"
     assert found["tool count_words of demo"].says == "a process listens"
@@ -210,6 +214,22 @@ async def test_a_silent_server_is_told_with_its_address_and_its_log(own: Embedde
     assert [name for name, each in found.items() if each.status == "fail"] == [*shown, "turns"]
     for name in ("models", "agents and tools"):
         assert (found[name].status, found[name].hint) == ("warn", "see the line of PostgreSQL")
+
+
+async def test_a_server_that_is_too_old_is_told_with_its_cure_and_no_log(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is the one of `turnstile up`: its log says nothing of that."""
+    monkeypatch.setattr(pool_module, "MINIMUM_SERVER", 990_000)
+    data = tmp_path / ".turnstile"
+    data.mkdir(mode=0o700)
+    write_endpoints(data, stack.endpoints)
+    for found in (await told(stack), {each.name: each for each in await examine(stack.settings, data, ())}):
+        shown = found["PostgreSQL"]
+        assert shown.status == "fail"
+        assert re.fullmatch(r"PostgreSQL 16 or newer is needed, and postgresql://\S+ runs \d.*", shown.says)
+        assert "@" not in shown.says
+        assert shown.hint == "upgrade it, or leave [database].url empty to use the embedded one"
 
 
 async def test_a_worker_that_signs_on_no_more_serves_nothing(stack: Stack) -> None:

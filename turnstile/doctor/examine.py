@@ -30,7 +30,7 @@ from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import pending, probe_storage
 from turnstile.ledger.operations.monitor import measure_inbox
 from turnstile.ledger.operations.recovery import Era, find_era
-from turnstile.ledger.pool import Pool
+from turnstile.ledger.pool import Pool, ServerTooOld
 from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.processes import addresses
@@ -303,6 +303,8 @@ async def _postgres(url: str) -> list[Check]:
         missing = await pending(pool)
         era = None if missing else await pool.run(find_era)
         await probe_storage(pool)
+    except ServerTooOld as error:  # it runs, and its log says nothing
+        return [Check(name="PostgreSQL", status="fail", says=error.found, hint=error.cure)]
     finally:
         await pool.close()
     if missing:
@@ -315,7 +317,7 @@ async def _postgres(url: str) -> list[Check]:
                 hint=hint,
             )
         ]
-    return [Check(name="PostgreSQL", status="ok", says=pool.server), *_era(era)]
+    return [Check(name="PostgreSQL", status="ok", says=f"{pool.server}, version {pool.version}"), *_era(era)]
 
 
 def _era(era: Era | None) -> list[Check]:

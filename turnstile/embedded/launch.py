@@ -66,8 +66,8 @@ def main() -> None:
     """Never returns: the process becomes the program, or exits with a message in the log."""
     plan, program = json.loads(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
-    if plan["private"] is not None:
-        variables = take_private(plan["private"])
+    if (path := plan.get("private")) is not None:
+        variables = take_private(path)
         os.environ.clear()
         os.environ.update(variables)
     if plan["user"] is not None:

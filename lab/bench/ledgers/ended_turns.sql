@@ -1,6 +1,13 @@
 -- A ledger of ended turns, as the kernel leaves them: every fourth called a tool, every fifth agent goes on in a box for ten turns.
 -- Run in the order of these queries, in one transaction that passes triggers by (`session_replication_role = replica`).
 
+-- name: make_ids :exec
+-- An id of this moment; PostgreSQL 16 draws none.
+CREATE OR REPLACE FUNCTION pg_temp.uuid_at(at timestamptz) RETURNS uuid LANGUAGE sql VOLATILE
+RETURN overlay(overlay(
+    lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || substr(replace(gen_random_uuid()::text, '-', ''), 13)
+    PLACING '7' FROM 13) PLACING '8' FROM 17)::uuid;
+
 -- name: make_plan :exec
 -- The turns to write.
 CREATE TEMP TABLE planned (n int, agent_id text, turn_epoch int, project_id text, at timestamptz, turn text, inbox text, context_box uuid,
@@ -9,11 +16,11 @@ CREATE TEMP TABLE planned (n int, agent_id text, turn_epoch int, project_id text
 -- name: plan_turns :exec
 -- Their ids; an agent's follow each other. The newest is a minute old, the oldest :days days.
 INSERT INTO planned
-SELECT n, 'a' || agent, turn_epoch, 'p' || agent % 4, at, uuidv7(at - now())::text, uuidv7(at - now())::text, uuidv7(at - now()),
+SELECT n, 'a' || agent, turn_epoch, 'p' || agent % 4, at, pg_temp.uuid_at(at)::text, pg_temp.uuid_at(at)::text, pg_temp.uuid_at(at),
        CASE WHEN agent % 5 = 0 THEN first_value(box) OVER (PARTITION BY agent, (turn_epoch - 1) / 10 ORDER BY turn_epoch) ELSE box END,
        md5('trace' || n), CASE WHEN turn_epoch % 4 = 0 THEN 'call_' || left(md5('call' || n), 26) END
 FROM (
-    SELECT n, n % agents AS agent, n / agents + 1 AS turn_epoch, at, uuidv7(at - now()) AS box
+    SELECT n, n % agents AS agent, n / agents + 1 AS turn_epoch, at, pg_temp.uuid_at(at) AS box
     FROM (SELECT :turns::int AS turns, greatest(10, :turns::int / 1000) AS agents) size
     CROSS JOIN generate_series(0, size.turns - 1) n
     CROSS JOIN LATERAL (
@@ -53,7 +60,7 @@ CROSS JOIN LATERAL (
                'output_box_id', output_box, 'runtime_config', '{}'::jsonb),
            'consumed', at, at, at, at, md5(turn)
     UNION ALL
-    SELECT uuidv7(at - now())::text, project_id, agent_id, 'public', 'tool_result', 'report', call, turn, turn_epoch, headers,
+    SELECT pg_temp.uuid_at(at)::text, project_id, agent_id, 'public', 'tool_result', 'report', call, turn, turn_epoch, headers,
            jsonb_build_object('status', 'success', 'after_execution', NULL, 'tool_result_card_id', call || '-result'),
            'consumed', at, at, at, at, NULL
     WHERE call IS NOT NULL) x;
