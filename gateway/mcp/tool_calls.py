@@ -207,7 +207,7 @@ class ToolCalls:
             if seen.is_over:
                 break
             new = [q for q in seen.questions if q.interrupt_id not in known]
-            known |= {view.interrupt_id for view in new}
+            known |= {q.interrupt_id for q in new}
             if forms := await self._forms(asker, new):
                 if asker.is_stateless:
                     return _input_required(view, forms)
@@ -259,7 +259,7 @@ class ToolCalls:
 
 def _input_required(view: TurnView, forms: Sequence[tuple[InterruptView, ElicitRequestFormParams]]) -> Answer:
     questions = [question for question, _ in forms]
-    requests: dict[str, InputRequest] = {view.interrupt_id: ElicitRequest(params=form) for view, form in forms}
+    requests: dict[str, InputRequest] = {q.interrupt_id: ElicitRequest(params=form) for q, form in forms}
     return InputRequiredResult(input_requests=requests, request_state=state_of(view.agent_turn_id, questions).text())
 
 
