@@ -44,7 +44,7 @@ def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) ->
     Raises `Refused`: `unknown_tool`, `ui_not_allowed`, `invalid_tool`, `invalid_arguments`.
     """
     given = list(rows)
-    row = next((each for each in tool_rows(given) if each.tool_name == wanted.tool_name), None)
+    row = next((tool_row for tool_row in tool_rows(given) if tool_row.tool_name == wanted.tool_name), None)
     if row is None and not any(each.get("tool_name") == wanted.tool_name for each in given):
         row = kernel_tools().get(wanted.tool_name)
     if row is None:

@@ -301,7 +301,7 @@ def _part(value: JsonValue) -> str | None:
 
 def fields_text(fields: Sequence[ResultField]) -> str:
     """A sentence that asks the model for the wanted fields."""
-    lines = [f"- {each.name}: {each.description}" if each.description else f"- {each.name}" for each in fields]
+    lines = [f"- {f.name}: {f.description}" if f.description else f"- {f.name}" for f in fields]
     return "\n".join(["The result must have each of these fields once (deliver them with submit_result):", *lines])
 
 

@@ -239,7 +239,7 @@ def _submitted(data: JsonObject) -> JsonValue:
     fields = data.get("fields")
     if not isinstance(fields, list):
         return None
-    return {str(each.get("name")): each.get("value") for each in fields if isinstance(each, dict)}
+    return {str(field.get("name")): field.get("value") for field in fields if isinstance(field, dict)}
 
 
 def _written(listener: Listener, message: str, payload: Payload, effect: Callable[[str], Effect]) -> Effect:

@@ -156,7 +156,7 @@ def _step(
     attempts = [each for each in _list_or_empty(metadata.get("attempts")) if isinstance(each, dict)]
     thought = next((card for card in cards if card.type == CardType.THOUGHT), None)
     text = None if thought is None else value_of(thought)
-    models = [each["model"] for each in attempts if isinstance(each.get("model"), str)]
+    models = [a["model"] for a in attempts if isinstance(a.get("model"), str)]
     codes = [attempt.get("error_code") for attempt in attempts]
     usage = metadata.get("llm_usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
@@ -205,7 +205,7 @@ def _calls(
             content = without_added(card).content
             called: JsonObject = content if isinstance(content, dict) else {}
             made[card.tool_call_id] = (str(called.get("tool_name")), json.dumps(called.get("arguments")))
-    for call in (*made, *(each for each in step.tool_call_ids or () if each not in made)):
+    for call in (*made, *(call_id for call_id in step.tool_call_ids or () if call_id not in made)):
         wait, result = waits.get(call), results.get(call)
         tool, arguments = made.get(call, (wait.tool_name if wait else "?", ""))
         entry = CallEntry(

@@ -100,8 +100,8 @@ class TurnEvents:
         """
         commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
         held = recorded.held if isinstance(recorded, SuspendMetadata) else ()
-        sent = [each for each in commands if each.tool_call_id not in held]
-        left = [each.tool_name for each in commands if waiting is None or each.tool_call_id in waiting]
+        sent = [c for c in commands if c.tool_call_id not in held]
+        left = [c.tool_name for c in commands if waiting is None or c.tool_call_id in waiting]
         key = step_id(self.turn.agent_turn_id, number)
         doing: JsonObject = {
             "activity": Activity.EXECUTING_TOOL,

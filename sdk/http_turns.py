@@ -98,7 +98,7 @@ class HttpBackend(Backend):
         }
         query = urlencode({name: value for name, value in named.items() if value is not None})
         page = await self.request("GET", f"/v1/interrupts?{query}", InterruptPage)
-        return [each.interrupt_id for each in page.interrupts], page.next
+        return [interrupt.interrupt_id for interrupt in page.interrupts], page.next
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
         return await self.request("GET", _interrupt(interrupt_id), InterruptView)

@@ -181,7 +181,7 @@ class NatsBackend(Backend):
 
     async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
         page = await self.bridge.call(verbs.INTERRUPT_LIST, wanted)
-        return [each.interrupt_id for each in page.interrupts], page.next
+        return [interrupt.interrupt_id for interrupt in page.interrupts], page.next
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
         found = await self.bridge.call(verbs.INTERRUPT_GET, {"interrupt_id": interrupt_id})

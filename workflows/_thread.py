@@ -131,5 +131,5 @@ def _advanced(
 def _start(
     state: ThreadState, messages: tuple[MessageId, ...] | list[MessageId]
 ) -> tuple[ThreadState, tuple[Action, ...]]:
-    fresh = tuple(each for each in dict.fromkeys(messages) if each not in state.running)
+    fresh = tuple(m for m in dict.fromkeys(messages) if m not in state.running)
     return replace(state, running=state.running.union(fresh)), tuple(Advance(each) for each in fresh)

@@ -83,7 +83,7 @@ class LocalModel:
 def must_call(request: ModelRequest) -> tuple[JsonObject, ...]:
     """The functions of which the answer has to call one; empty if it is free."""
     functions = tuple(tool["function"] for tool in request.tools)
-    found = tuple(each for each in functions if isinstance(each, dict))
+    found = tuple(function for function in functions if isinstance(function, dict))
     match request.config.params.get("tool_choice"):
         case "required" | "any":
             return found
@@ -95,14 +95,14 @@ def must_call(request: ModelRequest) -> tuple[JsonObject, ...]:
 
 def bound_to_call(request: ModelRequest, functions: Sequence[JsonObject]) -> ModelRequest:
     """The request without tools, with the functions in its prompt, and an answer that is the JSON of one call."""
-    schema: JsonObject = {"anyOf": [_call_schema(each) for each in functions]}
+    schema: JsonObject = {"anyOf": [_call_schema(function) for function in functions]}
     own = {name: value for name, value in request.config.params.items() if name not in _OF_TOOLS}
     form: JsonObject = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
     config = request.config.model_copy(update={"params": {**own, "response_format": form}})
-    told = "\n".join((_DESCRIBED, *(json.dumps(each, ensure_ascii=False) for each in functions)))
+    told = "\n".join((_DESCRIBED, *(json.dumps(function, ensure_ascii=False) for function in functions)))
     return ModelRequest(
         config=config,
-        messages=_with_system(tuple(_flat(each) for each in request.messages), told),
+        messages=_with_system(tuple(_flat(message) for message in request.messages), told),
         tools=(),
         step=request.step,
         attempt=request.attempt,
@@ -143,7 +143,10 @@ def _simple(schema: JsonValue) -> JsonValue:
 def _flat(message: ModelMessage) -> ModelMessage:
     """The message without calls: a call as the JSON that the model gave, its result as what a user says."""
     if message.tool_calls:
-        calls = [f'{{"name": {json.dumps(each.name)}, "arguments": {each.arguments}}}' for each in message.tool_calls]
+        calls = [
+            f'{{"name": {json.dumps(tool_call.name)}, "arguments": {tool_call.arguments}}}'
+            for tool_call in message.tool_calls
+        ]
         text = "\n".join(filter(None, (message.content, *calls)))
         return ModelMessage(role=message.role, content=text)
     if message.role == "tool":

@@ -44,7 +44,7 @@ class ModelRouter:
     async def close(self) -> None:
         """Close every adapter once."""
         adapters = [*self._adapters.values(), *([self._default] if self._default else [])]
-        for adapter in {id(each): each for each in adapters}.values():
+        for adapter in {id(a): a for a in adapters}.values():
             await adapter.close()
 
     def _adapter(self, model: str) -> Model:

@@ -214,6 +214,6 @@ class CompactedStep:
 
     def _bytes(self, messages: tuple[ModelMessage, ...]) -> int:
         """The size of the request, which is more than its tokens."""
-        said = sum(len(each.content.encode()) + _MESSAGE_BYTES for each in messages)
-        calls = sum(len(call.model_dump_json()) + _MESSAGE_BYTES for each in messages for call in each.tool_calls)
+        said = sum(len(message.content.encode()) + _MESSAGE_BYTES for message in messages)
+        calls = sum(len(call.model_dump_json()) + _MESSAGE_BYTES for message in messages for call in message.tool_calls)
         return said + calls + len(json.dumps(self.question(messages).tools))

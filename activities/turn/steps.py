@@ -351,7 +351,7 @@ class StepActivities(Endings):
 
         The commands of held calls are published by what a person decides (§13); here people are told of them.
         """
-        asked = dict(zip((each.tool_call_id for each in decision.commands), decision.holds, strict=False))
+        asked = dict(zip((c.tool_call_id for c in decision.commands), decision.holds, strict=False))
         held = tuple(call for call, hold in asked.items() if hold is not None)
         metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands, held=held)
         decision = within_budget(step, decision)

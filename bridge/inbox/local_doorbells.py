@@ -24,7 +24,7 @@ class LocalDoorbells:
     async def publish(self, messages: Sequence[Message]) -> None:
         """Publish, then queue the agents that doorbells for targets served here name, but for claimed rows."""
         served = self._served.now() if self._claims.runs else ()
-        near = [each for each in messages if isinstance(each, Doorbell) and each.worker_target in served]
+        near = [message for message in messages if isinstance(message, Doorbell) and message.worker_target in served]
         self._claims.rings(each.inbox_id for each in near)
         try:
             await self._publisher.publish(messages)

@@ -7,7 +7,7 @@ net: ends of queued turns are announced, the turn in hand is rung for, or ended 
 from dataclasses import dataclass
 from typing import Final
 
-from turnstile.bridge.people.steering import tell_steer
+from turnstile.bridge.people.steering import publish_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.stop import ring_stop, stop_reason
 from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over
@@ -71,15 +71,15 @@ class MultitaskEnqueues:
         hit(Fault.ENQUEUE_COMMITTED)
         if isinstance(made, Steered):
             hit(Fault.STEER_COMMITTED)
-            await tell_steer(self.publisher, command.project_id, made.agent_turn_id, made.steer)
+            await publish_steer(self.publisher, command.project_id, made.agent_turn_id, made.steer)
             hit(Fault.STEER_PUBLISHED)
             return Enqueued(_steered(command, made), None)
         hit(Fault.WAY_MADE)
-        await self._tell(command, made, error)
+        await self._publish(command, made, error)
         hit(Fault.WAY_PUBLISHED)
         return made.enqueued
 
-    async def _tell(self, command: Enqueue, made: MadeWay, error: str) -> None:
+    async def _publish(self, command: Enqueue, made: MadeWay, error: str) -> None:
         project = command.project_id
         for found, done in made.stopped:
             turn_id = found.agent_turn_id

@@ -22,7 +22,7 @@ async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> 
     done = await steer(pool, request.project_id, request.channel_id, wanted, caller)
     hit(Fault.STEER_COMMITTED)
     turn = wanted.agent_turn_id
-    await tell_steer(publisher, request.project_id, turn, done)
+    await publish_steer(publisher, request.project_id, turn, done)
     hit(Fault.STEER_PUBLISHED)
     return SteerReply(
         status=ReplyStatus.ACCEPTED,
@@ -33,7 +33,7 @@ async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> 
     )
 
 
-async def tell_steer(publisher: Publisher, project: ProjectId, turn: AgentTurnId, done: AcceptedSteer) -> None:
+async def publish_steer(publisher: Publisher, project: ProjectId, turn: AgentTurnId, done: AcceptedSteer) -> None:
     """Publish that the steer waits, if it is new."""
     if done.is_new:
         named = (project, done.channel_id, done.agent_id, turn)

@@ -133,4 +133,4 @@ class ThreadRules:
     async def _visible(self) -> set[str]:
         queues = ", ".join(f"'{options.task_queue(target)}'" for target in self.worker_targets)
         query = f"WorkflowType = 'MessageThread' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})"
-        return {each.execution.workflow_id for each in await list_executions(self.client, query)}
+        return {execution.execution.workflow_id for execution in await list_executions(self.client, query)}

@@ -46,7 +46,7 @@ class BeyondLedger:
 
         Raises `ServerUnavailable` while NATS or the ledger is away: then all of it is done again.
         """
-        return sum([await self._compare(each) for each in eras])
+        return sum([await self._compare(era) for era in eras])
 
     async def _compare(self, era: NewEra) -> int:
         pending = await declare_past_turns(self.conn, era.begun_at - WINDOW)

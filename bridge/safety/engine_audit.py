@@ -90,7 +90,10 @@ class _Engine:
 
     async def visible(self) -> set[AgentTurnId]:
         """The turns with an open workflow, according to visibility."""
-        return {options.turn_of(each.execution.workflow_id) for each in await list_executions(self.client, OPEN_TURNS)}
+        return {
+            options.turn_of(execution.execution.workflow_id)
+            for execution in await list_executions(self.client, OPEN_TURNS)
+        }
 
     async def lost(self, visible: set[AgentTurnId]) -> list[Violation]:
         """Live turns without an open workflow."""

@@ -111,9 +111,9 @@ class Workflow:
         """What the description says."""
         pending = found.raw_description.pending_activities
         times = [each.last_heartbeat_time for each in pending]
-        beats = [each.ToDatetime(UTC) for each in times if each.seconds]
+        beats = [t.ToDatetime(UTC) for t in times if t.seconds]
         bounds = [each.activity_options.heartbeat_timeout for each in pending if each.state == _STARTED]
-        proven = [each.ToTimedelta() for each in bounds if each.ToTimedelta()]
+        proven = [bound.ToTimedelta() for bound in bounds if bound.ToTimedelta()]
         task = found.raw_description.pending_workflow_task
         return cls(
             known=True,

@@ -180,11 +180,11 @@ def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes
     """
     names = [_names(each, times) for each in found]
     if mended < len(found) or rule not in SENTENCES:
-        ids = ", ".join(each["id"] for each in names[:LINES])
+        ids = ", ".join(name["id"] for name in names[:LINES])
         yield f"rule {rule} mended {mended} of {len(found)}: {ids}{', …' if len(names) > LINES else ''}"
         return
-    for each in names[:LINES]:
-        yield SENTENCES[rule].format_map(each)
+    for name in names[:LINES]:
+        yield SENTENCES[rule].format_map(name)
     if len(names) > LINES:
         yield f"rule {rule} mended {len(names) - LINES} more in this way"
 

@@ -235,7 +235,7 @@ class VerbService:
 
     async def stop(self, timeout: float = 30.0) -> None:
         """Accept no more requests, answer the accepted ones within `timeout` seconds, then drain the connection."""
-        draining = (self._conn.drain_subscription(each) for each in self._subscriptions)
+        draining = (self._conn.drain_subscription(subscription) for subscription in self._subscriptions)
         await asyncio.gather(*draining)
         self._subscriptions.clear()
         if self._tasks:

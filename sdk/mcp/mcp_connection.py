@@ -213,8 +213,8 @@ class McpConnection:
             needed = types.ElicitationRequiredErrorData.model_validate(error.data)
         except ValidationError:
             raise error from None
-        for each in needed.elicitations:
-            if (await self._ask(running, each)).action != "accept":
+        for elicitation in needed.elicitations:
+            if (await self._ask(running, elicitation)).action != "accept":
                 raise error
 
     async def _ask(self, running: RunningCall[Ask], params: types.ElicitRequestParams) -> types.ElicitResult:

@@ -50,7 +50,7 @@ def _value(result: types.CallToolResult, texts: list[str]) -> JsonValue:
     """The structured content, or the text; both if the text says something else."""
     media = _media(result)
     joined = _without(media, "\n".join(texts))
-    texts = [_without(media, each) for each in texts]
+    texts = [_without(media, t) for t in texts]
     if result.structured_content is None:
         return joined if texts else None
     try:

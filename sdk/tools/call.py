@@ -91,7 +91,7 @@ class ChildTask:
         told |= {} if self.label is None else {"label": self.label}
         told |= {} if self.budget is None else {"budget": budget_of(self.budget)}
         if self.result_fields is not None:
-            told["result_fields"] = [_field(each) for each in self.result_fields]
+            told["result_fields"] = [_field(result_field) for result_field in self.result_fields]
         return told
 
 

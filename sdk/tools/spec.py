@@ -124,7 +124,7 @@ def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
         raise ValueError("timeout_seconds is more than 0, concurrency at least 1")
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
-    takers = [each for each in parameters if hints.get(each) is ToolCall]
+    takers = [p for p in parameters if hints.get(p) is ToolCall]
     visible = {each: parameter for each, parameter in parameters.items() if each not in takers}
     about, descriptions = _docstring(function, visible)
     # fields are renamed, so that a parameter may be called `schema`, `json` or `_x`
