@@ -15,12 +15,11 @@ from starlette.datastructures import Headers
 from turnstile.ledger.access.pages import is_box_of_channel
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import JsonObject, Reply
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import BoxId, ChannelId, ProjectId, new_box_id, token
 from turnstile.schema.verbs import ENQUEUE, Verb
 from turnstile.schema.wire import headers as names
-from turnstile.schema.wire.inbox import Reply
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection
 

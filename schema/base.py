@@ -1,4 +1,4 @@
-"""The base classes of models: `Strict` for input from outside, `Tolerant` between versions, and a field type."""
+"""The base classes of models: `Strict` for input from outside, `Tolerant` between versions, `Reply`; a field type."""
 
 import json
 from typing import Annotated, TypeVar, cast
@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, token
+from turnstile.schema.states import ReplyStatus
 
 
 class Strict(BaseModel):
@@ -18,6 +19,23 @@ class Tolerant(BaseModel):
     """Frozen; ignores unknown fields. For data that older and newer workers exchange."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+
+class Reply(Tolerant):
+    """The fields of every primitive's reply (protocol §6)."""
+
+    status: ReplyStatus
+    """`accepted`: done. `steered` (of `enqueue`): an earlier turn hears it. `busy`: try again. `rejected`: refused.
+    `error`: a server failed."""
+    error_code: str | None = None
+    """The reason as a stable code; null if accepted."""
+    error: str | None = None
+    """The reason, for people."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request was done, now or before."""
+        return self.status in {ReplyStatus.ACCEPTED, ReplyStatus.STEERED}
 
 
 JsonObject = dict[str, JsonValue]

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from turnstile.schema.base import Reply
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
     BudgetListRequest,
@@ -43,7 +44,6 @@ from turnstile.schema.wire.inbox import (
     EnqueueReply,
     EnqueueRequest,
     ListenerListRequest,
-    Reply,
     ReportReply,
     ReportRequest,
     SendReply,

@@ -25,7 +25,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from turnstile.schema import verbs
 from turnstile.schema.access import Caller
 from turnstile.schema.amounts import amount
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import JsonObject, Reply
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
 from turnstile.schema.pump.threads import MessageId
@@ -33,7 +33,7 @@ from turnstile.schema.states import ActionStatus, ReplyStatus
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire import headers as names
 from turnstile.schema.wire.events import ReplyEvent, TaskEvent
-from turnstile.schema.wire.inbox import EnqueueRequest, Reply
+from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.ui_actions import ActionAck
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object, encode

@@ -7,7 +7,7 @@ ended, and what runs asks the ledger before each request to a model.
 
 from collections.abc import Mapping
 
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.budgets.steering import More, limit_project, raise_budget
 from turnstile.ledger.pool import Pool

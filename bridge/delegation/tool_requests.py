@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from turnstile.bridge.delegation.handlers import Delegation
 from turnstile.bridge.people.tool_questions import ToolQuestions
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import OwnBatch, ParentCall, find_call, find_own_batch
 from turnstile.runtime.ports import Publisher

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
 from turnstile.ledger.pool import Pool
 from turnstile.rules.arguments import Patience, ready

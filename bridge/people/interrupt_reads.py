@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import Refused

@@ -9,7 +9,7 @@ from typing import Final
 
 from turnstile.bridge.people.steering import publish_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.stop import ring_stop, stop_reason
+from turnstile.bridge.publishing.stop import ring_stop, stop_reason
 from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue
 from turnstile.ledger.pool import Pool

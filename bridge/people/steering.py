@@ -5,7 +5,7 @@ says where a steer stands.
 """
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.micro_service import VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.people.steers import AcceptedSteer, steer
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.faults import Fault, hit

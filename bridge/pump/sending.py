@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
-from turnstile.bridge.verbs.micro_service import REPLY_INBOX, VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import REPLY_INBOX, VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import find_thread, list_listeners, list_thread_messages, list_thread_replies
 from turnstile.ledger.pump.threads import Send, ThreadLimits, send_message

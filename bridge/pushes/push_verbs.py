@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
 from turnstile.runtime.faults import Fault, hit

@@ -15,10 +15,10 @@ from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.publishing.stop import end_marked, fence_stopped
 from turnstile.bridge.safety.beyond_ledger import BeyondLedger
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
-from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run, follow_clock
 from turnstile.ledger.operations.sweep import DueAgent, MarkedTurn, Orphan, SilentCall, Unannounced, Undecided

@@ -13,8 +13,8 @@ from turnstile.bridge.inbox.prompt_claims import PromptClaims
 from turnstile.bridge.people.multitask import MultitaskEnqueues
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
-from turnstile.bridge.verbs.stop import stop_turn
+from turnstile.bridge.publishing.stop import stop_turn
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.people.unknown_calls import begin_call

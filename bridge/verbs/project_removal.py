@@ -11,7 +11,7 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from turnstile.bridge.engine import ensure_engine
-from turnstile.bridge.verbs.stop import fence_stopped, stop_turn
+from turnstile.bridge.publishing.stop import fence_stopped, stop_turn
 from turnstile.ledger.operations.removal import list_live_turns
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import locate_turn

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import (
     Origin,

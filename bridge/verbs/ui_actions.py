@@ -15,9 +15,9 @@ from nats.aio.msg import Msg
 from pydantic import Field
 
 from turnstile.bridge.publishing.best_effort import SENDER
-from turnstile.bridge.verbs.instrumented import instrumented
-from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
-from turnstile.bridge.verbs.rate_limits import Throttle
+from turnstile.bridge.serving.instrumented import instrumented
+from turnstile.bridge.serving.micro_service import Payload, VerbRequest, read_request
+from turnstile.bridge.serving.rate_limits import Throttle
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.action_lookup import ActionTurn, find_action

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from turnstile.gateway.a2a.objects import Artifact, Message, Part, Task, TaskState, TaskStatus, data_part, text_part
 from turnstile.gateway.events.ends import Seen
-from turnstile.gateway.v1.outputs import is_fallback
+from turnstile.gateway.outputs import is_fallback
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardContent, JsonContent, TextContent

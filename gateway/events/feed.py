@@ -20,7 +20,7 @@ from turnstile.gateway.events.frames import StateChange, StepDone, frame
 from turnstile.gateway.events.positions import END, Part, Position, are_places
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.turn_log import TurnLog
-from turnstile.gateway.v1.outputs import output_of
+from turnstile.gateway.outputs import output_of
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
 from turnstile.ledger.pool import Pool
 from turnstile.schema.api import CardAnswer, Turn

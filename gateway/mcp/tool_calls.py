@@ -42,7 +42,7 @@ from turnstile.gateway.mcp.elicited import (
 from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named_by, tool_name
 from turnstile.gateway.mcp.tool_results import ended, going_on, refused
 from turnstile.gateway.mcp.turn_watch import news, next_change
-from turnstile.gateway.v1.outputs import output_of
+from turnstile.gateway.outputs import output_of
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.schema import verbs
 from turnstile.schema.access import Principal, Right, TokenId

@@ -18,8 +18,8 @@ from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import attend
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.outputs import output_of
 from turnstile.gateway.v1.cursors import cursor_of, place_of
-from turnstile.gateway.v1.outputs import output_of
 from turnstile.ledger.access.pages import Place, page_turns
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree

@@ -53,7 +53,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/messages.py",
         "_rendered((*memory, *context, *current))",
         "_rendered((*context, *memory, *current))",
-        "tests/activities/test_messages.py::test_order_of_sources",
+        "tests/rules/test_messages.py::test_order_of_sources",
     ),
     Mutation(
         "Role",
@@ -325,7 +325,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/tool_specs.py",
         'warnings.append(f"allowed tool {name} is not among the project\'s tools")',
         "pass",
-        "tests/activities/test_toolspecs.py::test_the_whitelist_decides_and_mismatches_are_warnings",
+        "tests/rules/test_toolspecs.py::test_the_whitelist_decides_and_mismatches_are_warnings",
     ),
     Mutation(
         "Tool specs",
@@ -341,7 +341,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/tool_specs.py",
         "return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC),",
         "return ToolSpecs((SUBMIT_RESULT_SPEC, *specs, *map(choice_spec, choices)),",
-        "tests/activities/test_choices.py::test_choices_stand_between_tools_and_submit_result",
+        "tests/rules/test_choices.py::test_choices_stand_between_tools_and_submit_result",
     ),
     Mutation(
         "Events",
@@ -943,7 +943,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "    if response is None:\n        return NoMessage()\n",
         "    if response is None:\n        return timed_out()\n",
-        "tests/activities/test_routing.py::test_nothing_is_nothing",
+        "tests/rules/test_routing.py::test_nothing_is_nothing",
     ),
     Mutation(
         "Handlers",
@@ -951,7 +951,7 @@ MUTATIONS: Sequence[Mutation] = (
         "schema/pump/listeners.py",
         "if target is None or (sender.agent and target is not sender and target.name not in sender.peers):",
         "if target is None:",
-        "tests/activities/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
+        "tests/rules/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
     ),
     Mutation(
         "Handlers",
@@ -991,7 +991,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         '    if tag.startswith("{") or is_reserved(tag):\n',
         "    if False:\n",
-        "tests/activities/test_routing.py::test_what_leaves_is_written_by_the_pump",
+        "tests/rules/test_routing.py::test_what_leaves_is_written_by_the_pump",
     ),
     Mutation(
         "System messages",
@@ -1015,7 +1015,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "Huh.of(text.encode()) if listener.agent else SystemErrorMessage.routing()",
         "Huh.of(text.encode())",
-        "tests/activities/test_routing.py::test_a_plain_handler_cannot_tell_which_listeners_are_there",
+        "tests/rules/test_routing.py::test_a_plain_handler_cannot_tell_which_listeners_are_there",
     ),
     Mutation(
         "System messages",
@@ -1039,7 +1039,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "return Iterate(text_of(message), system=True)",
         "return Respond(text_of(message), system=True)",
-        "tests/activities/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
+        "tests/rules/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
     ),
     Mutation(
         "Iteration",
@@ -1047,7 +1047,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "    if target is listener:\n        return Iterate(text)\n",
         "",
-        "tests/activities/test_routing.py::test_a_message_to_itself_stays_in_its_place",
+        "tests/rules/test_routing.py::test_a_message_to_itself_stays_in_its_place",
     ),
     Mutation(
         "Iteration",
@@ -1063,7 +1063,7 @@ MUTATIONS: Sequence[Mutation] = (
         "rules/routing.py",
         "        return Respond(outgoing(listener.response.from_text(text)))\n",
         '        return Respond(outgoing(listener.response.from_text(text.partition("</todo-until>")[2] or text)))\n',
-        "tests/activities/test_routing.py::test_planning_in_text_is_text",
+        "tests/rules/test_routing.py::test_planning_in_text_is_text",
     ),
     Mutation(
         "Responding",

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, WithJsonSchema, model_validator
 
-from turnstile.schema.base import IdOf, Strict
+from turnstile.schema.base import IdOf, Reply, Strict
 from turnstile.schema.budgets.limits import (
     MAX_DOLLARS,
     MAX_TOKENS,
@@ -21,7 +21,6 @@ from turnstile.schema.budgets.plans import BudgetId, BudgetPeriod
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ProjectId
-from turnstile.schema.wire.inbox import Reply
 
 ID_LIMIT: Final = 256
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")

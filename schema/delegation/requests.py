@@ -7,9 +7,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from turnstile.schema.base import IdOf, JsonObject, Strict, Tolerant
+from turnstile.schema.base import IdOf, JsonObject, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, InterruptId, ToolCallId
-from turnstile.schema.wire.inbox import Reply
 
 DelegatingTool = Literal["delegate_async", "ask_expert", "fork_join"]
 """The delegating tools that a tool may use; it always waits for what it asks."""

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from turnstile.schema.base import AgentToken, IdOf, JsonObject, Strict
+from turnstile.schema.base import AgentToken, IdOf, JsonObject, Reply, Strict
 from turnstile.schema.cards import own_arguments
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.digests import NotCanonical, action_digest
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
-from turnstile.schema.wire.inbox import Reply
 
 
 class InterruptView(Interrupt):

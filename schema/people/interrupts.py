@@ -11,10 +11,9 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from turnstile.schema.base import IdOf, JsonObject, Strict, Tolerant
+from turnstile.schema.base import IdOf, JsonObject, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, StepId, ToolCallId
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, Decision
-from turnstile.schema.wire.inbox import Reply
 
 _PLAIN = r"^[!-~]+$"
 

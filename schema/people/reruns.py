@@ -5,12 +5,11 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from turnstile.schema.base import IdOf, JsonObject, Strict
+from turnstile.schema.base import IdOf, JsonObject, Reply, Strict
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import InboxStatus
-from turnstile.schema.wire.inbox import Reply
 
 LINE_LIMIT = 100
 """How many turns a rerun may have before it: the one that it runs again, the one that this had run again, and so on."""

@@ -10,10 +10,9 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.schema.base import IdOf, Strict, Tolerant
+from turnstile.schema.base import IdOf, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentTurnId, SteerId, StepId
 from turnstile.schema.states import SteerPriority, SteerStatus
-from turnstile.schema.wire.inbox import Reply
 
 MOST_WAITING: Final = 100
 """How many steers of one turn may wait for its next step."""

@@ -5,10 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from turnstile.schema.base import AgentToken, BoxUuid, IdOf, Strict, Tolerant
+from turnstile.schema.base import AgentToken, BoxUuid, IdOf, Reply, Strict, Tolerant
 from turnstile.schema.cards import CardType, ResultField
 from turnstile.schema.ids import BoxId, CardId, ChannelId
-from turnstile.schema.wire.inbox import Reply
 
 CARD_LIMIT = 10_000
 """Cards of a box that `box_make` makes, and parts of one request."""

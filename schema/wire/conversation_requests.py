@@ -4,10 +4,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, Strict, Tolerant
+from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentId, BoxId, CardId, ConversationId
 from turnstile.schema.wire.box_requests import CARD_LIMIT
-from turnstile.schema.wire.inbox import Reply
 
 NOTE_LIMIT = 64
 """Pairs of a conversation's metadata."""

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 from pydantic_core import from_json
 
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import JsonObject, Reply, Tolerant
 from turnstile.schema.budgets.plans import TurnBudget
 from turnstile.schema.budgets.views import BudgetColumn
 from turnstile.schema.cards import Card
@@ -33,7 +33,6 @@ from turnstile.schema.pump.threads import (
     SegmentId,
     ThreadId,
 )
-from turnstile.schema.wire.inbox import Reply
 
 
 def _parsed(value: object) -> object:

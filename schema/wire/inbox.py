@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, model_validator
 
-from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, JsonObject, Strict, Tolerant
+from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, JsonObject, Reply, Strict, Tolerant
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
@@ -30,7 +30,6 @@ from turnstile.schema.states import (
     AfterExecution,
     InboxStatus,
     MultitaskStrategy,
-    ReplyStatus,
     SteerPriority,
     TurnStatus,
 )
@@ -104,23 +103,6 @@ class EnqueueRequest(Strict):
         texts = [self.instruction or "", *(f.name + f.description for f in self.result_fields or [])]
         texts += self.runtime_config.texts()
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-
-
-class Reply(Tolerant):
-    """The fields of every primitive's reply (protocol §6)."""
-
-    status: ReplyStatus
-    """`accepted`: done. `steered` (of `enqueue`): an earlier turn hears it. `busy`: try again. `rejected`: refused.
-    `error`: a server failed."""
-    error_code: str | None = None
-    """The reason as a stable code; null if accepted."""
-    error: str | None = None
-    """The reason, for people."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the request was done, now or before."""
-        return self.status in {ReplyStatus.ACCEPTED, ReplyStatus.STEERED}
 
 
 class EnqueueReply(Reply):

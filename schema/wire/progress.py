@@ -4,9 +4,8 @@ from typing import Final
 
 from pydantic import Field
 
-from turnstile.schema.base import IdOf, JsonObject, Strict, Tolerant
+from turnstile.schema.base import IdOf, JsonObject, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentTurnId, StepId, ToolCallId
-from turnstile.schema.wire.inbox import Reply
 
 PROGRESS_RATE: Final = 2.0
 """Events a second of one call; what comes faster is dropped."""

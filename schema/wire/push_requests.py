@@ -2,9 +2,8 @@
 
 from pydantic import Field
 
-from turnstile.schema.base import IdOf, Strict
+from turnstile.schema.base import IdOf, Reply, Strict
 from turnstile.schema.ids import AgentTurnId, ReceiverId
-from turnstile.schema.wire.inbox import Reply
 
 _ID = r"^[A-Za-z0-9_.:-]+$"
 _VISIBLE = r"^[!-~]+$"

@@ -4,12 +4,11 @@ from datetime import datetime
 
 from pydantic import Field, field_validator
 
-from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
+from turnstile.schema.base import AgentToken, JsonObject, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId
 from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
-from turnstile.schema.wire.inbox import Reply
 
 INSTANCE_OF = "instance_of"
 """The key of an agent's metadata that only the kernel sets: the profile of which the agent is an instance."""

@@ -10,8 +10,9 @@ from nats.aio.msg import Msg
 
 from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.verbs.durable_commands import DurableCommands
-from turnstile.bridge.verbs.micro_service import VerbRequest
+from turnstile.bridge.serving.durable_commands import DurableCommands
+from turnstile.bridge.serving.micro_service import VerbRequest
+from turnstile.schema.base import Reply
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, ProjectId, uuid7
 from turnstile.schema.states import ReplyStatus
@@ -25,7 +26,7 @@ from turnstile.schema.wire.headers import (
     new_traceparent,
     trace_id,
 )
-from turnstile.schema.wire.inbox import EnqueueReply, Reply
+from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.sdk.client import BridgeClient, WatchEvent
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import deferred

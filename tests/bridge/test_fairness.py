@@ -13,16 +13,16 @@ from turnstile.bridge.inbox.claim_queue import ClaimQueue, FairQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.prompt_claims import MOST_STARTS, PromptClaims
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.bridge.verbs.micro_service import Payload, VerbHandler, VerbRequest, run_verb
-from turnstile.bridge.verbs.rate_limits import throttled
+from turnstile.bridge.serving.micro_service import Payload, VerbHandler, VerbRequest, run_verb
+from turnstile.bridge.serving.rate_limits import throttled
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim
 from turnstile.runtime import throttle
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.throttle import Throttle
+from turnstile.schema.base import Reply
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire.inbox import Reply
 
 FLOOD, QUIET = ProjectId("flood"), ProjectId("quiet")
 

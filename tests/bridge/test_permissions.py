@@ -11,12 +11,12 @@ from nats.aio.msg import Msg
 from lab.support.nats_server import NatsServer
 from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.verbs.durable_commands import DurableCommands
-from turnstile.bridge.verbs.micro_service import VerbRequest, VerbService
+from turnstile.bridge.serving.durable_commands import DurableCommands
+from turnstile.bridge.serving.micro_service import VerbRequest, VerbService
+from turnstile.schema.base import Reply
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire.inbox import Reply
 from turnstile.schema.wire.subjects import CMD_STREAM, wakeup
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import connect

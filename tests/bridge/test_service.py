@@ -11,14 +11,15 @@ from nats.aio.msg import Msg
 
 from lab.support.nats_server import NatsServer
 from tests.support.processes.nats_server import CHANNEL, eventually
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, VerbService
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest, VerbService
 from turnstile.schema.access import Caller
+from turnstile.schema.base import Reply
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.headers import PROJECT_ID, SENDER
-from turnstile.schema.wire.inbox import DescribeRequest, Reply
+from turnstile.schema.wire.inbox import DescribeRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.json_messages import decode_object, encode

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from tests.support.fuzz import MODELS, Dice, Report, Tally
 from tests.support.memory import resident_bytes
 from turnstile.bridge.inbox.doorbells import _agent
-from turnstile.bridge.verbs.durable_commands import read_command
-from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
+from turnstile.bridge.serving.durable_commands import read_command
+from turnstile.bridge.serving.micro_service import Payload, VerbRequest, read_request
 from turnstile.bridge.verbs.ui_actions import read_action
 from turnstile.ledger.turns.cards import card_of
 from turnstile.schema.cards import (

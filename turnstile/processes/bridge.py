@@ -34,11 +34,11 @@ from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.safety.rules import Rules
 from turnstile.bridge.safety.watchdog import Watchdog
-from turnstile.bridge.verbs.durable_commands import DurableCommands
+from turnstile.bridge.serving.durable_commands import DurableCommands
+from turnstile.bridge.serving.instrumented import instrumented
+from turnstile.bridge.serving.micro_service import VerbService
+from turnstile.bridge.serving.rate_limits import throttled
 from turnstile.bridge.verbs.handlers import Verbs
-from turnstile.bridge.verbs.instrumented import instrumented
-from turnstile.bridge.verbs.micro_service import VerbService
-from turnstile.bridge.verbs.rate_limits import throttled
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints

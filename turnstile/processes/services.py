@@ -1,7 +1,7 @@
 """Runs a stateful service (docs/services.md): an exclusive target, and a handler of its turns.
 
 `run_service` is a whole program; `serve_inbox` runs inside another one. Both hold the target's lock, find work by
-doorbells and by polling, and need PostgreSQL and NATS. `turnstile.bridge.inbox.inbox_service` says what a handler may
+doorbells and by polling, and need PostgreSQL and NATS. `turnstile.bridge.inbox_service` says what a handler may
 rely on.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
-from turnstile.bridge.inbox.inbox_service import Handler, InboxService, ServiceTurn
+from turnstile.bridge.inbox_service import Handler, InboxService, ServiceTurn
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety.watchdog import Watchdog
 from turnstile.processes import addresses

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from turnstile.gateway.events.positions import END, Part, Position
 from turnstile.gateway.openai.responses.objects import Item, McpCall, Message, OutputText
-from turnstile.gateway.v1.outputs import is_fallback
+from turnstile.gateway.outputs import is_fallback
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.cards import (
     CardType,

@@ -22,7 +22,7 @@ from turnstile.gateway.openai.responses.objects import (
     Usage,
     UserMessage,
 )
-from turnstile.gateway.v1.outputs import output_of
+from turnstile.gateway.outputs import output_of
 from turnstile.ledger.access.pages import list_turn_progress
 from turnstile.ledger.access.past import TurnRequest, get_turn_request
 from turnstile.ledger.pool import Pool

@@ -9,7 +9,7 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.verbs.micro_service import Payload, VerbRequest
+from turnstile.bridge.serving.micro_service import Payload, VerbRequest
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject

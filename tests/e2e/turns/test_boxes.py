@@ -8,8 +8,8 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of, shown
 from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.bridge.serving.micro_service import Payload, VerbRequest
 from turnstile.bridge.verbs.handlers import Verbs
-from turnstile.bridge.verbs.micro_service import Payload, VerbRequest
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, new_box_id

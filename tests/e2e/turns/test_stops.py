@@ -9,8 +9,8 @@ import pytest
 from tests.support.conditions import until
 from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
+from turnstile.bridge.publishing import stop as verb
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.verbs import stop as verb
 from turnstile.ledger.trees.marks import MarkedTree
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.wire.limits import rate_limited
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.activities.people.test_holds import TARGET
-from tests.activities.test_choices import TURN
+from tests.rules.test_choices import TURN
+from tests.rules.test_holds import TARGET
 from turnstile.rules.answer import AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest, Suspend, decide

@@ -19,7 +19,7 @@ from functools import partial
 
 from nats.aio.msg import Msg
 
-from turnstile.bridge.verbs.micro_service import (
+from turnstile.bridge.serving.micro_service import (
     Answer,
     Payload,
     VerbHandler,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.activities.test_choices import TURN
+from tests.rules.test_choices import TURN
 from turnstile.rules.action_turn import ActionCall, action_call
 from turnstile.rules.answer import AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
 from turnstile.runtime import gen_ai
 from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.log_context import about
 from turnstile.runtime.telemetry import Metric, Span, Telemetry
+from turnstile.schema.base import Reply
 from turnstile.schema.errors import Limited, ServerUnavailable, TurnstileError
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.inbox import Reply, ReportRequest
+from turnstile.schema.wire.inbox import ReportRequest
 from turnstile.schema.wire.limits import SIZE_LIMITS
 
 _IDS = {
