@@ -124,7 +124,7 @@ class Gateway:
         """The addresses of A2A; none without the package `a2a-sdk`."""
         if find_spec("a2a") is None:
             return []
-        from turnstile.gateway.a2a.agent_addresses import a2a_endpoints  # noqa: PLC0415 -- an extra
+        from turnstile.gateway.a2a.rpc import a2a_endpoints  # noqa: PLC0415 -- an extra
 
         return a2a_endpoints(kernel, self.about)
 

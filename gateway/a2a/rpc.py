@@ -9,27 +9,28 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote
 
 from a2a import types
+from a2a.types import AgentCard
 from a2a.utils import constants, errors
 from a2a.utils.proto_utils import validate_proto_required_fields
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 from pydantic import JsonValue
 from starlette.responses import Response
 
 from turnstile.gateway.a2a import operations, push_configs, streaming
-from turnstile.gateway.a2a.agent_cards import agent_card
 from turnstile.gateway.a2a.asked import Asked
 from turnstile.gateway.a2a.faults import error_answer
 from turnstile.gateway.a2a.objects import A2aObject
-from turnstile.gateway.a2a.refusals import RequestId
+from turnstile.gateway.a2a.refusals import CARD, RequestId
 from turnstile.gateway.addressed import Target, look_up
 from turnstile.gateway.bounds import About
 from turnstile.gateway.http.bearers import Access
-from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.http.endpoints import Answer, Call, Endpoint
 from turnstile.gateway.kernel import Kernel
-from turnstile.ledger.access.tasks import describe_target
+from turnstile.ledger.access.tasks import TargetDescription, describe_target
 from turnstile.runtime.outbound import Names
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject
@@ -201,3 +202,85 @@ def _is_below(value: JsonValue, most: int) -> bool:
 
 def _parts_of(value: JsonValue) -> Iterable[JsonValue]:
     return value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+
+
+VERSION: Final = "1.0"
+BINDING: Final = "JSONRPC"
+MODES: Final = ["text/plain", "application/json"]
+_SCHEME: Final = "bearer"
+_MOST_SKILLS: Final = 100
+
+
+def address_of(base: str, named: str) -> str:
+    """Where an agent is reached."""
+    return f"{base}/a2a/{quote(named, safe=':')}"
+
+
+def agent_card(description: TargetDescription, target: Target, about: About) -> dict[str, Any]:
+    """The card as JSON."""
+    text = description.description or f"The agent {description.name}, with the profile {description.profile_name}."
+    skill = {
+        "id": description.profile_name,
+        "name": description.profile_name,
+        "description": text,
+        "tags": description.tags or ["agent"],
+    }
+    tools = [
+        {
+            "id": f"tool:{tool.name}",
+            "name": tool.name,
+            "description": tool.description or f"The tool {tool.name}.",
+            "tags": ["tool"],
+        }
+        for tool in description.tools[:_MOST_SKILLS]
+    ]
+    card: dict[str, Any] = {
+        "name": description.name,
+        "description": text,
+        "version": description.since.isoformat(),
+        "supportedInterfaces": [
+            {"url": address_of(about.url, target.named), "protocolBinding": BINDING, "protocolVersion": VERSION}
+        ],
+        "capabilities": {"streaming": True, "pushNotifications": True},
+        "securitySchemes": {_SCHEME: {"httpAuthSecurityScheme": {"scheme": "Bearer"}}},
+        "securityRequirements": [{"schemes": {_SCHEME: {"list": []}}}],
+        "defaultInputModes": MODES,
+        "defaultOutputModes": MODES,
+        "skills": [skill, *tools],
+    }
+    if about.organization and about.organization_url:
+        card["provider"] = {"organization": about.organization, "url": about.organization_url}
+    return MessageToDict(ParseDict(card, AgentCard()))
+
+
+def a2a_endpoints(kernel: Kernel, about: About) -> list[Endpoint]:
+    """All of them."""
+    agents = Agents(kernel, about)
+    root = Endpoint(
+        name="a2a_root_card",
+        method="GET",
+        path=CARD,
+        right=Right.READ,
+        summary="The card of the default agent, where clients look first.",
+        handler=agents.card,
+    )
+    return [
+        *([root] if about.default_agent else []),
+        Endpoint(
+            name="a2a_card",
+            method="GET",
+            path=f"/a2a/{{agent:path}}{CARD}",
+            right=Right.READ,
+            summary="The card of an agent.",
+            handler=agents.card,
+        ),
+        Endpoint(
+            name="a2a",
+            method="POST",
+            path="/a2a/{agent:path}",
+            right=Right.READ,
+            summary="A request of JSON-RPC.",
+            handler=agents.ask,
+            raw=True,
+        ),
+    ]

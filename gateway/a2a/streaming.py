@@ -2,11 +2,16 @@
 
 Any gateway goes on with any task: a client that comes back is told the task, then the text of its present step from
 its begin, then what follows. A client that goes away stops nothing.
+
+The artifact is what the turn has said last: the text of its step as it streams, then what it delivers. Text that is
+void is replaced by an update that does not append, so a client that folds updates as A2A says has what `GetTask`
+answers. Of the text that was sent, only a hash is kept.
 """
 
 import contextlib
+import hashlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -16,17 +21,31 @@ from a2a.utils.errors import A2AError, UnsupportedOperationError
 from turnstile.gateway.a2a.asked import Asked
 from turnstile.gateway.a2a.delivery import deliver
 from turnstile.gateway.a2a.faults import error_object
-from turnstile.gateway.a2a.objects import OVER, StatusUpdate, StreamEvent, Task, TaskState, TaskStatus
+from turnstile.gateway.a2a.objects import (
+    OVER,
+    Artifact,
+    ArtifactUpdate,
+    StatusUpdate,
+    StreamEvent,
+    Task,
+    TaskState,
+    TaskStatus,
+    text_part,
+)
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.refusals import error_text
-from turnstile.gateway.a2a.task_stream import AnswerStream, latest
-from turnstile.gateway.a2a.tasks import artifact_of, as_seen, status_of
-from turnstile.gateway.events.frames import HEARTBEAT
+from turnstile.gateway.a2a.tasks import ARTIFACT, answer, artifact_of, as_seen, status_of
+from turnstile.gateway.events.frames import HEARTBEAT, ResetEvent
 from turnstile.gateway.events.reading import reader_of
+from turnstile.gateway.events.step_log import Event, Piece
 from turnstile.gateway.events.stream import EventStream
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.runtime.telemetry import Metric
+from turnstile.schema.api import CardAnswer, Turn
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardType, TextContent, read_content
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
+from turnstile.schema.states import ChunkType
 
 _FAREWELL: Final = b": the gateway stops; subscribe to the task again\n\n"
 _ENDS: Final = OVER | {TaskState.INPUT_REQUIRED}
@@ -118,3 +137,69 @@ def _update(task: Task, status: TaskStatus) -> StatusUpdate:
 def _frame(asked: Asked, event: StreamEvent) -> bytes:
     text = f'{{"jsonrpc":"2.0","id":{json.dumps(asked.request_id)},"result":{event.json_text()}}}'
     return f"data: {text}\n\n".encode("utf-8", "replace")
+
+
+_SAID = frozenset({CardType.THOUGHT, CardType.DELIVERABLE})
+
+
+class AnswerStream:
+    """What one client is told of a task's artifact."""
+
+    def __init__(self, task_id: str, context_id: str) -> None:
+        self._ids = {"task_id": task_id, "context_id": context_id}
+        self._place: tuple[int, int] | None = None
+        """The step and the attempt whose text is being told."""
+        self._hash = hashlib.sha256()
+        self._told = False
+
+    def take(self, event: Event) -> Iterator[ArtifactUpdate]:
+        """The updates for one of the turn's events; none for its outcome."""
+        match event.data:
+            case Piece(kind=ChunkType.CONTENT, text=text) if text:
+                yield self._piece((event.position.step, event.position.a), text)
+            case CardAnswer() as card:
+                text = _text_of(card)
+                if text and not self._has(text):
+                    yield self._piece((event.position.step, -1), text)
+            case ResetEvent():
+                self._place = None
+            case _:
+                pass
+
+    def end(self, delivered: Artifact | None) -> Iterator[ArtifactUpdate]:
+        """The last update: the whole artifact, for clients that keep the last one alone."""
+        if delivered is None:
+            if self._told:
+                void: JsonObject = {"void": True}
+                empty = Artifact(artifact_id=ARTIFACT, name=ARTIFACT, parts=[text_part("")], metadata=void)
+                yield ArtifactUpdate(**self._ids, artifact=empty, append=False, last_chunk=True)
+            return
+        yield ArtifactUpdate(**self._ids, artifact=delivered, append=False, last_chunk=True)
+
+    def _piece(self, place: tuple[int, int], text: str) -> ArtifactUpdate:
+        appends = self._told and place == self._place
+        if not appends:
+            self._hash = hashlib.sha256()
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
+        self._place, self._told = place, True
+        return ArtifactUpdate(**self._ids, artifact=answer([text_part(text)]), append=appends, last_chunk=False)
+
+    def _has(self, text: str) -> bool:
+        """Whether exactly this text was told."""
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return self._told and self._place is not None and digest == self._hash.digest()
+
+
+def latest(events: Sequence[Event]) -> list[Event]:
+    """Of the events that a client which joins has not had, those that still count: of the last step, or the outcome."""
+    if events and isinstance(events[-1].data, Turn):
+        return [events[-1]]
+    last = max((event.position.step for event in events), default=0)
+    return [event for event in events if event.position.step == last]
+
+
+def _text_of(card: CardAnswer) -> str | None:
+    if card.type not in _SAID or not isinstance(card.content, dict):
+        return None
+    content = read_content(card.content)
+    return content.text if isinstance(content, TextContent) else None

@@ -1,5 +1,6 @@
 """Signing in and out: by a token, or by the link that `turnstile up` prints, which works once (protocol §14.5)."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.requests import Request
@@ -8,13 +9,14 @@ from starlette.routing import Route
 
 from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.forms import read_form
-from turnstile.gateway.console.page import Console
-from turnstile.gateway.console.rendering import bare, own_page, see_other
+from turnstile.gateway.console.page import Console, NoForm, Page, Visit
+from turnstile.gateway.console.rendering import bare, own_page, render, see_other
 from turnstile.gateway.console.sessions import begin, check_origin, end, is_loopback
 from turnstile.gateway.console.templating import CONSOLE
+from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.guard import ADDRESS, ROUTE
 from turnstile.gateway.http.problems import Unauthenticated, status_of
-from turnstile.schema.access import Secret, read_secret
+from turnstile.schema.access import Right, Secret, read_secret
 from turnstile.schema.errors import Refused
 
 ENTER: Final = f"{CONSOLE}/enter"
@@ -110,3 +112,22 @@ def _check_safe(request: Request) -> None:
             "the console is reached over plain HTTP here, where anyone on the way could read the token: put TLS before "
             "the gateway (`turnstile docs security`), or tunnel its port to this machine",
         )
+
+
+_RIGHTS: Final[Mapping[Right, str]] = {
+    Right.READ: "read every page",
+    Right.ASK: "start, steer, stop and rerun turns",
+    Right.DECIDE: "decide approvals and answer questions",
+    Right.OPERATE: "change agents, calls and budgets",
+}
+
+
+def pages(_: Console) -> tuple[Page, ...]:
+    """The page."""
+    return (Page(name="session", path=f"{CONSOLE}/session", handler=_show),)
+
+
+async def _show(visit: Visit[NoQuery, NoForm]) -> Response:
+    return render(
+        visit, "session.html", rights=[words for right, words in _RIGHTS.items() if visit.principal.may(right)]
+    )

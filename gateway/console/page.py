@@ -1,7 +1,7 @@
 """Pages: what each takes, needs and answers, and what a handler gets of the person who asks.
 
 A page is a read (GET) or a change (POST). A handler of a GET reads the ledger as `/v1` does; one of a POST asks the
-bridge's verbs for the session's token, so the ledger says who did it. `gateway/console/dispatch.py` checks the rest
+bridge's verbs for the session's token, so the ledger says who did it. `gateway/console/routes.py` checks the rest
 before a handler is called: session, role, CSRF, query and form.
 """
 

@@ -10,10 +10,30 @@ from starlette.responses import HTMLResponse, Response
 
 from turnstile.gateway.console.formats import called
 from turnstile.gateway.console.page import Visit
-from turnstile.gateway.console.sentences import SENTENCES
 from turnstile.gateway.console.templating import CONSOLE, Templates
 from turnstile.gateway.http.problems import Problem, headers_of, problem_of
 from turnstile.schema.errors import TurnstileError
+
+SENTENCES: Final[Mapping[str, str]] = {
+    "entered": "You are signed in.",
+    "stopped": "The turn is being stopped.",
+    "again": "This turn is a rerun of the other one.",
+    "steered": "The turn reads your message in its next step.",
+    "queued": "Your message is queued: it becomes the next turn.",
+    "approved": "Approved: the call is sent to its tool.",
+    "edited": "Approved with your changes: the call is sent to its tool.",
+    "rejected": "Rejected: the model reads the rejection.",
+    "answered": "Answered: the model reads your answer.",
+    "tool_changed": "The tool has changed in the meantime, so the call was not sent. The model reads the error.",
+    "paused": "The agent is paused. No further turn starts; the others stay queued.",
+    "resumed": "The agent is active again.",
+    "retired": "The agent is retired. It accepts no further requests; queued turns still run.",
+    "reported": "The call is answered. Its turn continues with your answer.",
+    "raised": "The budget has been changed.",
+    "limited": "The limit applies from now on.",
+    "unlimited": "The limit has been removed.",
+}
+
 
 MOST_COUNTED: Final = 99
 """More open questions than this are shown as `99+`."""

@@ -1,17 +1,22 @@
 """All addresses of the console below `/console`, for the gateway's router.
 
-An area of pages is a module with `pages(console)`; its line in `_AREAS` is all that adds it.
+An area of pages is a module with `pages(console)`; its line in `_AREAS` is all that adds it. A request passes session,
+origin, rate, role, query and form before its handler; without a session it is redirected to the page where people sign
+in. Costs a look at the token, which is remembered for a moment, and the count of open interrupts.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
 
+from pydantic import BaseModel, JsonValue
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
-from turnstile.gateway.console.dispatch import PageDispatch
-from turnstile.gateway.console.enter import enter_routes
+from turnstile.gateway.console.enter import enter_routes, to_enter
+from turnstile.gateway.console.enter import pages as session_pages
 from turnstile.gateway.console.figures.budget_pages import pages as budget_pages
 from turnstile.gateway.console.figures.cost_pages import pages as cost_pages
 from turnstile.gateway.console.figures.health_page import pages as health_pages
@@ -20,19 +25,111 @@ from turnstile.gateway.console.fleet.call_pages import pages as call_pages
 from turnstile.gateway.console.fleet.letter_pages import pages as letter_pages
 from turnstile.gateway.console.fleet.profile_pages import pages as profile_pages
 from turnstile.gateway.console.fleet.tool_pages import pages as tool_pages
+from turnstile.gateway.console.forms import read_form
 from turnstile.gateway.console.live import pages as live_pages
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.page_reads import OpenQuestions, TokenLabels
 from turnstile.gateway.console.people.approvals import pages as approval_pages
 from turnstile.gateway.console.people.chat_page import pages as chat_pages
 from turnstile.gateway.console.people.conversations import pages as conversation_pages
-from turnstile.gateway.console.rendering import HEADERS, see_other
-from turnstile.gateway.console.session_page import pages as session_pages
+from turnstile.gateway.console.rendering import HEADERS, refused, see_other
+from turnstile.gateway.console.sessions import CSRF, check_csrf, check_origin, csrf_of, session_of
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.console.turns.pages import pages as turn_pages
-from turnstile.gateway.http.endpoints import NoQuery
-from turnstile.gateway.http.guard import ROUTE
-from turnstile.schema.errors import Refused
+from turnstile.gateway.http.endpoints import NoQuery, parsed, read_query
+from turnstile.gateway.http.guard import ADDRESS, ROUTE, TOKEN
+from turnstile.gateway.http.problems import Unauthenticated
+from turnstile.schema.access import Principal, Right, Secret
+from turnstile.schema.errors import Refused, TurnstileError
+
+_TOLD: Final = "told"
+
+
+class PageDispatch:
+    """The ASGI application of one page."""
+
+    def __init__(self, page: Page, console: Console, questions: OpenQuestions, labels: TokenLabels) -> None:
+        self.page = page
+        self._console = console
+        self._questions = questions
+        self._labels = labels
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = f"console_{self.page.name}"
+        request = Request(scope, receive)
+        await (await self._answered(request))(scope, receive, send)
+
+    async def _answered(self, request: Request) -> Response:
+        access, secret = self._console.access, session_of(request)
+        if secret is None:
+            return to_enter(self._console, request)
+        address = str(request.scope.get(ADDRESS, ""))
+        try:
+            principal = await access.principal(secret, address)
+        except Unauthenticated:
+            return to_enter(self._console, request)
+        request.scope[TOKEN] = principal.token_id
+        access.admit(principal, Right.READ)
+        known = await self._known(request, principal)
+        plain = self._visit(request, principal, secret, NoQuery(), NoForm(), known)
+        try:
+            access.check(principal, self.page.right)
+            query, form = read_query(self.page.query, _without_told(request.query_params)), NoForm()
+            if self.page.method == "POST":
+                fields = await self._posted(request, secret)
+                form = parsed(self.page.form, fields, "form")
+            return await self.page.handler(self._visit(request, principal, secret, query, form, known))
+        except TurnstileError as error:
+            return refused(plain, error)
+        finally:
+            if self.page.method == "POST":
+                self._console.feeds.ends.nudge(principal.project_id)
+
+    async def _known(self, request: Request, principal: Principal) -> tuple[int, Mapping[str, str]]:
+        """What every page shows: the count of open questions, and the labels of tokens. A stream shows nothing."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return 0, {}
+        count = await self._questions.count(principal) if self.page.method == "GET" else 0
+        return count, await self._labels.of(principal)
+
+    async def _posted(self, request: Request, secret: Secret) -> dict[str, JsonValue]:
+        check_origin(request.headers)
+        fields = await read_form(request, self._console.limits.body_bytes)
+        check_csrf(secret, fields)
+        del fields[CSRF]
+        return fields
+
+    def _visit(
+        self,
+        request: Request,
+        principal: Principal,
+        secret: Secret,
+        query: BaseModel,
+        form: BaseModel,
+        known: tuple[int, Mapping[str, str]],
+    ) -> Visit[Any, Any]:
+        count, labels = known
+        return Visit(
+            console=self._console,
+            page=self.page,
+            principal=principal,
+            secret=secret,
+            path={name: str(value) for name, value in request.path_params.items()},
+            query=query,
+            form=form,
+            headers=request.headers,
+            request=request,
+            csrf=csrf_of(secret),
+            open_approvals=count,
+            labels=labels,
+            told=request.query_params.get(_TOLD, ""),
+            fragment="x-console-fragment" in request.headers,
+        )
+
+
+def _without_told(query: QueryParams) -> QueryParams:
+    return QueryParams([(name, value) for name, value in query.multi_items() if name != _TOLD])
+
 
 _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     live_pages,

@@ -4,6 +4,9 @@ A feed follows the ledger and the turn's text. Clients hold a place in it and no
 memory; the text that is kept is bounded, and who is further behind gets the step's cards. Truth is the ledger: events
 on NATS only say when to look, and without them it looks now and then. Costs two subscriptions on NATS while somebody
 listens, and two short reads at each change of the turn.
+
+A step is published once those before it are committed and their results are known, so no event comes after one that it
+belongs before. The text that is kept is bounded for the whole turn; the oldest goes first.
 """
 
 import asyncio
@@ -16,10 +19,9 @@ from typing import Final
 from pydantic import ValidationError
 
 from turnstile.gateway.events.ends import Seen, look
-from turnstile.gateway.events.frames import StateChange, StepDone, frame
-from turnstile.gateway.events.positions import END, Part, Position, are_places
-from turnstile.gateway.events.step_log import Event
-from turnstile.gateway.events.turn_log import TurnLog
+from turnstile.gateway.events.frames import ResetEvent, StateChange, StepDone, frame
+from turnstile.gateway.events.positions import END, Part, Position, are_places, reset_position
+from turnstile.gateway.events.step_log import Event, StepLog
 from turnstile.gateway.outputs import output_of
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
 from turnstile.ledger.pool import Pool
@@ -27,7 +29,7 @@ from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, CardUnreadable, TextContent, content_of
 from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, step_id
 from turnstile.schema.states import StepPhase
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
@@ -37,6 +39,87 @@ from turnstile.sdk.chunk_order import step_number
 from turnstile.transport.chunk_replay import replay
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object
+
+
+class TurnLog:
+    """The events of one turn, as far as they are known."""
+
+    def __init__(self, turn: AgentTurnId, most: int) -> None:
+        """`most`: bytes of streamed text to keep."""
+        self.turn = turn
+        self.steps: dict[int, StepLog] = {}
+        self.outcome: Event | None = None
+        self._most = most
+
+    @property
+    def unseen(self) -> bool:
+        """Whether there is a step of which the ledger was not asked yet."""
+        return any(not step.looked for step in self.steps.values())
+
+    def take(self, number: int, chunk: Chunk) -> bool:
+        """Take a chunk of a step; returns whether there are new ones in order."""
+        step = self.steps.get(number)
+        if step is None:
+            step = self.steps[number] = StepLog(number, looked=number == 1)
+        new = step.take(chunk)
+        if new:
+            self._shrink()
+        return new
+
+    def has_gap(self, number: int) -> bool:
+        """Whether a chunk of a step came whose predecessor did not."""
+        step = self.steps.get(number)
+        return step is not None and step.has_gap
+
+    def commit(self, number: int, cards: list[Event], texts: list[str]) -> None:
+        """A step is committed, with these events and these texts on its cards; a second time changes nothing."""
+        step = self.steps.setdefault(number, StepLog(number))
+        if not step.committed:
+            step.looked = True  # its cards were read with the results of the steps before
+            step.cards = cards
+            step.finish(texts)
+
+    def apply(self, number: int, result: Event) -> None:
+        """A result was applied to a step's call."""
+        self.steps.setdefault(number, StepLog(number, looked=True)).results.append(result)
+
+    def end(self, outcome: Event) -> None:
+        """The turn is over; a step that is not committed by now was broken off."""
+        for step in self.steps.values():
+            step.looked = True
+            if not step.committed:
+                step.finish([])
+                step.complete = False
+        self.outcome = outcome
+
+    def after(self, cursor: Position) -> list[Event]:
+        """The events that a client at this place has not had, in order."""
+        events: list[Event] = []
+        for number in sorted(s for s in self.steps if s >= cursor.step):
+            step = self.steps[number]
+            if not step.looked:
+                return events
+            events += step.after(cursor, self._reset)
+            if not step.committed:
+                return events
+        if self.outcome is not None and cursor < END:
+            events.append(self.outcome)
+        return events
+
+    def _shrink(self) -> None:
+        over = sum(step.size for step in self.steps.values()) - self._most
+        for number in sorted(self.steps):
+            if over <= 0:
+                return
+            step = self.steps[number]
+            before = step.size
+            step.shrink(max(0, before - over))
+            over -= before - step.size
+
+    def _reset(self, number: int) -> Event:
+        data, position = ResetEvent(step_id=StepId(step_id(self.turn, number))), reset_position(number)
+        return Event(position, frame("reset", data, position.id(self.turn)), data)
+
 
 log = logging.getLogger(__name__)
 SHOWN: Final = frozenset(

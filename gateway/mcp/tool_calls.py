@@ -6,7 +6,9 @@ back names a turn and questions, all looked up under the token; the bridge's ver
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+import contextlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,11 +22,13 @@ from mcp_types import (
     ElicitResult,
     InputRequest,
     InputRequiredResult,
+    TextContent,
 )
 
 from turnstile.gateway.addressed import GONE, Target, look_up
-from turnstile.gateway.events.ends import Seen, look
+from turnstile.gateway.events.ends import Ends, Seen, look
 from turnstile.gateway.http.endpoints import Call, parsed
+from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker
 from turnstile.gateway.mcp.call_arguments import LONGEST_WAIT, Ask, TurnGet, TurnStopped
@@ -40,19 +44,22 @@ from turnstile.gateway.mcp.elicited import (
     state_of,
 )
 from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named_by, tool_name
-from turnstile.gateway.mcp.tool_results import ended, going_on, refused
-from turnstile.gateway.mcp.turn_watch import news, next_change
 from turnstile.gateway.outputs import output_of
 from turnstile.ledger.people.interrupt_views import get_interrupt
+from turnstile.ledger.pool import Pool
 from turnstile.schema import verbs
 from turnstile.schema.access import Principal, Right, TokenId
-from turnstile.schema.api import TurnStop
+from turnstile.schema.amounts import amount
+from turnstile.schema.api import Output, TurnStop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import Interrupt
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.turn import TurnResult
 
 _STOP_SECONDS: Final = 10.0
 """How long a stop waits for the turn's end."""
@@ -266,3 +273,77 @@ def _input_required(view: TurnView, forms: Sequence[tuple[InterruptView, ElicitR
 def _unknown(tool: str) -> MCPError:
     name = tool if len(tool) <= LONGEST and tool.isprintable() else "…"
     return MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
+
+
+_DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
+_ERROR_LENGTH = 2000
+
+
+def going_on(turn: AgentTurnId, questions: Iterable[InterruptId] = ()) -> CallToolResult:
+    """A turn that is not over: its handle, and the open questions to people that it waits for."""
+    interrupts = sorted(questions)
+    answer: JsonObject = {"turn_id": turn, "status": "waiting_for_person" if interrupts else "running"}
+    if interrupts:
+        answer["interrupt_ids"] = list(interrupts)
+    return _result(answer)
+
+
+def ended(view: TurnView, output: Output | None) -> CallToolResult:
+    """A turn that is over."""
+    status = TurnStatus(view.status)
+    answer: JsonObject = {"turn_id": view.agent_turn_id, "status": status}
+    if output is not None:
+        value = output.data if output.text is None else output.text
+        fields = TurnResult(agent_turn_id=view.agent_turn_id, status=status, value=value).fields
+        answer |= {"fields": fields} if fields else {"value": value}
+        if output.partial:
+            answer["partial"] = True
+    if view.error_code is not None:
+        answer |= {"error_code": view.error_code, "error": (view.error or "")[:_ERROR_LENGTH]}
+    text = None if output is None or status not in _DELIVERED else output.text
+    return _result(answer, text, is_error=status not in _DELIVERED)
+
+
+def refused(error: TurnstileError, view: TurnView | None = None) -> CallToolResult:
+    """Why nothing was done; of a turn, why a decision about it was not taken."""
+    problem = problem_of(error)
+    answer: JsonObject = {"status": "refused", "error_code": problem.code, "error": problem.detail}
+    if problem.retry_after_seconds is not None:
+        answer["error"] = f"{problem.detail} (again in {amount(problem.retry_after_seconds)} s)"
+    if view is not None:
+        answer["turn_id"] = view.agent_turn_id
+    return _result(answer, is_error=True)
+
+
+def _result(answer: JsonObject, text: str | None = None, *, is_error: bool = False) -> CallToolResult:
+    shown_text = json.dumps(answer, ensure_ascii=False) if text is None else text
+    return CallToolResult(content=[TextContent(text=shown_text)], structured_content=answer, is_error=is_error)
+
+
+_LOOK_SECONDS = 2.0
+
+
+async def next_change(pool: Pool, ends: Ends, before: Seen, known: Collection[InterruptId]) -> Seen:
+    """The turn once it is over, has committed another step, or asks what is not among `known`."""
+    view = before.view
+    subject = subjects.agent_events_filter(view.project_id, view.channel_id, view.agent_id)
+    async with ends.hearing(subject, view.agent_turn_id) as hint:
+        while True:
+            hint.clear()
+            with contextlib.suppress(ServerUnavailable):  # it goes on when the ledger is there again
+                seen = await look(pool, view)
+                new = any(question.interrupt_id not in known for question in seen.questions)
+                if seen.is_over or new or seen.view.steps > view.steps:
+                    return seen
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hint.wait(), _LOOK_SECONDS)
+
+
+def news(before: Seen, seen: Seen) -> Iterator[str]:
+    """What happened between two looks, in order, for people: each step, then that the turn waits or its end."""
+    for step in range(before.view.steps + 1, seen.view.steps + 1):
+        yield f"step {step} is done"
+    if seen.is_over:
+        yield f"the turn ended: {seen.view.status}"
+    elif len(seen.questions) > len(before.questions):
+        yield "the turn waits for a person"

@@ -2,21 +2,26 @@
 
 The turn reads the messages and nothing else, and goes into no conversation. Nobody can find it again, so it is stopped
 when its client goes away, unless an `Idempotency-Key` names it: then the same request finds it again.
+
+A client cannot take back streamed text: a step that begins anew must repeat what was streamed of it, and continues from
+there. A blank line stands between the texts of steps; the deliverable follows if the last step did not say it.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from turnstile.gateway.addressed import Target
-from turnstile.gateway.events.frames import HEARTBEAT
+from turnstile.gateway.events.frames import HEARTBEAT, ResetEvent, StepDone
 from turnstile.gateway.events.reading import Change, Reader, reader_of
+from turnstile.gateway.events.step_log import Event, Piece
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Problem, Unauthenticated, problem_of
@@ -32,19 +37,19 @@ from turnstile.gateway.openai.chat_answer import (
     usage_of,
 )
 from turnstile.gateway.openai.chat_request import ChatCreate, said_in
-from turnstile.gateway.openai.chat_text import ToldText
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.messages import Composed, composed
-from turnstile.gateway.openai.targets import find_target, known_model
+from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal
-from turnstile.schema.api import Turn
+from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardType
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import ChunkType, TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
 
 _DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
@@ -220,3 +225,84 @@ def _outcome(change: Change | None) -> Turn | None:
     if turn is not None and turn.status not in _DELIVERED:
         raise TurnFailed(turn)
     return turn
+
+
+_APART: Final = "\n\n"
+
+
+class StreamVoided(TurnstileError):
+    """What was streamed is no longer what the turn says."""
+
+    code: str = "stream_voided"
+
+
+class ToldText:
+    """What a client was told of one turn."""
+
+    def __init__(self) -> None:
+        self._step: int = 0
+        self._attempt: int = 0
+        self._told: list[str] = []
+        """Of the step."""
+        self._again = ""
+        """What the step must still say again."""
+        self._any = False
+
+    def take(self, events: Sequence[Event]) -> str:
+        """The text to tell after these events; raises `StreamVoided`."""
+        return "".join(self._take(event) for event in events)
+
+    def deliver(self, text: str) -> str:
+        """The text to tell after all, for the deliverable to have been told."""
+        streamed = "".join(self._told)
+        if text == streamed or not text:
+            return ""
+        if streamed and text.startswith(streamed):
+            return text[len(streamed) :]
+        return _APART + text if self._any else text
+
+    def _take(self, event: Event) -> str:
+        match event.data:
+            case Piece() as piece:
+                self._enter(event.position.step, event.position.a)
+                return self._say(piece.text) if piece.kind is ChunkType.CONTENT else ""
+            case ResetEvent():
+                self._again = "".join(self._told)
+                return ""
+            case CardAnswer(type=CardType.THOUGHT, content=content):
+                self._enter(event.position.step, self._attempt)
+                text = content.get("text") if isinstance(content, dict) else None
+                if not isinstance(text, str) or (self._told and not self._again):
+                    return ""
+                self._again = "".join(self._told)  # the card has the whole text
+                return self._say(text)
+            case StepDone():
+                if self._again:
+                    raise _voided()
+                return ""
+            case CardAnswer() | Turn():
+                return ""
+
+    def _enter(self, step: int, attempt: int) -> None:
+        if step != self._step:
+            self._step, self._attempt, self._again = step, attempt, ""
+            self._told = []
+        elif attempt != self._attempt:
+            self._attempt, self._again = attempt, "".join(self._told)
+
+    def _say(self, text: str) -> str:
+        if self._again:
+            known = min(len(text), len(self._again))
+            if text[:known] != self._again[:known]:
+                raise _voided()
+            self._again, text = self._again[known:], text[known:]
+        if not text:
+            return ""
+        apart = _APART if self._any and not self._told else ""
+        self._told.append(text)
+        self._any = True
+        return apart + text
+
+
+def _voided() -> StreamVoided:
+    return StreamVoided("a step was retried, and its text differs from what was streamed; request it without stream")

@@ -1,15 +1,18 @@
 """`/openai/v1/models`: whom a client may ask, as models (protocol §14.4)."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from turnstile.gateway.addressed import Target, target_of
+from turnstile.gateway.addressed import GONE, TARGET_LIMIT, Target, look_up, target_of
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.openai.targets import find_target
+from turnstile.gateway.http.problems import UnknownModel
 from turnstile.ledger.access.addressees import list_addressees
 from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ProjectId
 
 MOST_MODELS: Final = 10_000
@@ -52,3 +55,27 @@ class Models:
 
 def _entry(project: ProjectId, target: Target) -> ModelEntry:
     return ModelEntry(id=target.named, created=int(target.since.timestamp()), owned_by=project)
+
+
+async def find_target(pool: Pool, project: ProjectId, model: str) -> Target:
+    """The agent or profile of this name that takes turns; raises `UnknownModel`."""
+    target = await look_up(pool, project, model)
+    if target is None:
+        raise _unknown_model(model)
+    return target
+
+
+@contextmanager
+def known_model(model: str) -> Generator[None]:
+    """Around an enqueue: a target that has gone meanwhile is an `UnknownModel`."""
+    try:
+        yield
+    except Refused as error:
+        if error.code not in GONE:
+            raise
+        raise _unknown_model(model) from None
+
+
+def _unknown_model(model: str) -> UnknownModel:
+    name = model if len(model) <= TARGET_LIMIT and model.isprintable() else "…"
+    return UnknownModel(f"the model {name!r} does not exist: name an agent, or profile:NAME", "model")

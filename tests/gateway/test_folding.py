@@ -13,9 +13,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnstile.gateway.events.feed import TurnLog
 from turnstile.gateway.events.positions import BEGIN, END, Part, Position, read_id
 from turnstile.gateway.events.step_log import Event, Piece
-from turnstile.gateway.events.turn_log import TurnLog
 from turnstile.schema.ids import AgentTurnId, step_id
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk

@@ -24,6 +24,7 @@ from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.conversations import Conversations
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.messages import Said, composed
+from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
 from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreate, ResponseRetrieve
@@ -36,7 +37,6 @@ from turnstile.gateway.openai.responses.response_reading import (
     unknown_response,
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
-from turnstile.gateway.openai.targets import find_target, known_model
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.past import list_cards, list_turn_past
 from turnstile.runtime.telemetry import Metric

@@ -12,8 +12,8 @@ from a2a.types import SendMessageRequest
 from a2a.utils.errors import A2AError
 from pydantic import JsonValue
 
+from turnstile.gateway.a2a.delivery import NOTES, read_message
 from turnstile.gateway.a2a.rpc import MOST_VALUES, read_params
-from turnstile.gateway.a2a.task_messages import NOTES, read_message
 from turnstile.schema.base import JsonObject
 from turnstile.schema.json_reading import MOST_VALUES as MOST_OF_A_REQUEST
 

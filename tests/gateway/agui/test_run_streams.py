@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from tests.e2e.gateway.agui.front_end import Told
 from tests.gateway.test_folding import TURN, Gateway, Happened, Step, World, steps
 from turnstile.gateway.agui.run_stream import Run, RunStream
+from turnstile.gateway.events.feed import TurnLog
 from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import BEGIN, END, Part, Position
 from turnstile.gateway.events.step_log import Event
-from turnstile.gateway.events.turn_log import TurnLog
 from turnstile.schema.api import CardAnswer, Output, Turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ThoughtCall

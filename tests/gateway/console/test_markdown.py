@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.gateway.console.markdown import LONGEST, RENDERED, allowed, markdown
+from turnstile.gateway.console.templating import LONGEST, RENDERED, allowed, markdown
 
 TAGS = {
     *(

@@ -2,7 +2,7 @@
 
 from pydantic import JsonValue
 
-from turnstile.gateway.console.fleet.profile_diff import changes
+from turnstile.gateway.console.fleet.profile_pages import changes
 from turnstile.schema.base import JsonObject
 
 

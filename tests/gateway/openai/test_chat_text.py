@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import BEGIN, Part, Position, reset_position
 from turnstile.gateway.events.step_log import Event, StepLog
-from turnstile.gateway.openai.chat_text import StreamVoided, ToldText
+from turnstile.gateway.openai.chat import StreamVoided, ToldText
 from turnstile.schema.api import CardAnswer
 from turnstile.schema.ids import AgentTurnId, CardId, StepId
 from turnstile.schema.states import ChunkType
