@@ -47,6 +47,7 @@ CHANGES = {
     "UPDATE": r"UPDATE {0}\b[^;]*|INSERT INTO {0}\b[^;]*DO UPDATE[^;]*",
     "DELETE": r"DELETE FROM {0}\b[^;]*",
 }
+LOCKS = r"FROM {0}\b[^;]*\bFOR (?:SHARE|NO KEY UPDATE)"
 KEPT = ("public.cards", "public.boxes", "public.box_cards", "state.agent_steps", "state.execution_edges")
 """What nobody changes (protocol §2.10)."""
 
@@ -133,14 +134,18 @@ class Probe:
         return await self._needed_inside(right, queries)
 
     async def _needed_inside(self, right: Any, queries: Collection[str]) -> bool:
-        """Whether a function that one of the statements calls, and that has the caller's rights, changes the relation.
+        """Whether a function that one of the statements calls, and that has the caller's rights, needs the right.
 
-        To explain a statement needs no rights of what its functions do.
+        To explain a statement needs no rights of what its functions do. What nobody changes is locked by the right to
+        update one column.
         """
         for each in await self.conn.fetch(CALLED):
             if any(f"{each['name']}(" in all_queries()[name].sql for name in queries):
                 part = CHANGES[right["verb"]].format(re.escape(right["relation"]))
                 found = re.findall(part, each["source"])
+                locks = re.search(LOCKS.format(re.escape(right["relation"])), each["source"])
+                if locks and right["verb"] == "UPDATE" and right["relation"] in KEPT:
+                    return True
                 if any(right["column"] is None or re.search(rf"\b{right['column']}\b", text) for text in found):
                     return True
         return False
