@@ -29,6 +29,7 @@ from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.processes import addresses
 from turnstile.processes.connections import instance_name, open_nats, watch_nats
+from turnstile.runtime.event_loop import spare_collector
 from turnstile.runtime.telemetry import Metric
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.access import GatewayRole, read_secret
@@ -131,6 +132,7 @@ async def serve_gateway(
             once=once,
         )
         await asyncio.to_thread(gateway.console.templates.compile)
+        spare_collector(again=True)
         for address in gateway.missing:
             log.info("/%s is off: it needs the extra turnstile-kernel[%s]", address, address)
         telemetry.meter.watch(Metric.HTTP_CONNECTIONS, lambda: len(connections))

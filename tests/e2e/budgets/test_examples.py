@@ -104,7 +104,7 @@ async def test_operators_limit_a_project_and_raise_its_day(tenant: Tenant, digge
         assert ran.code == code, ran.err
         return ran
 
-    assert "nothing limits" in (await run("budget", "limit")).err
+    assert "has no limits" in (await run("budget", "limit")).err
     assert "0 of 1 turns" in (await run("budget", "limit", "day", "--turns", "1", "--usd", "0.25")).out
     assert "at most $0.25, 1 turns a day (UTC)" in (await run("budget", "limit")).out
     asked: JsonObject = {"agent_id": digger, "instruction": "x", "budget": {"max_turns": 2}}

@@ -438,7 +438,7 @@ async def test_bad_requests_are_told_as_openai_tells_them(
         ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
         ({"messages": [{"role": [], "content": "x"}]}, 400, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [1]}]}, 400, "messages.0.content.0.type"),
-        ({"messages": hello * 10_001}, 400, "messages"),
+        ({"messages": hello * 10_001}, 400, ""),
         ({"messages": [{"role": "user", "content": "x" * 530_000}]}, 413, ""),
         ({"messages": [{"role": "user", "content": "x" * 1_100_000}]}, 413, ""),
         ({"messages": [{"role": "user", "content": "a\0b"}]}, 400, ""),

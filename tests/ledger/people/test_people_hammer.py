@@ -173,7 +173,9 @@ class Storms:
         [turn] = [each.turn() for each in await claim(self.pool, agent, row_limit=50) if each.verdict == "start"]
         await begin(self.pool, turn)
         asked: dict[str, Hold | None] = dict.fromkeys(free) | {call: self.hold() for call in calls}
-        await suspend_held(self.pool, turn, asked, wait_seconds=self.dice.choice((0.0, 0.03, 60.0)))
+        seconds = self.dice.choice((0.0, 0.03, 60.0))
+        if not await self.tried(lambda: suspend_held(self.pool, turn, asked, wait_seconds=seconds)):
+            return  # the net has reaped it as a silent turn
         deeds: list[Deed] = []
         for call in calls:
             people = self.dice.sample(PEOPLE, self.dice.randrange(1, 3))

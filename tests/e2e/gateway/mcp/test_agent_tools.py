@@ -10,7 +10,7 @@ from tests.e2e.gateway.mcp.official import SESSIONS, STATELESS, Door, text_of, t
 from tests.e2e.gateway.test_chat_completions import LATE, only_turn, says
 from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
-from turnstile.gateway.mcp import tool_list
+from turnstile.gateway.mcp import tool_server
 from turnstile.ledger.roster import add_agent
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
@@ -107,7 +107,7 @@ async def test_profiles_with_instances_are_tools_by_names_that_lead_back(operato
 
 
 async def test_the_list_has_pages(operator: Door, tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_list, "PAGE", 2)
+    monkeypatch.setattr(tool_server, "PAGE", 2)
     agents = await tenant.agents("player", 5)
     for name in ("b", "A", "c"):
         await tenant.profile(name, "player", instances=True)
