@@ -5,7 +5,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import quote, unquote
 import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright
 
+from lab.pictures.camera import CHROMIUM
 from tests.support.conditions import until
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
@@ -22,7 +22,6 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.workflows.options import turn_workflow_id
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Quiet: a browser that reports home hangs where there is no way out.
 ARGS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
 PATIENCE = 20.0
