@@ -83,8 +83,8 @@ def duration(value: float | timedelta | None) -> str:
 
 
 def about(seconds: float) -> str:
-    """As `duration`, in its largest unit: `3 min`, `2 h`, `5 d`."""
-    whole = round(seconds)
+    """As `duration`, in its largest unit, which is over: `3 min`, `2 h`, `5 d`."""
+    whole = int(seconds)
     for size, unit in ((2 * _DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if whole >= size:
             return f"{whole // (_DAY if unit == 'd' else size)} {unit}"

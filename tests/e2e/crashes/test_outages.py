@@ -374,7 +374,8 @@ async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_
     assert len(told) == 1, told
     assert told[0].startswith("safety net: rule unannounced failed and is tried again at each tick: NATS at ")
     [swept] = await watchdog.once(dry_run=False)
-    assert swept.mended == 1
+    assert f"agent_turn_id={turn}" in swept.found  # the ledger may hold another, which an outage before this one left
+    assert swept.mended == len(swept.found)
     assert await tenant.task_events() == {turn: 1}
 
 
