@@ -97,13 +97,13 @@ class Bridge:
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
         people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
-        handlers = {
+        requests_only = {
             **ToolRequests(pool, delegation, ToolQuestions(pool, publisher)).handlers(),
             **ToolProgress(pool, publisher).handlers(),
             **people.handlers(),
             **BudgetChanges(pool).handlers(),
         }
-        requests = instrumented(throttled(handlers, throttle), telemetry)
+        requests = instrumented(throttled(requests_only, throttle), telemetry)
         service = VerbService(
             conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
         )
