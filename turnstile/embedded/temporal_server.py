@@ -109,23 +109,27 @@ class TemporalServer(EmbeddedServer):
         )
 
     async def answers(self) -> bool:
-        """Whether the frontend serves gRPC and the Web UI, and lists the workflows of the namespace over HTTP.
+        """Whether the frontend serves gRPC, and lists the workflows of the namespace over HTTP and through the Web UI.
 
+        The Web UI listens before it has reached the frontend, and answers 503 until then.
         Uses plain HTTP: a Temporal client would set the runtime of the whole process before its settings are known.
         """
-        for host, port in ((LOOPBACK, self.ports.temporal), (self._ui_host(), self.ports.temporal_ui)):
-            if not await is_listening(host, port):
-                return False
+        if not await is_listening(LOOPBACK, self.ports.temporal):
+            return False
         path = f"/api/v1/namespaces/{quote(self.namespace, safe='')}/workflows?pageSize=1"
+        ui = self._ui_host()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):
-                return await _get_status(self.ports.temporal_http, self.http_host, path) == 200
+                return (
+                    await _get_status(LOOPBACK, self.ports.temporal_http, self.http_host, path) == 200
+                    and await _get_status(ui, self.ports.temporal_ui, ui, path) == 200
+                )
         except (OSError, TimeoutError):
             return False
 
 
-async def _get_status(port: int, host: str, path: str) -> int | None:
-    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+async def _get_status(address: str, port: int, host: str, path: str) -> int | None:
+    reader, writer = await asyncio.open_connection(address, port)
     try:
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
         match (await reader.readline()).split():
