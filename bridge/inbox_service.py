@@ -133,8 +133,8 @@ class InboxService(Claims):
 
     async def _begun_before(self, run: Run) -> Sequence[LiveTurn]:
         """Turns that have begun and have no task here: an earlier process began them, or a server was lost."""
-        found = [turn async for turn in list_in_hand(run, self._served.now(), older_seconds=0)]
-        return [turn for turn in found if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]
+        turns = [turn async for turn in list_in_hand(run, self._served.now(), older_seconds=0)]
+        return [turn for turn in turns if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]
 
     async def _take_up(self, turns: Sequence[LiveTurn]) -> int:
         for turn in turns:
@@ -194,17 +194,19 @@ class InboxService(Claims):
             return _failure(turn, begun, EXHAUSTED, f"the turn was begun {begun.head.step_attempt} times")
         if not asks_model(begun.head.message_type):
             return _failure(turn, begun, FAILED, "a service calls no tools")
-        given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
+        service_turn = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:
-            answered = await run_as_task(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
+            answered = await run_as_task(
+                self._handler(service_turn), self._deadline, f"handler of turn {turn.agent_turn_id}"
+            )
         except TimeoutError:
             return _failure(turn, begun, LATE, f"no answer in {amount(self._deadline)} s")
         if answered.cancelled():
             return _failure(turn, begun, FAILED, "CancelledError")
-        wanted = wanted_fields(begun.context).fields
+        fields = wanted_fields(begun.context).fields
         try:
             value = cast("str | JsonObject", answered.result())
-            missing = bool(wanted) and not has_fields(wanted, value)
+            missing = bool(fields) and not has_fields(fields, value)
             card = _deliverable(turn, begun.head.step_count + 1, value, partial=missing)
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])

@@ -34,7 +34,7 @@ class ActionCall(Tolerant):
     arguments: JsonObject
 
 
-def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
+def action_call(place: Place, action: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
     """The call of an action, by the project's tool rows; its result ends the turn, whatever the row says.
 
     A tool whose row asks for approval waits for it here, too.
@@ -43,20 +43,20 @@ def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) ->
 
     Raises `Refused`: `unknown_tool`, `ui_not_allowed`, `invalid_tool`, `invalid_arguments`.
     """
-    given = list(rows)
-    row = next((tool_row for tool_row in tool_rows(given) if tool_row.tool_name == wanted.tool_name), None)
-    if row is None and not any(each.get("tool_name") == wanted.tool_name for each in given):
-        row = kernel_tools().get(wanted.tool_name)
+    raw_rows = list(rows)
+    row = next((tool_row for tool_row in tool_rows(raw_rows) if tool_row.tool_name == action.tool_name), None)
+    if row is None and not any(value.get("tool_name") == action.tool_name for value in raw_rows):
+        row = kernel_tools().get(action.tool_name)
     if row is None:
-        raise Refused("unknown_tool", f"the project has no tool {wanted.tool_name!r}")
+        raise Refused("unknown_tool", f"the project has no tool {action.tool_name!r}")
     if not _ui_allowed(row):
         raise Refused("ui_not_allowed", f"the tool {row.tool_name} has no options.ui_allowed")
     call = tool_call_id(place.step_id, 0, place.turn.turn_epoch)
-    found = outgoing(place, call, row, json.dumps(wanted.arguments), quotes=False)  # acks are events
-    if isinstance(found, Unsendable):
-        raise Refused(found.code, found.message)
-    command = found.command.model_copy(update={"after_execution": AfterExecution.TERMINATE})
-    return replace(found, command=command)
+    outcome = outgoing(place, call, row, json.dumps(action.arguments), quotes=False)  # acks are events
+    if isinstance(outcome, Unsendable):
+        raise Refused(outcome.code, outcome.message)
+    command = outcome.command.model_copy(update={"after_execution": AfterExecution.TERMINATE})
+    return replace(outcome, command=command)
 
 
 def _ui_allowed(row: ToolRow) -> bool:

@@ -54,26 +54,26 @@ def ready(
     quotes: bool = True,
 ) -> ReadyCall | str:
     """The call, or a sentence that says what is wrong with it; `quotes`: whether the sentence may quote arguments."""
-    given = parse_arguments(arguments_text)
-    if given is None:
+    arguments = parse_arguments(arguments_text)
+    if arguments is None:
         return bad_arguments(row.tool_name, arguments_text)
     try:
         options = options_of(row)
     except BadRequest as error:
         return f"The tool {row.tool_name} cannot be called: {error}"
-    filled = _fill(given, options, values)
+    filled = _fill(arguments, options, values)
     schema = _schema(row, options)
-    own = {name: value for name, value in filled.items() if name not in options.envs}
-    checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
+    sent = {name: value for name, value in filled.items() if name not in options.envs}
+    checked = {name: sent[name] for name in sent if name not in options.args.fixed or _names(schema, name)}
     if (problem := violation(row.tool_name, schema, checked, quotes=quotes, added=options.hidden)) is not None:
         return problem
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
     return ReadyCall(filled | from_env, patience.for_tool(row.tool_name, options))
 
 
-def _fill(given: JsonObject, options: ToolOptions, values: dict[str, str]) -> JsonObject:
+def _fill(arguments: JsonObject, options: ToolOptions, values: dict[str, str]) -> JsonObject:
     """Add defaults for missing arguments (an explicit null is not missing) and replace forced ones."""
-    visible = {name: value for name, value in given.items() if name not in options.hidden}
+    visible = {name: value for name, value in arguments.items() if name not in options.hidden}
     defaults = {name: _rendered(value, values) for name, value in options.args.defaults.items()}
     fixed = {name: _rendered(value, values) for name, value in options.args.fixed.items()}
     return defaults | visible | fixed

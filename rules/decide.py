@@ -36,7 +36,7 @@ MAX_STEPS_CODE = "max_steps"
 SUPERSEDED = (
     "This was not delivered: the user has said something more, which follows. Take it into account, then end anew."
 )
-"""What the model is told of the call by which it ended its turn, where a steer waits."""
+"""The error of the call by which the model ended its turn, if a steer waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class StepRequest:
     turn: TurnRef
     step: int
     config: TurnConfig
-    wanted: Sequence[ResultField]
+    result_fields: Sequence[ResultField]
     parent_step_id: str
     patience: Patience
     compactions: int = 0
@@ -77,7 +77,7 @@ class StepRequest:
     @property
     def needs_call(self) -> bool:
         """Whether text alone does not end the turn well: the profile or the requester asks for more."""
-        return bool(self.config.must_end_with or self.wanted)
+        return bool(self.config.must_end_with or self.result_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Suspend:
     commands: tuple[ToolCommand, ...]
     waits: tuple[float, ...]
     holds: tuple[Hold | None, ...] = ()
-    """Of each command; empty if nobody is asked about any."""
+    """Of each command; empty if no person is asked about any."""
 
 
 Decision = Continue | Deliver | Suspend
@@ -125,124 +125,126 @@ class _Call:
     answered: AnsweredCall
 
 
-def decide(asked: StepRequest, answer: ModelAnswer) -> Decision:
+def decide(request: StepRequest, answer: ModelAnswer) -> Decision:
     """The cards of the step and the next action."""
     calls = [
-        _Call(tool_call_id(asked.step_id, index, asked.turn.turn_epoch), call)
+        _Call(tool_call_id(request.step_id, index, request.turn.turn_epoch), call)
         for index, call in enumerate(answer.calls)
     ]
-    thought = _thought(asked, answer.text, calls)
+    thought = _thought(request, answer.text, calls)
     if not calls:
-        return _without_calls(asked, answer, thought)
-    match ending(answer.calls, asked.config.choices, asked.wanted):
+        return _without_calls(request, answer, thought)
+    match ending(answer.calls, request.config.choices, request.result_fields):
         case None:
-            return _with_calls(asked, answer.text, thought, calls)
+            return _with_calls(request, answer.text, thought, calls)
         case Refusal(code, message):
-            cards = (*thought, *(_refusal(asked, call, code, message) for call in calls))
-            return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
+            cards = (*thought, *(_refusal(request, call, code, message) for call in calls))
+            return _out_of_steps(request, answer.text, cards) if request.is_last else Continue(cards)
         case Accepted(deliverable):
-            return _accept(asked, thought, calls[0], deliverable)
+            return _accept(request, thought, calls[0], deliverable)
 
 
-def _with_calls(asked: StepRequest, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
+def _with_calls(request: StepRequest, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
     """Send the valid calls; each other call gets a failed `tool.result` at once."""
-    found = [_send(asked, call) for call in calls]
-    sent = [each for each in found if isinstance(each, Outgoing)]
-    cards = (*thought, *(each.card if isinstance(each, Outgoing) else each for each in found))
+    outcomes = [_send(request, call) for call in calls]
+    sent = [o for o in outcomes if isinstance(o, Outgoing)]
+    cards = (*thought, *(o.card if isinstance(o, Outgoing) else o for o in outcomes))
     if sent:
-        commands, waits = tuple(each.command for each in sent), tuple(each.wait_seconds for each in sent)
-        return Suspend(cards, commands, waits, tuple(each.hold for each in sent))
-    return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
+        commands, waits = tuple(o.command for o in sent), tuple(o.wait_seconds for o in sent)
+        return Suspend(cards, commands, waits, tuple(o.hold for o in sent))
+    return _out_of_steps(request, text, cards) if request.is_last else Continue(cards)
 
 
-def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
+def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
     """The call to send, or the failed `tool.result` that the model gets instead."""
-    row = None if asked.is_last else asked.config.tools.get(call.answered.name)
+    row = None if request.is_last else request.config.tools.get(call.answered.name)
     if row is None:
-        return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
-    place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.patience)
-    found = outgoing(place, call.id, row, call.answered.arguments_text, asked.config.interrupt_on.get(row.tool_name))
-    return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
+        return _refusal(request, call, "unknown_tool", _unknown(request, call))
+    place = Place(request.turn, request.step_id, request.parent_step_id, request.patience)
+    outcome = outgoing(
+        place, call.id, row, call.answered.arguments_text, request.config.interrupt_on.get(row.tool_name)
+    )
+    return _refusal(request, call, outcome.code, outcome.message) if isinstance(outcome, Unsendable) else outcome
 
 
-def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
+def _without_calls(request: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
     text, partial = answer.text, True if answer.truncated else None
-    if asked.is_last and (asked.needs_call or not text.strip()):
-        return _out_of_steps(asked, text, thought)
-    if not asked.needs_call:
+    if request.is_last and (request.needs_call or not text.strip()):
+        return _out_of_steps(request, text, thought)
+    if not request.needs_call:
         content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
-        deliverable = _deliverable(asked, content, partial=partial)
-        more = None if asked.is_last else Continue(thought)
+        deliverable = _deliverable(request, content, partial=partial)
+        more = None if request.is_last else Continue(thought)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
-    card_id, reminder = step_card_id(asked.step_id, "must-end-with"), TextContent(text=_reminder(asked))
-    card = asked.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, reminder, SYSTEM_AUTHOR)
+    card_id, reminder = step_card_id(request.step_id, "must-end-with"), TextContent(text=_reminder(request))
+    card = request.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, reminder, SYSTEM_AUTHOR)
     return Continue((*thought, card))
 
 
-def _reminder(asked: StepRequest) -> str:
+def _reminder(request: StepRequest) -> str:
     """Tells the model how to end the turn."""
-    submit = (SUBMIT_RESULT,) if asked.wanted else ()
-    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices, *submit)))
+    submit = (SUBMIT_RESULT,) if request.result_fields else ()
+    names = ", ".join(dict.fromkeys((*request.config.must_end_with, *request.config.choices, *submit)))
     text = f"This task is not finished by text alone. End it by calling one of these tools: {names}."
-    if not asked.wanted:
+    if not request.result_fields:
         return text
-    fields = ", ".join(dict.fromkeys(field.name for field in asked.wanted))
+    fields = ", ".join(dict.fromkeys(field.name for field in request.result_fields))
     return f"{text} {SUBMIT_RESULT} must have each of these fields once: {fields}."
 
 
-def _out_of_steps(asked: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
+def _out_of_steps(request: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
     """End the turn after its last allowed step: the deliverable is the step's text, else a fallback (§7.8)."""
-    code = RESULT_FIELDS_MISSING if asked.wanted else MAX_STEPS_CODE
+    code = RESULT_FIELDS_MISSING if request.result_fields else MAX_STEPS_CODE
     if not text.strip():
         return Deliver(cards, TurnStatus.PARTIAL, None, code)
-    if not asked.needs_call:
-        deliverable = _deliverable(asked, TextContent(text=text))
+    if not request.needs_call:
+        deliverable = _deliverable(request, TextContent(text=text))
         return Deliver((*cards, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    deliverable = _deliverable(asked, TextContent(text=text), partial=True)
+    deliverable = _deliverable(request, TextContent(text=text), partial=True)
     return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, code)
 
 
-def _accept(asked: StepRequest, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
+def _accept(request: StepRequest, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
     """End the turn with the call's data, whatever `must_end_with` says."""
     accepted = ToolResultContent(
         status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
     )
-    result = _result(asked, call, accepted)
-    deliverable = _deliverable(asked, JsonContent(data=data))
-    superseded = _refusal(asked, call, "superseded", SUPERSEDED)
+    result = _result(request, call, accepted)
+    deliverable = _deliverable(request, JsonContent(data=data))
+    superseded = _refusal(request, call, "superseded", SUPERSEDED)
     return Deliver(
         (*thought, result, deliverable),
         TurnStatus.SUCCESS,
         deliverable.card_id,
         tool_result=result.card_id,
-        if_steered=None if asked.is_last else Continue((*thought, superseded)),
+        if_steered=None if request.is_last else Continue((*thought, superseded)),
     )
 
 
-def _unknown(asked: StepRequest, call: _Call) -> str:
-    names = [*(() if asked.is_last else asked.config.tools), *asked.config.choices, SUBMIT_RESULT]
+def _unknown(request: StepRequest, call: _Call) -> str:
+    names = [*(() if request.is_last else request.config.tools), *request.config.choices, SUBMIT_RESULT]
     return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
 
 
-def _refusal(asked: StepRequest, call: _Call, code: str, message: str) -> Card:
+def _refusal(request: StepRequest, call: _Call, code: str, message: str) -> Card:
     error = ToolError(code=code, message=message)
     content = ToolResultContent(status=TurnStatus.FAILED, after_execution=AfterExecution.SUSPEND, error=error)
-    return _result(asked, call, content)
+    return _result(request, call, content)
 
 
-def _result(asked: StepRequest, call: _Call, content: ToolResultContent) -> Card:
+def _result(request: StepRequest, call: _Call, content: ToolResultContent) -> Card:
     name, card_id = call.answered.name, CardId(f"{call.id}-result")
-    return asked.card(
+    return request.card(
         card_id, CardType.TOOL_RESULT, Role.TOOL, content, SYSTEM_AUTHOR, tool_call=call.id, function_name=name
     )
 
 
-def _deliverable(asked: StepRequest, content: CardContent, *, partial: bool | None = None) -> Card:
-    card_id = turn_card_id(asked.turn.agent_turn_id, "deliverable")
-    return asked.card(card_id, CardType.DELIVERABLE, Role.ASSISTANT, content, partial=partial)
+def _deliverable(request: StepRequest, content: CardContent, *, partial: bool | None = None) -> Card:
+    card_id = turn_card_id(request.turn.agent_turn_id, "deliverable")
+    return request.card(card_id, CardType.DELIVERABLE, Role.ASSISTANT, content, partial=partial)
 
 
-def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
+def _thought(request: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
     """The `agent.thought` of the step; none if the answer has neither text nor calls."""
     if not text.strip() and not calls:
         return ()
@@ -255,8 +257,8 @@ def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Car
         )
         for call in calls
     ]
-    card_id, content = step_card_id(asked.step_id, "thought"), TextContent(text=text)
-    return (asked.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None),)
+    card_id, content = step_card_id(request.step_id, "thought"), TextContent(text=text)
+    return (request.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None),)
 
 
 def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:

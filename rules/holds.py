@@ -55,19 +55,19 @@ def hold_of(
 
     Raises `BadRequest`: a row whose options do not parse, or arguments that have no exact digest.
     """
-    wanted = approval((rule, options_of(row).interrupt_on), content.arguments)
-    if wanted is None:
+    needed = approval((rule, options_of(row).interrupt_on), content.arguments)
+    if needed is None:
         return None
     return Hold(
         reason=InterruptReason.TOOL_CALL,
-        message=wanted.description or f"The agent {agent} wants to call the tool {row.tool_name}.",
+        message=needed.description or f"The agent {agent} wants to call the tool {row.tool_name}.",
         action_digest=action_digest(
             card.tool_call_id or "", content.tool_name, content.target_subject or "", content.arguments
         ),
-        allowed_decisions=wanted.allowed_decisions,
-        expires_after_seconds=wanted.expires_after_seconds,
-        on_expiry=wanted.on_expiry,
-        requester_may_decide=wanted.requester_may_decide,
+        allowed_decisions=needed.allowed_decisions,
+        expires_after_seconds=needed.expires_after_seconds,
+        on_expiry=needed.on_expiry,
+        requester_may_decide=needed.requester_may_decide,
         tool_pin=ToolPin(target_subject=row.target_subject, parameters=row.parameters),
     )
 
@@ -101,24 +101,24 @@ def tool_question_of(arguments: JsonObject, rule: ApprovalRule | None) -> Hold |
 def _hold_of_question(form: type[_Question], arguments: JsonObject, rule: ApprovalRule | None) -> Hold | str:
     """Who asked for the turn may answer, unless the profile has a rule for `ask_human` that says otherwise."""
     try:
-        asked = form.model_validate(arguments)
+        question = form.model_validate(arguments)
     except ValidationError as error:
         return f"The arguments of {ASK_HUMAN} do not fit: {describe_faults(error, form, most=1)[:700]}"
-    if asked.choices is not None and asked.response_schema is not None:
+    if question.choices is not None and question.response_schema is not None:
         return f"{ASK_HUMAN} takes choices or a response_schema, not both: put the choices into the schema as an enum."
     schema: JsonObject | None = {"type": "string"}
-    if asked.choices is not None:
-        schema = {"enum": [*dict.fromkeys(asked.choices)]}
-    elif asked.response_schema is not None:
-        schema = asked.response_schema
+    if question.choices is not None:
+        schema = {"enum": [*dict.fromkeys(question.choices)]}
+    elif question.response_schema is not None:
+        schema = question.response_schema
     longest = None if rule is None else rule.expires_after_seconds
-    wanted = asked.expires_after_seconds if isinstance(asked, _ToolQuestion) else None
+    expiry = question.expires_after_seconds if isinstance(question, _ToolQuestion) else None
     return Hold(
         reason=InterruptReason.INPUT_REQUIRED,
-        message=asked.question,
+        message=question.question,
         allowed_decisions=(Decision.RESPOND, Decision.REJECT),
         response_schema=schema,
-        expires_after_seconds=min(wanted or longest or EXPIRES_AFTER_SECONDS, longest or MOST_SECONDS),
+        expires_after_seconds=min(expiry or longest or EXPIRES_AFTER_SECONDS, longest or MOST_SECONDS),
         requester_may_decide=True if rule is None else rule.requester_may_decide,
     )
 

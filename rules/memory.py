@@ -8,7 +8,7 @@ is read in its place, whoever made it, and a `memory.cut` is not rendered.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from turnstile.rules.messages import told_messages
+from turnstile.rules.messages import card_messages
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import (
     OF_MEMORY,
@@ -57,8 +57,8 @@ class Memory:
     def compactions(self) -> list[MemoryCut]:
         """The cuts that the turn in hand has made."""
         mine = (card for card in self.cards if card.metadata.agent_turn_id in self.in_hand)
-        made = (cut_of(card) for card in mine if card.type == CardType.MEMORY_CUT)
-        return [each for each in made if each is not None]
+        cuts = (cut_of(card) for card in mine if card.type == CardType.MEMORY_CUT)
+        return [cut for cut in cuts if cut is not None]
 
     def carried(self, first: int) -> tuple[CardId, ...]:
         """The cuts of the turn in hand before this place: they count, although nothing else there is kept."""
@@ -68,27 +68,27 @@ class Memory:
     def earlier(self, first: int = 0, summary: Card | None = None) -> tuple[Card, ...]:
         """What is read of earlier turns, if it begins at this place, with this summary before it."""
         kept = (card for card in self.cards[first:] if card.type != CardType.MEMORY_CUT)
-        said = (
+        cards = (
             card
             for card in kept
             if card.type == CardType.MEMORY_SUMMARY or card.metadata.agent_turn_id not in self.in_hand
         )
-        return (*(() if summary is None else (summary,)), *said)
+        return (*(() if summary is None else (summary,)), *cards)
 
     def places(self) -> list[int]:
         """The places at which a cut is possible, in order; at the last one, nothing of earlier turns is kept."""
-        said = [(place, card) for place, card in enumerate(self.cards) if card.type not in OF_MEMORY]
-        mine = [place for place, card in said if card.metadata.agent_turn_id in self.in_hand]
+        cards = [(place, card) for place, card in enumerate(self.cards) if card.type not in OF_MEMORY]
+        mine = [place for place, card in cards if card.metadata.agent_turn_id in self.in_hand]
         end = mine[0] if mine else len(self.cards)
-        before = [(place, card) for place, card in said if place < end]
-        last = {key: place for place, card in said for key in _keys(card)}
-        found: list[int] = []
+        before = [(place, card) for place, card in cards if place < end]
+        last = {key: place for place, card in cards for key in _keys(card)}
+        cuts: list[int] = []
         reach = -1
         for place, card in before:
             if place > reach >= 0 and card.metadata.agent_turn_id is not None:
-                found.append(place)
+                cuts.append(place)
             reach = max(reach, place, *(last[key] for key in _keys(card)))
-        return [*found, end] if before and end > reach else found
+        return [*cuts, end] if before and end > reach else cuts
 
     def turns(self, first: int, until: int) -> int:
         """The number of earlier turns with cards in this range."""
@@ -153,20 +153,20 @@ def summary_messages(earlier: Sequence[Card], words: int, most_chars: int) -> tu
 
     Raises `CardUnreadable`.
     """
-    told = _told(earlier)
-    if len(told) > most_chars:
-        before = _told(earlier[:1]) if earlier[0].type == CardType.MEMORY_SUMMARY else ""
-        told = "\n\n".join((before, LEFT_OUT, told[len(told) - max(0, most_chars - len(before)) :])).strip()
+    text = _as_text(earlier)
+    if len(text) > most_chars:
+        before = _as_text(earlier[:1]) if earlier[0].type == CardType.MEMORY_SUMMARY else ""
+        text = "\n\n".join((before, LEFT_OUT, text[len(text) - max(0, most_chars - len(before)) :])).strip()
     system = ModelMessage(role="system", content=SUMMARY_PROMPT.format(words=words))
-    return (system, ModelMessage(role="user", content=told))
+    return (system, ModelMessage(role="user", content=text))
 
 
-def _told(cards: Sequence[Card]) -> str:
-    return "\n\n".join(map(_line, told_messages(cards)))
+def _as_text(cards: Sequence[Card]) -> str:
+    return "\n\n".join(map(_line, card_messages(cards)))
 
 
 def _line(message: ModelMessage) -> str:
     """A message as text, quoted, so that the model takes it for nobody's instruction."""
     calls = "".join(f"\n> calls {call.name} {call.arguments}" for call in message.tool_calls)
-    said = message.content.replace("\n", "\n> ")
-    return f"{message.name or message.role}:\n> {said}{calls}"
+    content = message.content.replace("\n", "\n> ")
+    return f"{message.name or message.role}:\n> {content}{calls}"

@@ -82,9 +82,9 @@ class CallNames:
     def __init__(self) -> None:
         self._used: set[str] = set()
 
-    def new_id(self, given: str) -> str:
+    def new_id(self, call_id: str) -> str:
         """`given` if it is acceptable and unused, else a similar id."""
-        plain = _OTHER.sub("_", given)[:_ID_LENGTH] or "call"
+        plain = _OTHER.sub("_", call_id)[:_ID_LENGTH] or "call"
         unique, number = plain, 1
         while unique in self._used:
             number += 1
@@ -119,7 +119,7 @@ class _Pairs:
             missing = PENDING if card.metadata.agent_turn_id in self.askers else _CANCELED
             answered = [_Answered(call, missing) for call in card.tool_calls]
             self.by_card[card.card_id] = answered
-            self.open.update({each.call.tool_call_id: each for each in answered})
+            self.open.update({call.call.tool_call_id: call for call in answered})
         elif card.type == CardType.TOOL_RESULT and card.tool_call_id is not None:
             call = self.open.pop(card.tool_call_id, None)
             if call is not None:
@@ -154,8 +154,8 @@ class _Thoughts:
         match content:
             case TextContent():
                 return (turn, content.text.strip()) in self.texts
-            case JsonContent() if (found := chosen(content.data)) is not None:
-                name, arguments = found
+            case JsonContent() if (choice := chosen(content.data)) is not None:
+                name, arguments = choice
                 return any(parse_arguments(text) == arguments for text in self.calls.get((turn, name), ()))
             case _:
                 return False
@@ -181,8 +181,8 @@ def build_messages(
     return (*system, *(_filled(message) for message in _merge(rendered)))
 
 
-def told_messages(cards: Sequence[Card]) -> tuple[ModelMessage, ...]:
-    """The messages of cards that are told of, not asked; raises `CardUnreadable`."""
+def card_messages(cards: Sequence[Card]) -> tuple[ModelMessage, ...]:
+    """The messages of these cards, without a system prompt; raises `CardUnreadable`."""
     return tuple(_merge(_rendered(cards)))
 
 
@@ -191,11 +191,11 @@ def _rendered(named: Sequence[Card]) -> list[ModelMessage]:
     for card in named:
         pairs.take(card)
     cards = _each_once(named)
-    said = _Thoughts()
+    thoughts = _Thoughts()
     for card in cards:
-        said.take(card)
+        thoughts.take(card)
     names = CallNames()
-    return [message for card in cards for message in _render(card, pairs, said, names)]
+    return [message for card in cards for message in _render(card, pairs, thoughts, names)]
 
 
 def _asker(card: Card) -> str | None:
@@ -212,7 +212,7 @@ def _each_once(cards: Sequence[Card]) -> list[Card]:
     return [card for position, card in enumerate(cards) if last[card.card_id] == position]
 
 
-def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Iterable[ModelMessage]:
+def _render(card: Card, pairs: _Pairs, thoughts: _Thoughts, names: CallNames) -> Iterable[ModelMessage]:
     match card.type:
         case CardType.INSTRUCTION | CardType.STEER | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))
@@ -224,7 +224,7 @@ def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Ite
         case CardType.THOUGHT:
             yield from _thought(card, pairs.by_card.get(card.card_id, []), names)
         case CardType.DELIVERABLE:
-            if not said.has(card):
+            if not thoughts.has(card):
                 yield ModelMessage(role="assistant", content=_text(card))
         case _:
             pass  # results are rendered with their calls; other and unknown types are not for the model
@@ -233,13 +233,13 @@ def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Ite
 def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Iterable[ModelMessage]:
     calls = [
         ModelToolCall(
-            id=names.new_id(each.call.tool_call_id), name=function_name(each.call.tool_name), arguments=_args(each.call)
+            id=names.new_id(call.call.tool_call_id), name=function_name(call.call.tool_name), arguments=_args(call.call)
         )
-        for each in answered
+        for call in answered
     ]
     yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
-    for call, each in zip(calls, answered, strict=True):
-        result = each.missing if each.result is None else _result_text(each.result, each.edited)
+    for call, answer in zip(calls, answered, strict=True):
+        result = answer.missing if answer.result is None else _result_text(answer.result, answer.edited)
         yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
 
 
@@ -258,14 +258,14 @@ def _result_text(card: Card, edited: JsonObject | None) -> str:
     if not isinstance(content, ToolResultContent):
         raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
     result = told_result(content.result)
-    shown: JsonObject = {"status": content.status.value}
+    value: JsonObject = {"status": content.status.value}
     if edited is not None:
-        shown["arguments_edited_by_a_person"] = edited
+        value["arguments_edited_by_a_person"] = edited
     if result is not None:
-        shown["result"] = result
+        value["result"] = result
     if content.error is not None:
-        shown["error"] = {"code": content.error.code, "message": content.error.message}
-    return _DATA_URI.sub(IMAGE, _json(shown))
+        value["error"] = {"code": content.error.code, "message": content.error.message}
+    return _DATA_URI.sub(IMAGE, _json(value))
 
 
 def _text(card: Card) -> str:
@@ -283,7 +283,7 @@ def _text(card: Card) -> str:
 
 def _json_text(data: JsonValue) -> str:
     """The value as JSON, or the text of an OpenAI-style list of content parts."""
-    parts = [_part(each) for each in data] if isinstance(data, list) else []
+    parts = [_part(item) for item in data] if isinstance(data, list) else []
     texts = [text for text in parts if text is not None]
     return "\n".join(texts) if texts and len(texts) == len(parts) else _json(data)
 

@@ -59,29 +59,29 @@ def outgoing(
     if is_question(row):
         return _question(place, call, row, arguments_text, rule)
     values = turn.placeholders(place.step_id, place.parent_step_id) | {"tool_call_id": call}
-    found = ready(row, arguments_text, values, place.patience, quotes=quotes)
-    if isinstance(found, str):
-        return Unsendable("invalid_arguments", found)
+    filled = ready(row, arguments_text, values, place.patience, quotes=quotes)
+    if isinstance(filled, str):
+        return Unsendable("invalid_arguments", filled)
     try:
         subject = expand_subject(row.target_subject or "", turn.project_id, turn.channel_id)
     except BadRequest as error:
         return Unsendable("invalid_tool", f"The tool {row.tool_name} cannot be reached: {error}")
-    card, content = call_card(turn, place.step_id, call, row, found.arguments, subject, options_of(row).hidden)
+    card, content = call_card(turn, place.step_id, call, row, filled.arguments, subject, options_of(row).hidden)
     try:
         hold = hold_of(turn.agent_id, row, card, content, rule)
     except BadRequest as error:
         return Unsendable("bad_arguments", f"A person cannot be asked about this call of {row.tool_name}: {error}")
-    return Outgoing(card, _command(call, row, card, subject), found.wait_seconds, hold)
+    return Outgoing(card, _command(call, row, card, subject), filled.wait_seconds, hold)
 
 
 def _question(
     place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, rule: ApprovalRule | None
 ) -> Outgoing | Unsendable:
     """A call of `ask_human`: its command has no subject, and is never published."""
-    found = question_of(arguments_text, rule)
-    if isinstance(found, str):
-        return Unsendable("invalid_arguments", found)
-    arguments, hold = found
+    question = question_of(arguments_text, rule)
+    if isinstance(question, str):
+        return Unsendable("invalid_arguments", question)
+    arguments, hold = question
     card, _ = call_card(place.turn, place.step_id, call, row, arguments, None, frozenset())
     return Outgoing(card, _command(call, row, card, ""), place.patience.tool_seconds, hold)
 

@@ -46,13 +46,13 @@ def termination(
     cards = {card.card_id: card for card in output}
     order = _call_order(turn, output)
     ending: list[tuple[AnsweredCall, ToolResultContent]] = []
-    for call in sorted(answered, key=lambda each: order.get(each.tool_call_id, len(order))):
+    for call in sorted(answered, key=lambda a: order.get(a.tool_call_id, len(order))):
         content = result_of(cards.get(call.tool_result_card_id))
         if content is not None and _effective(call, content, tools) is AfterExecution.TERMINATE:
             ending.append((call, content))
     if not ending:
         return None
-    failed = [each for each in ending if each[1].status is not TurnStatus.SUCCESS]
+    failed = [entry for entry in ending if entry[1].status is not TurnStatus.SUCCESS]
     return ended_by(turn, *(failed or ending)[0])
 
 
@@ -80,8 +80,8 @@ def result_of(card: Card | None) -> ToolResultContent | None:
 def _effective(call: AnsweredCall, content: ToolResultContent, tools: Mapping[str, ToolRow]) -> AfterExecution:
     """The `after_execution` in the result if valid, else the report's, else the tool row's."""
     control = content.result.get(CONTROL_KEY) if isinstance(content.result, dict) else None
-    said = control.get("after_execution") if isinstance(control, dict) else None
-    for value in (said, call.after_execution):
+    requested = control.get("after_execution") if isinstance(control, dict) else None
+    for value in (requested, call.after_execution):
         if isinstance(value, str) and value in set(AfterExecution):
             return AfterExecution(value)
     row = tools.get(call.tool_name)

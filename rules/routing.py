@@ -50,8 +50,8 @@ def huh(begun: BegunMessage) -> Respond:
     """The answer to a message that its receiver cannot process. It quotes a request, but not another's response."""
     is_out = begun.was is MessageStatus.WAITING and begun.outcome is None
     is_theirs = begun.kind is MessageKind.REQUEST
-    said = Huh.of(begun.payload.encode()) if is_theirs else SystemErrorMessage.validation()
-    return Respond(text_of(said), system=True, expired=is_out)
+    error = Huh.of(begun.payload.encode()) if is_theirs else SystemErrorMessage.validation()
+    return Respond(text_of(error), system=True, expired=is_out)
 
 
 def unreadable(begun: BegunMessage) -> Effect:
@@ -87,17 +87,17 @@ def read_payload(registry: Registry, listener: Listener | None, begun: BegunMess
     listeners exist.
     """
     raw = begun.payload.encode()
-    wanted = None if listener is None else listener.payload
+    schema = None if listener is None else listener.payload
     is_request = begun.kind is MessageKind.REQUEST
     try:
         if is_request and begun.parent_id is None and begun.payload.lstrip().startswith("{"):
-            payload = registry.read_json(raw, wanted)
+            payload = registry.read_json(raw, schema)
         else:
             payload = registry.read(read_root(repaired(raw)))
     except BadPayload as error:
         log.info("message %s from %s to %s: %s", begun.message_id, begun.from_id, begun.listener, error.code)
         return None
-    if payload is None or (is_request and type(payload) is not wanted):
+    if payload is None or (is_request and type(payload) is not schema):
         code = PayloadCode.ROOT
         log.info("message %s from %s to %s: %s", begun.message_id, begun.from_id, begun.listener, code)
         return None
@@ -116,7 +116,7 @@ def effect_of_response(registry: Registry, listener: Listener, response: object,
         return _refused(SystemErrorMessage.validation())
     if response.kind is ResponseKind.RESPOND:
         return _written(listener, message, payload, Respond)
-    # Written before it is routed: what cannot go out is told alike, whether or not the target is there.
+    # Written before it is routed: a payload that cannot go out gets the same error, whether or not the target exists.
     return _written(listener, message, payload, lambda text: _forwarded(registry, listener, response, text, message))
 
 
@@ -139,7 +139,7 @@ def effect_of_turn(registry: Registry, listener: Listener, begun: BegunMessage) 
 
 def choices(registry: Registry, listener: Listener) -> list[Choice]:
     """The tools that end a turn of this agent: one for each peer, `respond` and `think`."""
-    peers = [each for name in listener.peers if (each := registry.get(name)) is not None and each is not listener]
+    peers = [peer for name in listener.peers if (peer := registry.get(name)) is not None and peer is not listener]
     return [
         *(
             Choice(
@@ -169,9 +169,9 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
             choices=choices(registry, listener), instructions=registry.tool_instructions(listener.name), remember=True
         )
     except ValidationError as error:
-        found = describe_faults(error, RuntimeConfig)
+        faults = describe_faults(error, RuntimeConfig)
         raise BadListener(
-            f"listener {listener.name!r}: its agent cannot be asked with these peers: {found} ({listener.place})"
+            f"listener {listener.name!r}: its agent cannot be asked with these peers: {faults} ({listener.place})"
         ) from None
 
 

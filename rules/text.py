@@ -55,7 +55,7 @@ def parse_arguments(text: str) -> JsonObject | None:
 
 
 def bad_arguments(name: str, text: str) -> str:
-    """What to tell a model whose arguments `parse_arguments` did not take."""
+    """The error for a model whose arguments `parse_arguments` refused."""
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
         deep = too_deep(json.loads(text))

@@ -54,12 +54,12 @@ def record_message(
             meter.count(Metric.THREAD_MESSAGES, settled.canceled, listener=name, effect="canceled", by="pump")
         delay = (begun.begun_at - begun.created_at).total_seconds()
         meter.observe(Metric.THREAD_MESSAGE_DELAY, delay, listener=name)
-    if telemetry.tracer.enabled and (own := message_traceparent(begun)) is not None:
+    if telemetry.tracer.enabled and (traceparent := message_traceparent(begun)) is not None:
         attributes = _attributes(thread, begun) | {"turnstile.effect": settled.effect}
         code = settled.effect if settled.effect in {"timeout", "limit"} else "undelivered" if is_ours else None
         times = (nanoseconds(begun.begun_at), time.time_ns())
         parent = headers.span_id(_request_traceparent(begun))
-        telemetry.tracer.record(Span("message", own, parent, *times, attributes, code, "consumer"))
+        telemetry.tracer.record(Span("message", traceparent, parent, *times, attributes, code, "consumer"))
 
 
 def record_handler(
@@ -71,8 +71,8 @@ def record_handler(
         ended = time.time_ns()
         times = (ended - round(seconds * 1e9), ended)
         code = None if outcome is HandlerOutcome.RETURNED else outcome.value
-        own, parent = headers.child_span(above), headers.span_id(above)
-        telemetry.tracer.record(Span("handler", own, parent, *times, _attributes(thread, begun), code))
+        traceparent, parent = headers.child_span(above), headers.span_id(above)
+        telemetry.tracer.record(Span("handler", traceparent, parent, *times, _attributes(thread, begun), code))
 
 
 def enqueue_traceparent(telemetry: Telemetry, begun: BegunMessage) -> str | None:
@@ -85,11 +85,13 @@ def record_enqueue(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, turn: AgentTurnId, started: datetime
 ) -> None:
     """Record the enqueue of an agent's turn; the turn's span is a child of it."""
-    above, own = message_traceparent(begun), enqueue_traceparent(telemetry, begun)
-    if above is not None and own is not None:
+    above, traceparent = message_traceparent(begun), enqueue_traceparent(telemetry, begun)
+    if above is not None and traceparent is not None:
         attributes = _attributes(thread, begun) | {"turnstile.agent_turn_id": turn}
         times = (nanoseconds(started), time.time_ns())
-        telemetry.tracer.record(Span("enqueue", own, headers.span_id(above), *times, attributes, None, "producer"))
+        telemetry.tracer.record(
+            Span("enqueue", traceparent, headers.span_id(above), *times, attributes, None, "producer")
+        )
 
 
 def record_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], newly: Collection[MessageId]) -> None:
@@ -101,12 +103,15 @@ def record_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], newly: 
         telemetry.meter.count(Metric.THREAD_REPLIES, kind=reply.kind.value, reason=reply.reason.value)
         lasted = (reply.created_at - reply.requested_at).total_seconds()
         telemetry.meter.observe(Metric.THREAD_REQUEST_SECONDS, lasted, kind=reply.kind.value)
-        own = reply.context_headers.get(headers.TRACEPARENT, "")
-        if telemetry.tracer.enabled and (place := headers.derived_span(own, f"{reply.request_id}-reply")) is not None:
-            _record_reply(telemetry, reply, own, place, now)
+        request = reply.context_headers.get(headers.TRACEPARENT, "")
+        if (
+            telemetry.tracer.enabled
+            and (place := headers.derived_span(request, f"{reply.request_id}-reply")) is not None
+        ):
+            _record_reply(telemetry, reply, request, place, now)
 
 
-def _record_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str, now: datetime) -> None:
+def _record_reply(telemetry: Telemetry, reply: ThreadReply, request: str, place: str, now: datetime) -> None:
     attributes: Attributes = {
         "turnstile.project_id": reply.project_id,
         "turnstile.channel_id": reply.channel_id,
@@ -122,11 +127,11 @@ def _record_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str
     if reply.listener:
         what["gen_ai.workflow.name"] = reply.listener
     code = reply.reason.value if reply.reason in {EndReason.UNDELIVERED, EndReason.LIMIT} else None
-    asked, answered, announced = map(nanoseconds, (reply.requested_at, reply.created_at, now))
+    requested, answered, announced = map(nanoseconds, (reply.requested_at, reply.created_at, now))
     above = headers.parent_span(reply.context_headers)
-    telemetry.tracer.record(Span(name, own, above, asked, answered, what | attributes, code))
+    telemetry.tracer.record(Span(name, request, above, requested, answered, what | attributes, code))
     telemetry.tracer.record(
-        Span("reply", place, headers.span_id(own), answered, announced, attributes, None, "producer")
+        Span("reply", place, headers.span_id(request), answered, announced, attributes, None, "producer")
     )
 
 

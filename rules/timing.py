@@ -89,8 +89,8 @@ def record_step(
     if not telemetry.tracer.enabled:
         return
     head, name = begun.head, agent_name(begun)
-    own = step_traceparent(head.context_headers, step_id(turn.agent_turn_id, record.step))
-    if own is None:
+    traceparent = step_traceparent(head.context_headers, step_id(turn.agent_turn_id, record.step))
+    if traceparent is None:
         return
     attributes = turn_attributes(turn, head.context_headers, name) | {
         "turnstile.step_id": step_id(turn.agent_turn_id, record.step),
@@ -102,7 +102,7 @@ def record_step(
     now = time.time_ns()
     times = (now - round(seconds * 1e9), now)
     parent = headers.span_id(head.context_headers[headers.TRACEPARENT])
-    telemetry.tracer.record(Span("step", own, parent, *times, attributes, record.metadata.error_code))
+    telemetry.tracer.record(Span("step", traceparent, parent, *times, attributes, record.metadata.error_code))
 
 
 def _millis(seconds: float) -> int:
@@ -139,25 +139,25 @@ def record_answers(telemetry: Telemetry, turn: TurnRef, begun: BegunStep) -> Non
         result = _result(cards.get((CardType.TOOL_RESULT, call.tool_call_id)))
         attributes = gen_ai.tool(call.tool_name, call.tool_call_id)
         if tracer.clear is not None:
-            asked = cards.get((CardType.TOOL_CALL, call.tool_call_id))
-            content = None if asked is None else readable_content(asked)
+            call_card = cards.get((CardType.TOOL_CALL, call.tool_call_id))
+            content = None if call_card is None else readable_content(call_card)
             arguments = content.arguments if isinstance(content, ToolCallContent) else None
             attributes |= span_content.called(arguments, None if result is None else result.result, tracer.clear)
-        own = turn_attributes(turn, head.context_headers, name)
+        of_turn = turn_attributes(turn, head.context_headers, name)
         times = sent, call.reported_at or head.updated_at
-        _record(telemetry, head.context_headers, turn, head.step_count, times, own | attributes, _code(result))
+        _record(telemetry, head.context_headers, turn, head.step_count, times, of_turn | attributes, _code(result))
 
 
-def record_unanswered(telemetry: Telemetry, turn: TurnRef, found: RecalledStep, ended: datetime) -> None:
+def record_unanswered(telemetry: Telemetry, turn: TurnRef, recalled: RecalledStep, ended: datetime) -> None:
     """Record the calls of a turn that was ended while it waited for them."""
-    if not telemetry.tracer.enabled or found.step is None or not isinstance(found.step_metadata, SuspendMetadata):
+    if not telemetry.tracer.enabled or recalled.step is None or not isinstance(recalled.step_metadata, SuspendMetadata):
         return
-    own = turn_attributes(turn, found.context_headers)
-    for call in found.step_metadata.commands:
-        attributes = own | gen_ai.tool(call.tool_name, call.tool_call_id)
-        code = CANCELED if call.tool_call_id in found.waiting else None
-        times = found.updated_at or ended, ended
-        _record(telemetry, found.context_headers, turn, found.step, times, attributes, code)
+    of_turn = turn_attributes(turn, recalled.context_headers)
+    for call in recalled.step_metadata.commands:
+        attributes = of_turn | gen_ai.tool(call.tool_name, call.tool_call_id)
+        code = CANCELED if call.tool_call_id in recalled.waiting else None
+        times = recalled.updated_at or ended, ended
+        _record(telemetry, recalled.context_headers, turn, recalled.step, times, attributes, code)
 
 
 def _record(
@@ -170,12 +170,14 @@ def _record(
     error_code: str | None,
 ) -> None:
     under = step_traceparent(context, step_id(turn.agent_turn_id, step))
-    own = None if under is None else headers.derived_span(under, str(attributes["gen_ai.tool.call.id"]))
-    if under is None or own is None:
+    traceparent = None if under is None else headers.derived_span(under, str(attributes["gen_ai.tool.call.id"]))
+    if under is None or traceparent is None:
         return
     name, what = gen_ai.operation("execute_tool", str(attributes["gen_ai.tool.name"]))
     began, ended = map(nanoseconds, times)
-    telemetry.tracer.record(Span(name, own, headers.span_id(under), began, ended, what | attributes, error_code))
+    telemetry.tracer.record(
+        Span(name, traceparent, headers.span_id(under), began, ended, what | attributes, error_code)
+    )
 
 
 def _result(card: Card | None) -> ToolResultContent | None:

@@ -134,14 +134,14 @@ def tool_spec(row: ToolRow) -> JsonObject:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.get("type", "object") != "object":
         raise BadRequest(f"tool {name}: parameters must be a JSON schema of type object")
-    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
+    if not isinstance(properties, dict) or not all(isinstance(p, dict | bool) for p in properties.values()):
         raise BadRequest(f"tool {name}: parameters.properties must map names to JSON schemas")
-    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+    if not isinstance(required, list) or not all(isinstance(r, str) for r in required):
         raise BadRequest(f"tool {name}: parameters.required must be a list of names")
     optional = options.hidden | options.args.defaults.keys()
-    shown: dict[str, JsonValue] = {key: value for key, value in properties.items() if key not in options.hidden}
-    needed: list[JsonValue] = [each for each in required if each not in optional]
-    parameters: JsonObject = {**schema, "type": "object", "properties": shown, "required": needed}
+    visible: dict[str, JsonValue] = {key: value for key, value in properties.items() if key not in options.hidden}
+    needed: list[JsonValue] = [r for r in required if r not in optional]
+    parameters: JsonObject = {**schema, "type": "object", "properties": visible, "required": needed}
     if not needed:
         del parameters["required"]
     return function_spec(name, row.description or "", parameters)
@@ -160,25 +160,25 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
     try:
         fields = _Submission.model_validate(arguments).fields
     except ValidationError as error:
-        found = describe_faults(error, _Submission, most=1)
-        return f"The arguments of {SUBMIT_RESULT} do not fit: {found}; {form}."
+        faults = describe_faults(error, _Submission, most=1)
+        return f"The arguments of {SUBMIT_RESULT} do not fit: {faults}; {form}."
     if any(not field.name.strip() for field in fields):
         return f"A field of {SUBMIT_RESULT} has an empty name; {form}."
     return fields
 
 
-def has_fields(wanted: Sequence[ResultField], deliverable: JsonValue) -> bool:
+def has_fields(fields: Sequence[ResultField], deliverable: JsonValue) -> bool:
     """Whether a deliverable has the form of `submit_result` and every wanted field once."""
     try:
-        return check_fields(wanted, _Submission.model_validate(deliverable).fields) is None
+        return check_fields(fields, _Submission.model_validate(deliverable).fields) is None
     except ValidationError:
         return False
 
 
-def check_fields(wanted: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:
+def check_fields(fields: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:
     """A sentence for the model that says why `got` is not `wanted`; None if every wanted field is there once."""
     counts = Counter(field.name for field in got)
-    names = list(dict.fromkeys(field.name for field in wanted))
+    names = list(dict.fromkeys(field.name for field in fields))
     missing = [name for name in names if not counts[name]]
     repeated = [name for name in names if counts[name] > 1]
     problems: list[str] = []
@@ -206,11 +206,11 @@ def wanted_fields(context: Sequence[Card]) -> WantedFields:
     for card in context:
         if card.type != CardType.RESULT_FIELDS:
             continue
-        found = fields_of(card)
-        if found is None:
+        fields_read = fields_of(card)
+        if fields_read is None:
             unreadable.append(card.card_id)
         else:
-            fields |= {field.name: field for field in found if field.name not in fields}
+            fields |= {field.name: field for field in fields_read if field.name not in fields}
     return WantedFields(tuple(fields.values()), tuple(unreadable))
 
 
@@ -240,11 +240,11 @@ class Refusal:
 
 
 def ending(
-    calls: Sequence[AnsweredCall], choices: Mapping[str, JsonObject], wanted: Sequence[ResultField]
+    calls: Sequence[AnsweredCall], choices: Mapping[str, JsonObject], result_fields: Sequence[ResultField]
 ) -> Accepted | Refusal | None:
     """Accept or refuse the calls of a step if one of them would end the turn; None if none would.
 
-    `choices` are the parameters of each choice by its name. `wanted` fields are required of `submit_result` only.
+    `choices` are the parameters of each choice by its name. `result_fields` are required of `submit_result` only.
     """
     names = dict.fromkeys(call.name for call in calls if call.name == SUBMIT_RESULT or call.name in choices)
     if not names:
@@ -254,7 +254,7 @@ def ending(
         return Refusal(code, _not_alone(list(names)))
     [call] = calls
     if call.name == SUBMIT_RESULT:
-        return _submission(call, wanted)
+        return _submission(call, result_fields)
     return _choice(call, choices[call.name])
 
 
@@ -274,11 +274,11 @@ def _not_alone(names: Sequence[str]) -> str:
     return f"Each of {', '.join(names)} {rule}: {effect}. Call one of them alone."
 
 
-def _submission(call: AnsweredCall, wanted: Sequence[ResultField]) -> Accepted | Refusal:
+def _submission(call: AnsweredCall, expected: Sequence[ResultField]) -> Accepted | Refusal:
     fields = parse_submit_result(call.arguments_text)
     if isinstance(fields, str):
         return Refusal(INVALID_SUBMISSION, fields)
-    if (problem := check_fields(wanted, fields)) is not None:
+    if (problem := check_fields(expected, fields)) is not None:
         return Refusal(INVALID_SUBMISSION, problem)
     return Accepted({"fields": [field.model_dump(mode="json") for field in fields]})
 

@@ -153,7 +153,7 @@ def _step(
     waits: dict[ToolCallId, SentCall],
 ) -> StepEntry:
     metadata = step.metadata
-    attempts = [each for each in _list_or_empty(metadata.get("attempts")) if isinstance(each, dict)]
+    attempts = [a for a in _list_or_empty(metadata.get("attempts")) if isinstance(a, dict)]
     thought = next((card for card in cards if card.type == CardType.THOUGHT), None)
     text = None if thought is None else value_of(thought)
     models = [a["model"] for a in attempts if isinstance(a.get("model"), str)]
@@ -196,18 +196,18 @@ def _calls(
     waits: dict[ToolCallId, SentCall],
 ) -> Iterable[CallEntry]:
     """The calls in the model's answer; for a step without a model (a UI action) the calls of its cards."""
-    made = {
+    calls = {
         call.tool_call_id: (call.tool_name, call.arguments) for call in (thought.tool_calls if thought else ()) or ()
     }
     edits = {card.tool_call_id: card.metadata.edited for card in cards if card.metadata.edited is not None}
     for card in cards:
-        if card.type == CardType.TOOL_CALL and card.tool_call_id is not None and card.tool_call_id not in made:
+        if card.type == CardType.TOOL_CALL and card.tool_call_id is not None and card.tool_call_id not in calls:
             content = without_added(card).content
             called: JsonObject = content if isinstance(content, dict) else {}
-            made[card.tool_call_id] = (str(called.get("tool_name")), json.dumps(called.get("arguments")))
-    for call in (*made, *(call_id for call_id in step.tool_call_ids or () if call_id not in made)):
+            calls[card.tool_call_id] = (str(called.get("tool_name")), json.dumps(called.get("arguments")))
+    for call in (*calls, *(call_id for call_id in step.tool_call_ids or () if call_id not in calls)):
         wait, result = waits.get(call), results.get(call)
-        tool, arguments = made.get(call, (wait.tool_name if wait else "?", ""))
+        tool, arguments = calls.get(call, (wait.tool_name if wait else "?", ""))
         entry = CallEntry(
             tool_call_id=call,
             tool=tool,
@@ -234,10 +234,10 @@ def _answer(card: Card) -> dict[str, JsonValue]:
 
 def _parse_arguments(arguments: str) -> JsonValue:
     try:
-        found = read_json_text(arguments) if arguments.strip() else {}
+        parsed = read_json_text(arguments) if arguments.strip() else {}
     except BadRequest:
         return arguments
-    return arguments if too_deep(found) else found
+    return arguments if too_deep(parsed) else parsed
 
 
 def _list_or_empty(value: JsonValue) -> list[JsonValue]:

@@ -88,15 +88,15 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     known = {row.tool_name for row in rows}
     offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
     rows += [row for row in offered if row.tool_name in profile.allowed_tools and row.tool_name not in known]
-    found = build_tool_specs(rows, profile.allowed_tools, runtime.choices)
-    for warning in found.warnings:
+    tools = build_tool_specs(rows, profile.allowed_tools, runtime.choices)
+    for warning in tools.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
         profile_name=profile.name,
         llm_config=_with_runtime(profile.llm_config, runtime),
         max_steps=min(max_steps, profile.max_steps, runtime.max_steps or max_steps),
         must_end_with=profile.must_end_with,
-        tools=found.rows,
+        tools=tools.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
         memory=profile.memory,
         interrupt_on=rules_of(profile.interrupt_on, begun.head.guards or {}),
@@ -106,21 +106,21 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     prompt = render(profile.system_prompt_template, turn.placeholders(step_id(turn.agent_turn_id, 1), parent))
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
-    asked = _asked(turn, begun) if runtime.remember else ()
-    return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
+    instructions = _asked(turn, begun) if runtime.remember else ()
+    return PinnedConfig(config, prompt, tools.specs, (*instructions, *_cards(turn, prompt, tools.specs)))
 
 
 def _asked(turn: TurnRef, begun: BegunStep) -> tuple[Card, ...]:
     """The card of the turn's own instruction; of a rerun that of the turn that was asked, unless the copy has it."""
     rerun, there = begun.head.rerun, {card.card_id for card in begun.output}
     turns = {turn.agent_turn_id, *(() if rerun is None else rerun.line)}
-    asked = (card for card in begun.context if card.type == CardType.INSTRUCTION and card.card_id not in there)
-    return tuple(card for card in asked if card.metadata.agent_turn_id in turns)
+    cards = (card for card in begun.context if card.type == CardType.INSTRUCTION and card.card_id not in there)
+    return tuple(card for card in cards if card.metadata.agent_turn_id in turns)
 
 
 def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> PinnedConfig:
-    own = {card.type: card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id}
-    prompt, tools = own.get(CardType.RENDERED_PROMPT), own.get(CardType.TOOLS)
+    cards = {card.type: card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id}
+    prompt, tools = cards.get(CardType.RENDERED_PROMPT), cards.get(CardType.TOOLS)
     if prompt is None or tools is None:
         raise ModelError("model_request_invalid", "the turn's pinned prompt and tools are gone", retryable=False)
     text, specs = content_of(prompt), content_of(tools)
@@ -160,12 +160,12 @@ def _profile(cards: Sequence[Card]) -> Profile:
 def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
     """Parse a project's tool rows; a row that does not parse is left out with a warning."""
     rows: list[ToolRow] = []
-    for each in raw:
+    for row in raw:
         try:
             # A column that is null has the default.
-            rows.append(ToolRow.model_validate({name: value for name, value in each.items() if value is not None}))
+            rows.append(ToolRow.model_validate({name: value for name, value in row.items() if value is not None}))
         except ValidationError:
-            log.warning("tool %s is left out: its row does not parse", str(each.get("tool_name"))[:64])
+            log.warning("tool %s is left out: its row does not parse", str(row.get("tool_name"))[:64])
     return rows
 
 

@@ -273,13 +273,13 @@ def fallback_card(
     turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str, lack: BudgetLack | None = None
 ) -> Card:
     """The deliverable of a turn that made none, from the cards that it has written (protocol §4)."""
-    own = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
+    turn_cards = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
     fallback = FallbackDeliverable(
         reason=reason,
-        last_thought=_last_thought(own),
+        last_thought=_last_thought(turn_cards),
         tool_results=[
             {"tool_call_id": card.tool_call_id, "card_id": card.card_id}
-            for card in own
+            for card in turn_cards
             if card.type == CardType.TOOL_RESULT
         ],
         terminal_status=status,
@@ -297,8 +297,8 @@ def fallback_card(
     )
 
 
-def _last_thought(own: Sequence[Card]) -> str | None:
-    for card in reversed(own):
+def _last_thought(cards: Sequence[Card]) -> str | None:
+    for card in reversed(cards):
         if card.type == CardType.THOUGHT:
             content = readable_content(card)
             return content.text if isinstance(content, TextContent) else None

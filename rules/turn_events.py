@@ -134,15 +134,15 @@ class TurnEvents:
             if hold is not None
         ]
 
-    def ended(self, done: EndedTurn, before: Sequence[Message] = (), rings: Sequence[Lease] = ()) -> list[Message]:
+    def ended(self, end: EndedTurn, before: Sequence[Message] = (), rings: Sequence[Lease] = ()) -> list[Message]:
         """The end of the turn, and whom to ring for it.
 
         In order: the head's `state`, the status of inbox rows, the messages `before`, the `task` event, the doorbells
         of the agent's next turn and of `rings`, the turns that the end has answered or stopped.
         """
-        messages = [] if done.idle_since is None else [self.state(HeadStatus.IDLE, done.idle_since)]
-        messages += [self.address.inbox_progress(row) for row in done.settled]
-        messages += [*before, *done.announcement(self.address)]
-        if (lease := done.next_lease(self.turn)) is not None:
+        messages = [] if end.idle_since is None else [self.state(HeadStatus.IDLE, end.idle_since)]
+        messages += [self.address.inbox_progress(row) for row in end.settled]
+        messages += [*before, *end.announcement(self.address)]
+        if (lease := end.next_lease(self.turn)) is not None:
             messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
         return [*messages, *(ring.doorbell(self.sender, "tree") for ring in rings)]

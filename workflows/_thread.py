@@ -35,8 +35,8 @@ class ThreadState:
     @property
     def deadline(self) -> datetime | None:
         """The earliest deadline of the agents' turns that messages wait for; None if there is none."""
-        idle = (each for each in self.open if each.message_id not in self.running)
-        return min((each.deadline for each in idle if each.deadline is not None), default=None)
+        idle = (m for m in self.open if m.message_id not in self.running)
+        return min((m.deadline for m in idle if m.deadline is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def reduce(state: ThreadState, event: Event) -> tuple[ThreadState, tuple[Action,
         case MessagesWoken(messages):
             return _start(replace(state, again=state.again | (state.running & set(messages))), messages)
         case DeadlinePassed(now):
-            late = [each.message_id for each in state.open if each.deadline is not None and each.deadline <= now]
+            late = [m.message_id for m in state.open if m.deadline is not None and m.deadline <= now]
             return _start(state, late)
         case Advanced(message, answer):
             return _advanced(state, message, answer)
@@ -115,12 +115,12 @@ def _advanced(
     if message is not None:
         state = replace(state, running=state.running - {message})
     if answer is not None:
-        cancels = [CancelHandler(each) for each in answer.canceled if each in state.running]
+        cancels = [CancelHandler(m) for m in answer.canceled if m in state.running]
         if answer.version >= state.version:
             state = replace(
                 state, version=answer.version, open=answer.open, open_count=answer.open_count, chains=answer.chains
             )
-    due = [each.message_id for each in state.open if each.is_due]
+    due = [m.message_id for m in state.open if m.is_due]
     if message is not None and message in state.again:
         state = replace(state, again=state.again - {message})
         due.append(message)
@@ -132,4 +132,4 @@ def _start(
     state: ThreadState, messages: tuple[MessageId, ...] | list[MessageId]
 ) -> tuple[ThreadState, tuple[Action, ...]]:
     fresh = tuple(m for m in dict.fromkeys(messages) if m not in state.running)
-    return replace(state, running=state.running.union(fresh)), tuple(Advance(each) for each in fresh)
+    return replace(state, running=state.running.union(fresh)), tuple(Advance(m) for m in fresh)

@@ -100,8 +100,8 @@ class AgentTurn:
             case _turn.RunStep():
                 self._events.append(await self._run_step(action))
             case _turn.Settle(reports):
-                given = ApplyInput(turn=self._turn, reports=reports)
-                applied = await self._run_locally("apply_reports", given, ReportsApplied)
+                apply = ApplyInput(turn=self._turn, reports=reports)
+                applied = await self._run_locally("apply_reports", apply, ReportsApplied)
                 self._events.append(_turn.Settled(applied))
             case _turn.Expire():
                 rings = await self._run_locally("inject_timeouts", self._turn, list[Ring])
@@ -118,10 +118,10 @@ class AgentTurn:
 
     async def _run_step(self, action: _turn.RunStep) -> _turn.Event:
         self._set_status(_turn.Phase.BUSY.value)
-        given = RunStepInput(turn=self._turn, step=action.step, reports=action.reports)
+        step = RunStepInput(turn=self._turn, step=action.step, reports=action.reports)
         handle = workflow.start_activity(
             "run_step",
-            given,
+            step,
             result_type=StepResult,  # pyright: ignore[reportArgumentType] -- the converter reads unions
             start_to_close_timeout=options.STEP_START_TO_CLOSE,
             heartbeat_timeout=timedelta(seconds=self._input.heartbeat_timeout_seconds),
@@ -151,10 +151,10 @@ class AgentTurn:
             self._turn = self._turn.model_copy(update={"output_box_id": result.output_box_id})
         return _turn.StepReturned(result)
 
-    async def _run_locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
+    async def _run_locally(self, name: str, arguments: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
         handle = workflow.start_local_activity(
             name,
-            given,
+            arguments,
             result_type=answer,
             start_to_close_timeout=options.SETTLE_START_TO_CLOSE,
             retry_policy=options.SETTLE_RETRY,

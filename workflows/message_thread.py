@@ -144,7 +144,7 @@ class MessageThread:
         self._events.append(_thread.DeadlinePassed(self._asked_at))
 
     def _summary(self, message: MessageId) -> str:
-        return next((each.listener for each in self._state.open if each.message_id == message), "a message")
+        return next((m.listener for m in self._state.open if m.message_id == message), "a message")
 
     def _show(self) -> None:
         workflow.set_current_details(_details(self._ref, self._state))
@@ -155,5 +155,5 @@ def _details(thread: ThreadRef, state: _thread.ThreadState) -> str:
     lines = [f"**{thread.thread_id}** in {thread.project_id}/{thread.channel_id}: {state.open_count} in flight"]
     lines.append("")  # without it, the Web UI would join the list to the sentence
     lines.extend(f"- {chain}" for chain in state.chains)
-    lines.extend(f"- {each.listener}: {each.status.value}" for each in state.open)
+    lines.extend(f"- {m.listener}: {m.status.value}" for m in state.open)
     return "\n".join(lines)

@@ -37,34 +37,34 @@ class BudgetReads:
 
     async def list(self, request: VerbRequest) -> BudgetListReply:
         """A page of budgets."""
-        wanted = request.parse(BudgetListRequest)
+        body = request.parse(BudgetListRequest)
         project = request.project_id
         rows = await self._pool.run(
             lambda conn: list_budgets(
                 conn,
                 project,
                 channel=request.channel_id,
-                kind=wanted.kind,
-                status=wanted.status,
-                after=wanted.after,
-                row_limit=wanted.limit + 1,
+                kind=body.kind,
+                status=body.status,
+                after=body.after,
+                row_limit=body.limit + 1,
             )
         )
         limits = await self._pool.run(lambda conn: list_project_limits(conn, project))
-        shown = tuple(rows[: wanted.limit])
-        more = shown[-1].budget_id if len(rows) > len(shown) else None
-        return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=shown, limits=tuple(limits), next=more)
+        page = tuple(rows[: body.limit])
+        more = page[-1].budget_id if len(rows) > len(page) else None
+        return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=page, limits=tuple(limits), next=more)
 
     async def get(self, request: VerbRequest) -> BudgetReply:
         """A budget; raises `Refused` (unknown_budget)."""
         name = request.parse(BudgetRequest).budget_id
-        wanted = await self._pool.run(lambda conn: budget_id_of(conn, request.project_id, name))
-        found = await self._pool.run(
-            lambda conn: get_budget(conn, request.project_id, wanted, channel=request.channel_id)
+        budget_id = await self._pool.run(lambda conn: budget_id_of(conn, request.project_id, name))
+        budget = await self._pool.run(
+            lambda conn: get_budget(conn, request.project_id, budget_id, channel=request.channel_id)
         )
-        if found is None:
+        if budget is None:
             raise Refused("unknown_budget", "the channel has no such budget")
-        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=found)
+        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=budget)
 
 
 class BudgetChanges:
@@ -82,25 +82,25 @@ class BudgetChanges:
 
         Raises `Refused` (forbidden, unknown_budget, budget_closed, budget_unlimited, budget_in_use, budget_exceeded).
         """
-        caller, wanted = _operator(request), request.parse(BudgetRaiseRequest)
+        caller, body = _operator(request), request.parse(BudgetRaiseRequest)
         project, channel = request.project_id, request.channel_id
-        budget = await self._pool.run(lambda conn: budget_id_of(conn, project, wanted.budget_id))
+        budget = await self._pool.run(lambda conn: budget_id_of(conn, project, body.budget_id))
         if await self._pool.run(lambda conn: get_budget(conn, project, budget, channel=channel)) is None:
             raise Refused("unknown_budget", "the channel has no such budget")
-        more = More(wanted.max_tokens, wanted.max_cost, wanted.max_turns)
-        name = wanted.correlation_id or uuid7()  # the pool repeats a statement whose answer was lost
+        more = More(body.max_tokens, body.max_cost, body.max_turns)
+        name = body.correlation_id or uuid7()  # the pool repeats a statement whose answer was lost
         await self._pool.run(lambda conn: raise_budget(conn, project, budget, more, caller.name, name))
-        found = await self._pool.run(lambda conn: get_budget(conn, project, budget))
-        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=found)
+        view = await self._pool.run(lambda conn: get_budget(conn, project, budget))
+        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=view)
 
     async def limit_project(self, request: VerbRequest) -> BudgetReply:
         """Set what the project may spend in a day or month; answers the budget of this one. Raises as above."""
-        caller, wanted = _operator(request), request.parse(ProjectLimitRequest)
-        limits = None if wanted.limits is None else wanted.limits.limits
+        caller, body = _operator(request), request.parse(ProjectLimitRequest)
+        limits = None if body.limits is None else body.limits.limits
         project = request.project_id
-        budget = await self._pool.run(lambda conn: limit_project(conn, project, wanted.period, limits, caller.name))
-        found = await self._pool.run(lambda conn: get_budget(conn, project, budget))
-        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=found)
+        budget = await self._pool.run(lambda conn: limit_project(conn, project, body.period, limits, caller.name))
+        view = await self._pool.run(lambda conn: get_budget(conn, project, budget))
+        return BudgetReply(status=ReplyStatus.ACCEPTED, budget=view)
 
 
 def _operator(request: VerbRequest) -> Caller:

@@ -64,10 +64,10 @@ class DelegatingCommand:
 def read_delegating_command(msg: Msg) -> DelegatingCommand:
     """The command in a message; raises `BadRequest` if it is none."""
     subject = subjects.parse(msg.subject)
-    given = headers_of(msg)
+    sent = headers_of(msg)
     named = ((headers.PROJECT_ID, subject.project_id), (headers.CHANNEL_ID, subject.channel_id))
     for name, value in named:
-        if given.get(name, value) != value:
+        if sent.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
     try:
         tool = PmoTool(subject.rest[-1])
@@ -78,7 +78,7 @@ def read_delegating_command(msg: Msg) -> DelegatingCommand:
         raise BadRequest(f"there is no delegating tool {subject.rest[-1]}") from None
     if payload.tool_name != tool:
         raise BadRequest(f"the payload names another tool than the subject's {tool}")
-    call = ToolCallId(token(given.get(headers.TOOL_CALL_ID, ""), headers.TOOL_CALL_ID))
+    call = ToolCallId(token(sent.get(headers.TOOL_CALL_ID, ""), headers.TOOL_CALL_ID))
     return DelegatingCommand(subject.project_id, subject.channel_id, tool, call)
 
 
@@ -122,21 +122,21 @@ class DelegatingCommands:
         with about(project_id=command.project_id, tool_call_id=command.tool_call_id):
             call = await self.pool.run(lambda conn: find_call(conn, command.project_id, command.tool_call_id))
             try:
-                found = _checked(command, call, headers_of(msg))
+                parent = _checked(command, call, headers_of(msg))
             except TurnstileError as error:
                 await self._refuse(msg, command, error)
                 return Reject()
-            if found.waits:
-                await self._answer(command, found, msg.metadata.num_delivered)
+            if parent.waits:
+                await self._answer(command, parent, msg.metadata.num_delivered)
         return Done()
 
     async def _answer(self, command: DelegatingCommand, call: ParentCall, deliveries: int) -> None:
         """Run the call and report its result; raises what may pass."""
         started, status, code = time.perf_counter(), "accepted", ""
         try:
-            done = await self.delegation.run(command.tool, call)
-            if done is not None:
-                await self._report(call, TurnStatus.SUCCESS, done, None)
+            outcome = await self.delegation.run(command.tool, call)
+            if outcome is not None:
+                await self._report(call, TurnStatus.SUCCESS, outcome, None)
         except ServerUnavailable:
             raise
         except ProvisionRefused as refusal:
@@ -165,15 +165,15 @@ class DelegatingCommands:
 
     async def _report(self, call: ParentCall, status: TurnStatus, result: JsonObject, error: ToolError | None) -> None:
         """Report the result as any tool does; a call that a batch holds is the batch's to answer."""
-        wanted = ReportRequest(tool_call_id=call.tool_call_id, status=status, result=result, error=error)
+        request = ReportRequest(tool_call_id=call.tool_call_id, status=status, result=result, error=error)
         try:
-            done = await report(self.pool, call.project_id, wanted)
+            reported = await report(self.pool, call.project_id, request)
         except Refused as refusal:
             logger.info("the result of call %s is not needed: %s", call.tool_call_id, refusal)
             return
         hit(Fault.REPORT_COMMITTED)
-        if done.ring is not None:
-            await publish_best_effort(self.publisher, done.ring.doorbell(SENDER, "report"))
+        if reported.ring is not None:
+            await publish_best_effort(self.publisher, reported.ring.doorbell(SENDER, "report"))
         hit(Fault.REPORT_PUBLISHED)
 
     async def _refuse(self, msg: Msg, command: DelegatingCommand | None, error: TurnstileError) -> None:
@@ -188,7 +188,7 @@ class DelegatingCommands:
         await self.pool.run(lambda conn: reject(conn, project, SOURCE, error.code, why, ids))
 
 
-def _checked(command: DelegatingCommand, call: ParentCall | None, given: dict[str, str]) -> ParentCall:
+def _checked(command: DelegatingCommand, call: ParentCall | None, sent: dict[str, str]) -> ParentCall:
     """The call that the command is for; raises `Refused` if it is for none, or says that it is another's."""
     if call is None:
         raise Refused("unknown_call", "the project has no such call")
@@ -199,6 +199,6 @@ def _checked(command: DelegatingCommand, call: ParentCall | None, given: dict[st
         (headers.TURN_ID, call.agent_turn_id),
         (headers.TURN_EPOCH, str(call.turn_epoch)),
     )
-    if any(given.get(header, value) != value for header, value in named):
+    if any(sent.get(header, value) != value for header, value in named):
         raise Refused("not_your_call", "the call belongs to another turn or agent than the headers say")
     return call

@@ -202,17 +202,21 @@ def _inherited(caller: Caller, tool: str, task: TaskArguments, target: Target) -
 
 def _budget(task: TaskArguments, target: Target) -> JsonObject | None:
     """Of each limit the smaller of task and profile; None: whatever the caller's turn has left."""
-    own = {} if task.budget is None else task.budget.stored()
-    said = BudgetLimits.from_stored(target.budget or {}).stored()
-    least: JsonObject = {name: min(each[name] for each in (own, said) if name in each) for name in own | said}
+    of_task = {} if task.budget is None else task.budget.stored()
+    of_profile = BudgetLimits.from_stored(target.budget or {}).stored()
+    least: JsonObject = {
+        name: min(limits[name] for limits in (of_task, of_profile) if name in limits) for name in of_task | of_profile
+    }
     return least or None
 
 
 def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Card]:
     """The instruction, the fields that are wanted, and who asks."""
     text = TextContent(text=task.instruction)
-    told = make_card(turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, text, author=AUTHOR, turn=turn)
-    cards = [told]
+    instruction = make_card(
+        turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, text, author=AUTHOR, turn=turn
+    )
+    cards = [instruction]
     if task.result_fields is not None:
         fields = FieldsSchemaContent(fields=task.result_fields)
         card = turn_card_id(turn, "fields")
@@ -274,8 +278,8 @@ class Delegation:
             case PmoTool.PROVISION_AGENT:
                 return await self._provision(call)
             case PmoTool.DELEGATE_ASYNC:
-                asked = arguments_of(tool, DelegateArguments, call.arguments)
-                return await self._one(call, tool, asked, waits=asked.wait)
+                arguments = arguments_of(tool, DelegateArguments, call.arguments)
+                return await self._one(call, tool, arguments, waits=arguments.wait)
             case PmoTool.LAUNCH_PRINCIPAL:
                 return await self._one(call, tool, arguments_of(tool, LaunchArguments, call.arguments).task())
             case PmoTool.ASK_EXPERT:
@@ -287,7 +291,7 @@ class Delegation:
                 assert_never(tool)
 
     async def _provision(self, call: ParentCall) -> JsonObject:
-        wanted = provision_arguments(call.arguments)
+        arguments = provision_arguments(call.arguments)
         policy = await self.pool.run(lambda conn: policy_of(conn, call.project_id, call.profile_box_id))
         caller = ProvisionCaller(
             project_id=call.project_id,
@@ -298,9 +302,9 @@ class Delegation:
             trace_id=headers.trace_id(call.context_headers.get(headers.TRACEPARENT, "---")),
             policy=policy,
         )
-        written = await self.pool.run(lambda conn: provision_agent(conn, caller, wanted))
+        written = await self.pool.run(lambda conn: provision_agent(conn, caller, arguments))
         hit(Fault.AGENT_CHANGED)
-        return {"status": "accepted", "agent_id": wanted.agent_id, "roster_updated": written}
+        return {"status": "accepted", "agent_id": arguments.agent_id, "roster_updated": written}
 
     async def _one(
         self, call: ParentCall, tool: PmoTool, task: TaskArguments, *, waits: bool = False
@@ -314,34 +318,34 @@ class Delegation:
         if waits:
             await self._make_batch(call, Batch(self.limits.deadline_seconds, answer=AnswerForm.CHILD), [child])
             return None
-        made = await delegate(self.pool, call, child, self.limits.fork)
-        await publish_best_effort(self.publisher, *_rings([made]))
+        turn = await delegate(self.pool, call, child, self.limits.fork)
+        await publish_best_effort(self.publisher, *_rings([turn]))
         return {
             "status": "accepted",
-            "agent_id": made.agent_id,
-            "agent_turn_id": made.agent_turn_id,
-            "turn_epoch": made.turn_epoch,
-            "context_box_id": made.context_box_id,
-            "output_box_id": made.output_box_id,
+            "agent_id": turn.agent_id,
+            "agent_turn_id": turn.agent_turn_id,
+            "turn_epoch": turn.turn_epoch,
+            "context_box_id": turn.context_box_id,
+            "output_box_id": turn.output_box_id,
         }
 
-    async def _fork(self, call: ParentCall, tool: PmoTool, wanted: ForkArguments) -> None:
-        if len(wanted.tasks) > self.limits.max_tasks:
+    async def _fork(self, call: ParentCall, tool: PmoTool, arguments: ForkArguments) -> None:
+        if len(arguments.tasks) > self.limits.max_tasks:
             what = (
-                f"{tool}: tasks fanout exceeds max limit (got={len(wanted.tasks)}, max={self.limits.max_tasks}); "
+                f"{tool}: tasks fanout exceeds max limit (got={len(arguments.tasks)}, max={self.limits.max_tasks}); "
                 "split into smaller batches or adjust [pmo].fork_join_max_tasks"
             )
             raise DelegationRefused("too_many_tasks", what)
-        check_texts(tool, wanted.tasks)
-        caller = await self._caller(call, wanted.tasks, waits=True)
-        ours = wanted.join is not None
-        tasks = tasks_of(caller, tool, wanted.tasks, alone=ours)
+        check_texts(tool, arguments.tasks)
+        caller = await self._caller(call, arguments.tasks, waits=True)
+        ours = arguments.join is not None
+        tasks = tasks_of(caller, tool, arguments.tasks, alone=ours)
         batch = Batch(
-            wanted.deadline_seconds or self.limits.deadline_seconds,
-            join=wanted.join or "all",
-            k=wanted.needed,
-            fail_fast=wanted.fail_fast,
-            losers=wanted.losers,
+            arguments.deadline_seconds or self.limits.deadline_seconds,
+            join=arguments.join or "all",
+            k=arguments.needed,
+            fail_fast=arguments.fail_fast,
+            losers=arguments.losers,
             partial_at_deadline=ours,
         )
         await self._make_batch(call, batch, tasks)
@@ -353,13 +357,13 @@ class Delegation:
 
     async def _caller(self, call: ParentCall, tasks: Sequence[TaskArguments], *, waits: bool) -> Caller:
         """The call with all that its tasks name."""
-        wanted = references([(task.target_strategy, task.target_ref) for task in tasks])
+        names = references([(task.target_strategy, task.target_ref) for task in tasks])
         policy = await self.pool.run(lambda conn: policy_of(conn, call.project_id, call.profile_box_id))
         project, channel = call.project_id, call.channel_id
-        targets = await self.pool.run(lambda conn: find_targets(conn, project, channel, call.agent_turn_id, wanted))
+        targets = await self.pool.run(lambda conn: find_targets(conn, project, channel, call.agent_turn_id, names))
         return Caller(call, policy, targets, self.limits.depth_limit, waits=waits)
 
 
 def _rings(tasks: Sequence[ForkedTask]) -> list[Message]:
     leases = [task.lease for task in tasks if task.lease is not None]
-    return [each for lease in leases for each in (lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))]
+    return [message for lease in leases for message in (lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))]

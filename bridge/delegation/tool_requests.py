@@ -47,26 +47,26 @@ class ToolRequests:
 
     async def delegate(self, request: VerbRequest) -> DelegateReply:
         """Make the children, or tell how they stand; raises `Refused` with the code of why there are none."""
-        wanted = request.parse(DelegateRequest)
-        found = await self.pool.run(lambda conn: find_call(conn, request.project_id, wanted.tool_call_id))
-        asked = checked_call(request, found).under(wanted.key, wanted.tool, _arguments(wanted))
-        if wanted.tool == "ask_human":
-            return await self.people.ask(asked, request.wait_seconds)
-        earlier = await self.pool.run(lambda conn: find_own_batch(conn, asked))
-        if earlier is not None and earlier.call_digest != asked.call_digest:
+        body = request.parse(DelegateRequest)
+        parent = await self.pool.run(lambda conn: find_call(conn, request.project_id, body.tool_call_id))
+        call = checked_call(request, parent).under(body.key, body.tool, _arguments(body))
+        if body.tool == "ask_human":
+            return await self.people.ask(call, request.wait_seconds)
+        earlier = await self.pool.run(lambda conn: find_own_batch(conn, call))
+        if earlier is not None and earlier.call_digest != call.call_digest:
             raise Refused("key_conflict", "the call has asked for something else by this key: give each its own")
         if earlier is None or (earlier.status == "running" and earlier.pending):
-            _check_open(asked)
+            _check_open(call)
             if request.wait_seconds:
                 raise rate_limited(request.wait_seconds)
             try:
-                await self.delegation.run(PmoTool(wanted.tool), asked)
+                await self.delegation.run(PmoTool(body.tool), call)
             except DelegationRefused as error:
                 raise Refused(error.reason, str(error)) from None
-        batch = await self.pool.run(lambda conn: find_own_batch(conn, asked))
+        batch = await self.pool.run(lambda conn: find_own_batch(conn, call))
         if batch is None:
             raise Refused("unknown_call", "the call is removed")
-        return _told(asked, batch, duplicate=earlier is not None)
+        return _told(call, batch, duplicate=earlier is not None)
 
 
 def checked_call(request: VerbRequest, call: ParentCall | None) -> ParentCall:
@@ -93,10 +93,10 @@ def _check_open(call: ParentCall) -> None:
         raise Refused("parent_stopping", "the turn that asks is being stopped: it gets no more children")
 
 
-def _arguments(wanted: DelegateRequest) -> JsonObject:
+def _arguments(request: DelegateRequest) -> JsonObject:
     """The tool's arguments; a tool always waits for what it asks."""
-    takes_wait = wanted.tool in ("delegate_async", "ask_expert")
-    return wanted.arguments | {"wait": True} if takes_wait else wanted.arguments
+    takes_wait = request.tool in ("delegate_async", "ask_expert")
+    return request.arguments | {"wait": True} if takes_wait else request.arguments
 
 
 def _told(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateReply:
@@ -129,19 +129,19 @@ class ToolProgress:
 
     async def progress(self, request: VerbRequest) -> ProgressReply:
         """Publish the event, or drop it; raises `Refused` if the call is not the sender's, or waits no more."""
-        told = request.parse(ProgressRequest)
-        if self.throttle.take(f"{request.project_id}/{request.channel_id}/{told.tool_call_id}"):
-            return ProgressReply(status=ReplyStatus.ACCEPTED, tool_call_id=told.tool_call_id)
-        found = await self.pool.run(lambda conn: find_call(conn, request.project_id, told.tool_call_id))
-        call = checked_call(request, found)
+        body = request.parse(ProgressRequest)
+        if self.throttle.take(f"{request.project_id}/{request.channel_id}/{body.tool_call_id}"):
+            return ProgressReply(status=ReplyStatus.ACCEPTED, tool_call_id=body.tool_call_id)
+        parent = await self.pool.run(lambda conn: find_call(conn, request.project_id, body.tool_call_id))
+        call = checked_call(request, parent)
         if not call.waits:
             raise Refused("parent_over", "the call waits no more: its turn is over, or it was answered")
         event = StepEvent(
             agent_turn_id=call.agent_turn_id,
             step_id=StepId(call.step_id),
             phase=StepPhase.TOOL_PROGRESS,
-            metadata=told.shown(call.tool_name),
+            metadata=body.shown(call.tool_name),
         )
         message = Address.of(call, call.context_headers, SENDER).step(event)
         published = await publish_best_effort(self.publisher, message)
-        return ProgressReply(status=ReplyStatus.ACCEPTED, tool_call_id=told.tool_call_id, published=published)
+        return ProgressReply(status=ReplyStatus.ACCEPTED, tool_call_id=body.tool_call_id, published=published)

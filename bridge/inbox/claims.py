@@ -72,9 +72,9 @@ class Claims(ABC):
         """
         waiting = deque(dict.fromkeys(agents))
         while waiting:
-            wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
+            rows = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
             claims = await self._pool.run(
-                lambda conn: claim_inbox(conn, wanted, self._served.now(), row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
+                lambda conn: claim_inbox(conn, rows, self._served.now(), row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
             hit(Fault.CLAIM_TAKEN)
             await self.settle(claims, reason)

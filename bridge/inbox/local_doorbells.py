@@ -25,11 +25,11 @@ class LocalDoorbells:
         """Publish, then queue the agents that doorbells for targets served here name, but for claimed rows."""
         served = self._served.now() if self._claims.runs else ()
         near = [message for message in messages if isinstance(message, Doorbell) and message.worker_target in served]
-        self._claims.rings(each.inbox_id for each in near)
+        self._claims.rings(ring.inbox_id for ring in near)
         try:
             await self._publisher.publish(messages)
         finally:
-            self._claims.offer([(each.project_id, each.agent_id) for each in near if not each.claimed], "doorbell")
+            self._claims.offer([(ring.project_id, ring.agent_id) for ring in near if not ring.claimed], "doorbell")
 
     async def emit(self, message: Message) -> None:
         """Emit by the wrapped publisher."""

@@ -21,4 +21,4 @@ class ServedTargets:
         try:
             yield
         finally:
-            self._now = tuple(each for each in self._now if each != worker_target)
+            self._now = tuple(t for t in self._now if t != worker_target)

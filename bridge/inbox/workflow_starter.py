@@ -125,20 +125,20 @@ class Starter(Claims):
 
         It gets these search attributes beside its own. Raises `RPCError` and `OSError` as the client does.
         """
-        given = TurnInput.model_validate(turn.model_dump() | self._limits)
+        arguments = TurnInput.model_validate(turn.model_dump() | self._limits)
         try:
-            return await self._start_workflow(turn, given, reuse, attributes, conflict)
+            return await self._start_workflow(turn, arguments, reuse, attributes, conflict)
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
             # Temporal's data was wiped, and the search attributes with it: declare them again.
             await declare_search_attributes(self._client)
-            return await self._start_workflow(turn, given, reuse, attributes, conflict)
+            return await self._start_workflow(turn, arguments, reuse, attributes, conflict)
 
     async def _start_workflow(
         self,
         turn: TurnRef,
-        given: TurnInput,
+        arguments: TurnInput,
         reuse: WorkflowIDReusePolicy,
         more: Sequence[SearchAttributePair[str]],
         conflict: WorkflowIDConflictPolicy,
@@ -157,7 +157,7 @@ class Starter(Claims):
         try:
             await self._client.start_workflow(
                 AgentTurn.run,
-                given,
+                arguments,
                 id=options.turn_workflow_id(turn.agent_turn_id),
                 task_queue=options.task_queue(turn.worker_target),
                 id_reuse_policy=reuse,

@@ -57,32 +57,32 @@ class PeopleVerbs:
 
     async def decide(self, request: VerbRequest) -> DecideReply:
         """Decide, once; raises `Refused` with the code of why not, and then nothing has changed."""
-        caller, wanted = request.named_caller(), request.parse(DecideRequest)
-        if wanted.text_bytes() > TEXT_LIMIT_BYTES:
+        caller, body = request.named_caller(), request.parse(DecideRequest)
+        if body.text_bytes() > TEXT_LIMIT_BYTES:
             raise Refused("text_too_large", f"arguments and responses are limited to {TEXT_LIMIT_BYTES} bytes")
-        project, channel, interrupt = request.project_id, request.channel_id, wanted.interrupt_id
+        project, channel, interrupt = request.project_id, request.channel_id, body.interrupt_id
         question = await self._pool.run(lambda conn: find_question(conn, project, channel, interrupt))
         if question is None:
             raise Refused("unknown_interrupt", "the channel has no such interrupt")
-        answer = _answer(project, question, wanted)
-        done = await self._pool.run(
+        answer = _answer(project, question, body)
+        decided = await self._pool.run(
             lambda conn: decide_interrupt(conn, project, channel, interrupt, caller.name, answer)
         )
         hit(Fault.DECISION_COMMITTED)
-        if done.verdict == "accepted":
-            await self._tell(project, question, done, answer)
+        if decided.verdict == "accepted":
+            await self._tell(project, question, decided, answer)
         hit(Fault.DECISION_PUBLISHED)
         return DecideReply(
             status=ReplyStatus.ACCEPTED,
             interrupt_id=interrupt,
-            decision=done.decision,
+            decision=decided.decision,
             agent_turn_id=question.agent_turn_id,
             tool_call_id=question.tool_call_id,
-            tool_changed=done.tool_changed,
-            duplicate=done.verdict == "duplicate",
+            tool_changed=decided.tool_changed,
+            duplicate=decided.verdict == "duplicate",
         )
 
-    async def _tell(self, project: ProjectId, question: Question, done: Decided, answer: Answer) -> None:
+    async def _tell(self, project: ProjectId, question: Question, decided: Decided, answer: Answer) -> None:
         """Publish the command of a call that is sent now, or ring for the result of one that is not.
 
         A tool that has asked hears it as it asks again.
@@ -91,7 +91,7 @@ class PeopleVerbs:
             await self._signal(question.agent_turn_id, question.interrupt_id)
             return
         named = question.model_dump() | {"project_id": project}
-        if done.sent and question.command is not None:
+        if decided.sent and question.command is not None:
             address = Address.of(_turn(project, question), question.context_headers, SENDER)
             card = question.command.tool_call_card_id if answer.edit is None else answer.edit.card.card_id
             command = question.command.model_copy(update={"tool_call_card_id": card})
@@ -99,7 +99,7 @@ class PeopleVerbs:
             repeat = _CONFIRMED + _number(question) if question.reason is InterruptReason.CONFIRMATION else 0
             await publish_best_effort(self._publisher, address.tool_command(command, question.step_id, repeat))
             await self._signal(question.agent_turn_id, question.interrupt_id)
-        if not done.sent and question.worker_target is not None:
+        if not decided.sent and question.worker_target is not None:
             lease = Lease.model_validate(named | {"inbox_id": InboxId(f"decide-{question.interrupt_id}")})
             await publish_best_effort(self._publisher, lease.doorbell(SENDER, "decide"))
 
@@ -114,21 +114,21 @@ def _turn(project: ProjectId, question: Question) -> TurnRef:
     return TurnRef.model_validate(values)
 
 
-def _answer(project: ProjectId, question: Question, wanted: DecideRequest) -> Answer:
+def _answer(project: ProjectId, question: Question, request: DecideRequest) -> Answer:
     """The decision as it is recorded; what it brings is checked while the question is open."""
-    response = storable_json(wanted.response)
+    response = storable_json(request.response)
     edit = None
-    if question.status is InterruptStatus.OPEN and wanted.decision in question.allowed_decisions:
-        match wanted.decision:
+    if question.status is InterruptStatus.OPEN and request.decision in question.allowed_decisions:
+        match request.decision:
             case Decision.EDIT:
-                edit = _edit(project, question, wanted.arguments or {})
+                edit = _edit(project, question, request.arguments or {})
             case Decision.RESPOND:
                 _check_response(question, response)
             case Decision.APPROVE | Decision.REJECT:
                 pass
-    decided = wanted.model_dump(exclude={"interrupt_id"})
+    decided = request.model_dump(exclude={"interrupt_id"})
     digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
-    return Answer(wanted.decision, wanted.action_digest, digest, storable(wanted.message), response, edit)
+    return Answer(request.decision, request.action_digest, digest, storable(request.message), response, edit)
 
 
 def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit | None:
@@ -141,13 +141,13 @@ def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit
         return None
     turn, call = _turn(project, question), question.tool_call_id
     values = turn.placeholders(question.step_id, question.parent_step_id or "") | {"tool_call_id": call}
-    found = ready(row, json.dumps(arguments), values, Patience())
-    if isinstance(found, str):
-        raise Refused("invalid_arguments", found)
+    checked = ready(row, json.dumps(arguments), values, Patience())
+    if isinstance(checked, str):
+        raise Refused("invalid_arguments", checked)
     subject = expand_subject(row.target_subject or "", project, question.channel_id)
-    digest = action_digest(call, row.tool_name, subject, found.arguments)
-    card, _ = call_card(turn, question.step_id, call, row, found.arguments, subject, options_of(row).hidden)
-    visible = own_arguments(found.arguments, card.metadata.added)
+    digest = action_digest(call, row.tool_name, subject, checked.arguments)
+    card, _ = call_card(turn, question.step_id, call, row, checked.arguments, subject, options_of(row).hidden)
+    visible = own_arguments(checked.arguments, card.metadata.added)
     metadata = card.metadata.model_copy(update={"edited": visible})
     return Edit(card.model_copy(update={"card_id": CardId(f"{call}-call-2"), "metadata": metadata}), digest)
 

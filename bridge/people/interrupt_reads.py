@@ -27,29 +27,31 @@ class InterruptReads:
 
     async def list(self, request: VerbRequest) -> InterruptListReply:
         """A page of questions."""
-        wanted = request.parse(InterruptListRequest)
+        body = request.parse(InterruptListRequest)
         rows = await self._pool.run(
             lambda conn: list_interrupts(
                 conn,
                 request.project_id,
                 channel=request.channel_id,
-                agent=wanted.agent_id,
-                turn=wanted.agent_turn_id,
-                status=wanted.status,
-                after=wanted.after,
-                row_limit=wanted.limit + 1,
+                agent=body.agent_id,
+                turn=body.agent_turn_id,
+                status=body.status,
+                after=body.after,
+                row_limit=body.limit + 1,
             )
         )
-        shown = tuple(rows[: wanted.limit])
-        more = shown[-1].interrupt_id if len(rows) > len(shown) else None
-        return InterruptListReply(status=ReplyStatus.ACCEPTED, interrupts=shown, next=more)
+        page = tuple(rows[: body.limit])
+        more = page[-1].interrupt_id if len(rows) > len(page) else None
+        return InterruptListReply(status=ReplyStatus.ACCEPTED, interrupts=page, next=more)
 
     async def get(self, request: VerbRequest) -> InterruptReply:
         """A question with its call; raises `Refused` (unknown_interrupt)."""
-        wanted = request.parse(InterruptRequest).interrupt_id
-        found = await self._pool.run(
-            lambda conn: get_interrupt(conn, request.project_id, wanted, channel=request.channel_id, with_added=True)
+        interrupt_id = request.parse(InterruptRequest).interrupt_id
+        interrupt = await self._pool.run(
+            lambda conn: get_interrupt(
+                conn, request.project_id, interrupt_id, channel=request.channel_id, with_added=True
+            )
         )
-        if found is None:
+        if interrupt is None:
             raise Refused("unknown_interrupt", "the channel has no such question")
-        return InterruptReply(status=ReplyStatus.ACCEPTED, interrupt=found)
+        return InterruptReply(status=ReplyStatus.ACCEPTED, interrupt=interrupt)

@@ -59,48 +59,48 @@ class MultitaskEnqueues:
             raise Refused("principal_required", _NEEDS_PRINCIPAL)
         error = stop_reason(caller)
 
-        def deliverable(found: FoundTurn) -> Card:
-            return queued_deliverable(command.project_id, found, found.agent_turn_id, error)
+        def deliverable(turn: FoundTurn) -> Card:
+            return queued_deliverable(command.project_id, turn, turn.agent_turn_id, error)
 
         reason = f"{command.request.multitask_strategy} by {caller.name}"
         how = Over(caller, reason, deliverable, (STOPPED, error))
         if command.request.multitask_strategy is MultitaskStrategy.STEER:
-            made = await steer_or_enqueue(self.pool, command, cards, how)
+            way = await steer_or_enqueue(self.pool, command, cards, how)
         else:
-            made = await enqueue_over(self.pool, command, cards, how)
+            way = await enqueue_over(self.pool, command, cards, how)
         hit(Fault.ENQUEUE_COMMITTED)
-        if isinstance(made, Steered):
+        if isinstance(way, Steered):
             hit(Fault.STEER_COMMITTED)
-            await publish_steer(self.publisher, command.project_id, made.agent_turn_id, made.steer)
+            await publish_steer(self.publisher, command.project_id, way.agent_turn_id, way.steer)
             hit(Fault.STEER_PUBLISHED)
-            return Enqueued(_steered(command, made), None)
+            return Enqueued(_steered(command, way), None)
         hit(Fault.WAY_MADE)
-        await self._publish(command, made, error)
+        await self._publish(command, way, error)
         hit(Fault.WAY_PUBLISHED)
-        return made.enqueued
+        return way.enqueued
 
-    async def _publish(self, command: Enqueue, made: MadeWay, error: str) -> None:
+    async def _publish(self, command: Enqueue, way: MadeWay, error: str) -> None:
         project = command.project_id
-        for found, done in made.stopped:
-            turn_id = found.agent_turn_id
-            if done is not None:
-                await announce_queued(self.pool, self.publisher, project, found, turn_id, done, error, self.telemetry)
-            elif found.verdict != "dispatched" or not await end_dispatched(
+        for turn, queued in way.stopped:
+            turn_id = turn.agent_turn_id
+            if queued is not None:
+                await announce_queued(self.pool, self.publisher, project, turn, turn_id, queued, error, self.telemetry)
+            elif turn.verdict != "dispatched" or not await end_dispatched(
                 self.pool, self.publisher, project, turn_id, error, self.telemetry
             ):
-                await ring_stop(self.publisher, project, found, turn_id)
-                if len(made.marked) > 1:
+                await ring_stop(self.publisher, project, turn, turn_id)
+                if len(way.marked) > 1:
                     rings = await self.pool.run(lambda conn, turn_id=turn_id: rings_of(conn, [turn_id]))
                     await publish_best_effort(self.publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))
 
 
-def _steered(command: Enqueue, made: Steered) -> EnqueueReply:
-    steer = made.steer
+def _steered(command: Enqueue, steered: Steered) -> EnqueueReply:
+    steer = steered.steer
     return EnqueueReply(
         status=ReplyStatus.STEERED,
         agent_id=steer.agent_id,
         conversation_id=command.request.conversation_id or ConversationId(""),
-        steered_turn_id=made.agent_turn_id,
+        steered_turn_id=steered.agent_turn_id,
         inbox_id=InboxId(steer.steer_id),
         inbox_status=_ROW[steer.steer_status],
         trace_id=headers.trace_id(steer.context_headers.get(headers.TRACEPARENT, "--")),

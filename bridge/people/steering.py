@@ -18,24 +18,24 @@ from turnstile.schema.wire.events import Address, steer_events
 
 async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> SteerReply:
     """Accept what the caller says to a turn; a request under the same correlation is accepted once."""
-    wanted, caller = request.parse(SteerRequest), request.named_caller()
-    done = await steer(pool, request.project_id, request.channel_id, wanted, caller)
+    body, caller = request.parse(SteerRequest), request.named_caller()
+    accepted = await steer(pool, request.project_id, request.channel_id, body, caller)
     hit(Fault.STEER_COMMITTED)
-    turn = wanted.agent_turn_id
-    await publish_steer(publisher, request.project_id, turn, done)
+    turn = body.agent_turn_id
+    await publish_steer(publisher, request.project_id, turn, accepted)
     hit(Fault.STEER_PUBLISHED)
     return SteerReply(
         status=ReplyStatus.ACCEPTED,
         agent_turn_id=turn,
-        steer_id=done.steer_id,
-        steer_status=done.steer_status,
-        duplicate=not done.is_new,
+        steer_id=accepted.steer_id,
+        steer_status=accepted.steer_status,
+        duplicate=not accepted.is_new,
     )
 
 
-async def publish_steer(publisher: Publisher, project: ProjectId, turn: AgentTurnId, done: AcceptedSteer) -> None:
+async def publish_steer(publisher: Publisher, project: ProjectId, turn: AgentTurnId, accepted: AcceptedSteer) -> None:
     """Publish that the steer waits, if it is new."""
-    if done.is_new:
-        named = (project, done.channel_id, done.agent_id, turn)
-        address = Address(*named, turn_epoch=0, context=done.context_headers, sender=SENDER)
-        await publish_best_effort(publisher, *steer_events(address, turn, [done.steer_id], done.steer_status))
+    if accepted.is_new:
+        named = (project, accepted.channel_id, accepted.agent_id, turn)
+        address = Address(*named, turn_epoch=0, context=accepted.context_headers, sender=SENDER)
+        await publish_best_effort(publisher, *steer_events(address, turn, [accepted.steer_id], accepted.steer_status))

@@ -51,23 +51,25 @@ class ToolQuestions:
         `call` names the question (`call_key`, `call_digest`) and has it as its arguments. A new question is refused as
         `rate_limited` if there are seconds to wait.
         """
-        found = await self._find(call)
-        if found is not None and found.call_digest != call.call_digest:
+        earlier = await self._find(call)
+        if earlier is not None and earlier.call_digest != call.call_digest:
             raise Refused("key_conflict", "the call has asked for something else by this key: give each its own")
-        if found is None:
+        if earlier is None:
             if wait_seconds:
                 raise rate_limited(wait_seconds)
             question = await self._question(call)
-            asked = await self.pool.run(lambda conn: ask_under_call(conn, call.project_id, call.tool_call_id, question))
+            question_row = await self.pool.run(
+                lambda conn: ask_under_call(conn, call.project_id, call.tool_call_id, question)
+            )
             hit(Fault.QUESTION_COMMITTED)
-            await self._tell(call, asked)
+            await self._tell(call, question_row)
             hit(Fault.QUESTION_PUBLISHED)
         return DelegateReply(
             status=ReplyStatus.ACCEPTED,
             tool_call_id=call.tool_call_id,
             interrupt_id=asked_interrupt_id(call.tool_call_id, _key(call)),
-            duplicate=found is not None,
-            answer=None if found is None else _answer(call, found),
+            duplicate=earlier is not None,
+            answer=None if earlier is None else _answer(call, earlier),
         )
 
     async def _find(self, call: ParentCall) -> CallQuestion | None:
@@ -81,8 +83,8 @@ class ToolQuestions:
             raise Refused("invalid_arguments", hold)
         return ToolQuestion(_key(call), call.call_digest or "", hold)
 
-    async def _tell(self, call: ParentCall, asked: Asked) -> None:
-        if asked.expires_at is None:  # another bridge has told it
+    async def _tell(self, call: ParentCall, row: Asked) -> None:
+        if row.expires_at is None:  # another bridge has told it
             return
         event = InterruptEvent(
             interrupt_id=asked_interrupt_id(call.tool_call_id, _key(call)),
@@ -93,7 +95,7 @@ class ToolQuestions:
             tool_name=call.tool_name,
             reason=InterruptReason.INPUT_REQUIRED,
             action_digest=None,
-            expires_at=asked.expires_at,
+            expires_at=row.expires_at,
         )
         address = Address.of(call, call.context_headers, SENDER)
         await publish_best_effort(self.publisher, address.interrupt(event))
@@ -106,26 +108,26 @@ def _key(call: ParentCall) -> str:
 def _rule(*written: JsonValue) -> ApprovalRule | None:
     """The profiles' rule for `ask_human`; one that cannot be read lets somebody else answer."""
     rules: list[dict[str, ApprovalRule]] = []
-    for given in written:
-        if isinstance(given, dict) and ASK_HUMAN in given:
+    for rules_json in written:
+        if isinstance(rules_json, dict) and ASK_HUMAN in rules_json:
             try:
-                rules.append({ASK_HUMAN: _RULE.validate_python(given[ASK_HUMAN])})
+                rules.append({ASK_HUMAN: _RULE.validate_python(rules_json[ASK_HUMAN])})
             except ValidationError:
                 rules.append({ASK_HUMAN: ApprovalRule()})
     return rules_of(*rules).get(ASK_HUMAN)
 
 
-def _answer(call: ParentCall, found: CallQuestion) -> JsonObject | None:
+def _answer(call: ParentCall, question: CallQuestion) -> JsonObject | None:
     """What a person has answered; None while the question is open. Raises `Refused` if nobody will."""
-    match found.status:
+    match question.status:
         case InterruptStatus.RESOLVED:
-            responds = found.decision is Decision.RESPOND
-            told = HumanReply(
+            responds = question.decision is Decision.RESPOND
+            reply = HumanReply(
                 decision="respond" if responds else "reject",
-                response=found.response if responds else None,
-                message="" if responds else found.comment or "",
+                response=question.response if responds else None,
+                message="" if responds else question.comment or "",
             )
-            return told.model_dump(mode="json")
+            return reply.model_dump(mode="json")
         case InterruptStatus.EXPIRED:
             raise Refused("no_answer", "nobody answered in time")
         case InterruptStatus.WITHDRAWN:

@@ -39,11 +39,11 @@ class UnknownOutcomes:
     conn: NatsConnection
     publisher: Publisher
 
-    async def settle(self, found: Sequence[UnsureCall]) -> tuple[int, list[AgentKey]]:
+    async def settle(self, calls: Sequence[UnsureCall]) -> tuple[int, list[AgentKey]]:
         """Settle those that nobody runs; returns how many, and the agents whose calls have a result now."""
-        done = [await self._settle(each) for each in found]
-        answered = [each for each, made in zip(found, done, strict=True) if made == "answered"]
-        return sum(each != "settled" for each in done), [(each.project_id, each.agent_id) for each in answered]
+        verdicts = [await self._settle(c) for c in calls]
+        answered = [c for c, verdict in zip(calls, verdicts, strict=True) if verdict == "answered"]
+        return sum(v != "settled" for v in verdicts), [(c.project_id, c.agent_id) for c in answered]
 
     async def _settle(self, call: UnsureCall) -> str:
         content = None if call.content is None else ToolCallContent.model_validate(call.content)
@@ -55,12 +55,12 @@ class UnknownOutcomes:
             )
         except NotCanonical:  # nobody can be asked about what has no exact form
             digest = None
-        made = await self.pool.run(lambda conn: settle_unknown(conn, call, _question(call), digest))
+        settled = await self.pool.run(lambda conn: settle_unknown(conn, call, _question(call), digest))
         hit(Fault.OUTCOME_SETTLED)
-        if made.verdict == "asked":
-            await publish_best_effort(self.publisher, _asked(call, made, digest))
+        if settled.verdict == "asked":
+            await publish_best_effort(self.publisher, _asked(call, settled, digest))
         hit(Fault.OUTCOME_PUBLISHED)
-        return made.verdict
+        return settled.verdict
 
     async def _may_run(self, call: UnsureCall, target: str) -> bool:
         """Whether somebody runs the call, or that cannot be told now."""
@@ -94,11 +94,11 @@ def _question(call: UnsureCall) -> str:
     )
 
 
-def _asked(call: UnsureCall, made: SettledCall, digest: str | None) -> Message:
-    assert made.interrupt_id is not None  # noqa: S101 -- the verdict says so
-    assert made.expires_at is not None  # noqa: S101 -- as above
+def _asked(call: UnsureCall, settled: SettledCall, digest: str | None) -> Message:
+    assert settled.interrupt_id is not None  # noqa: S101 -- the verdict says so
+    assert settled.expires_at is not None  # noqa: S101 -- as above
     event = InterruptEvent(
-        interrupt_id=made.interrupt_id,
+        interrupt_id=settled.interrupt_id,
         agent_id=call.agent_id,
         agent_turn_id=call.agent_turn_id,
         step_id=call.step_id,
@@ -106,6 +106,6 @@ def _asked(call: UnsureCall, made: SettledCall, digest: str | None) -> Message:
         tool_name=call.tool_name,
         reason=InterruptReason.CONFIRMATION,
         action_digest=digest,
-        expires_at=made.expires_at,
+        expires_at=settled.expires_at,
     )
     return Address.of(call, call.context_headers, SENDER).interrupt(event)

@@ -127,13 +127,13 @@ class NatsPublisher:
     async def _send_all(self, messages: list[Message]) -> list[tuple[Message, str]]:
         """Send in order; returns the required messages that were not acknowledged, each with the reason."""
         sent = await self._send_each(messages)
-        unstored = [number for number, found in enumerate(sent) if found.fate is _Fate.NO_STREAM]
+        unstored = [number for number, fate in enumerate(sent) if fate.fate is _Fate.NO_STREAM]
         if unstored and await self._declared():
             again = await self._send_each([messages[number] for number in unstored])
-            for number, found in zip(unstored, again, strict=True):
-                sent[number] = found
+            for number, outcome in zip(unstored, again, strict=True):
+                sent[number] = outcome
         outcomes = zip(messages, sent, strict=True)
-        return [(each, found.why) for each, found in outcomes if each.required and found.fate is not _Fate.DONE]
+        return [(m, outcome.why) for m, outcome in outcomes if m.required and outcome.fate is not _Fate.DONE]
 
     async def _send_each(self, messages: list[Message]) -> list[_Sent]:
         if any(message.required for message in messages[:-1]):  # several may wait for acknowledgements, together

@@ -75,25 +75,25 @@ async def _stop_one(
     """Ask the turn to end, or end it here, with this `error`, if it has not begun."""
     turn_id = request.agent_turn_id
     for _ in range(_TRIES):
-        found = await pool.run(lambda conn: request_stop(conn, project, turn_id, request.reason, inbox_id))
+        stop = await pool.run(lambda conn: request_stop(conn, project, turn_id, request.reason, inbox_id))
         hit(Fault.STOP_COMMITTED)
-        reply = StopReply(status=ReplyStatus.ACCEPTED, agent_turn_id=turn_id, inbox_id=found.inbox_id)
-        match found.verdict:
+        reply = StopReply(status=ReplyStatus.ACCEPTED, agent_turn_id=turn_id, inbox_id=stop.inbox_id)
+        match stop.verdict:
             case "unknown_turn":
                 raise Refused("unknown_turn", "the project has no such turn")
             case "already_final":
                 return reply.model_copy(update={"already_final": True})
             case "queued":
-                if await end_queued(pool, publisher, project, found, turn_id, error, telemetry):
+                if await end_queued(pool, publisher, project, stop, turn_id, error, telemetry):
                     return reply
             case "dispatched":
                 if await end_dispatched(pool, publisher, project, turn_id, error, telemetry):
                     return reply
             case "duplicate":
-                await ring_stop(publisher, project, found, turn_id)
+                await ring_stop(publisher, project, stop, turn_id)
                 return reply.model_copy(update={"duplicate": True})
             case _:
-                await ring_stop(publisher, project, found, turn_id)
+                await ring_stop(publisher, project, stop, turn_id)
                 return reply
         await asyncio.sleep(0.05)  # its status changed between the two statements: try again
     raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
@@ -123,16 +123,16 @@ async def end_marked(
     """End turns that are marked and wait in a queue; returns how many. The others were leased meanwhile."""
     ended = 0
     for turn in marked:
-        found = RequestedStop.model_validate(turn.model_dump() | {"verdict": "queued", "turn_epoch": 0})
-        ended += await end_queued(pool, publisher, turn.project_id, found, turn.agent_turn_id, STOP_REASON, telemetry)
+        stop = RequestedStop.model_validate(turn.model_dump() | {"verdict": "queued", "turn_epoch": 0})
+        ended += await end_queued(pool, publisher, turn.project_id, stop, turn.agent_turn_id, STOP_REASON, telemetry)
     return ended
 
 
-async def ring_stop(publisher: Publisher, project: ProjectId, found: RequestedStop, turn_id: AgentTurnId) -> None:
+async def ring_stop(publisher: Publisher, project: ProjectId, stop: RequestedStop, turn_id: AgentTurnId) -> None:
     """Publish the doorbell of a stop."""
-    if found.worker_target is None:
+    if stop.worker_target is None:
         return
-    values = found.model_dump() | {"project_id": project, "agent_turn_id": turn_id}
+    values = stop.model_dump() | {"project_id": project, "agent_turn_id": turn_id}
     lease = Lease.model_validate(values)
     await publish_best_effort(publisher, lease.doorbell(SENDER, "stop"))
     hit(Fault.STOP_PUBLISHED)

@@ -44,11 +44,11 @@ class PumpVerbs:
 
     async def send(self, request: VerbRequest) -> SendReply:
         """Store a message and wake its thread; a command that is delivered twice sends one message."""
-        wanted = request.parse(SendRequest)
-        wanted.check_size()
-        if request.wait_seconds and wanted.correlation_id is None and request.command_id is None:
+        body = request.parse(SendRequest)
+        body.check_size()
+        if request.wait_seconds and body.correlation_id is None and request.command_id is None:
             raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
-        command = self._command(request, wanted)
+        command = self._command(request, body)
         sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
         hit(Fault.THREAD_SENT)
         with about(message_id=sent.message_id):
@@ -62,55 +62,55 @@ class PumpVerbs:
 
     async def describe(self, request: VerbRequest) -> ThreadDescribeReply:
         """A thread of the caller's channel with its messages and replies; raises `Refused` if there is none."""
-        wanted = request.parse(ThreadDescribeRequest)
-        found = await self._pool.run(lambda conn: find_thread(conn, request.project_id, wanted.thread_id))
-        if found is None or found.channel_id != request.channel_id:
+        body = request.parse(ThreadDescribeRequest)
+        thread = await self._pool.run(lambda conn: find_thread(conn, request.project_id, body.thread_id))
+        if thread is None or thread.channel_id != request.channel_id:
             raise Refused("unknown_thread", "the channel has no such thread")
-        messages = await self._pool.run(lambda conn: list_thread_messages(conn, wanted.thread_id, row_limit=_SHOWN))
-        replies = await self._pool.run(lambda conn: list_thread_replies(conn, wanted.thread_id, row_limit=_SHOWN))
+        messages = await self._pool.run(lambda conn: list_thread_messages(conn, body.thread_id, row_limit=_SHOWN))
+        replies = await self._pool.run(lambda conn: list_thread_replies(conn, body.thread_id, row_limit=_SHOWN))
         return ThreadDescribeReply(
-            status=ReplyStatus.ACCEPTED, thread=found, messages=tuple(messages), replies=tuple(replies)
+            status=ReplyStatus.ACCEPTED, thread=thread, messages=tuple(messages), replies=tuple(replies)
         )
 
     async def list_listeners(self, request: VerbRequest) -> ListenerListReply:
         """The listeners that workers have declared, or one with its XSDs; raises `Refused` if there is none."""
-        wanted = request.parse(ListenerListRequest)
-        found = await self._pool.run(
-            lambda conn: list_listeners(conn, self._worker_target, name=wanted.listener, with_xsd=wanted.xsd)
+        body = request.parse(ListenerListRequest)
+        rows = await self._pool.run(
+            lambda conn: list_listeners(conn, self._worker_target, name=body.listener, with_xsd=body.xsd)
         )
-        if wanted.listener is not None and not found:
+        if body.listener is not None and not rows:
             raise Refused("unknown_listener", "no worker has declared such a listener")
-        return ListenerListReply(status=ReplyStatus.ACCEPTED, listeners=tuple(found))
+        return ListenerListReply(status=ReplyStatus.ACCEPTED, listeners=tuple(rows))
 
-    def _command(self, request: VerbRequest, wanted: SendRequest) -> Send:
+    def _command(self, request: VerbRequest, body: SendRequest) -> Send:
         sender = request.headers.get(headers.SENDER)
         if sender is not None and not _SENDER.match(sender):
             raise BadRequest(f"{headers.SENDER} must be 1 to 128 characters of A-Z a-z 0-9 _ . : @ -")
         # A listener's name has no colon, so a sender from outside can pose neither as a listener nor as the pump.
         requester = EXTERNAL if sender is None else f"{EXTERNAL}:{sender}"
-        if wanted.reply_to is not None and not REPLY_INBOX.match(wanted.reply_to):
+        if body.reply_to is not None and not REPLY_INBOX.match(body.reply_to):
             raise BadRequest("reply_to must be a reply inbox of NATS")
         message = MessageId(uuid7())
-        correlation = wanted.correlation_id or (request.command_id and f"command-{request.command_id}") or message
-        text = wanted.text()
-        parts = (request.channel_id, requester, wanted.to, wanted.thread_id or "", text)
+        correlation = body.correlation_id or (request.command_id and f"command-{request.command_id}") or message
+        text = body.text()
+        parts = (request.channel_id, requester, body.to, body.thread_id or "", text)
         digest = hashlib.sha256("\0".join(parts).encode())
         thread = ThreadRef(
             project_id=request.project_id,
             channel_id=request.channel_id,
-            thread_id=wanted.thread_id or new_thread_id(),
+            thread_id=body.thread_id or new_thread_id(),
             worker_target=self._worker_target,
         )
         return Send(
             thread=thread,
-            joins=wanted.thread_id is not None,
+            joins=body.thread_id is not None,
             requester=requester,
-            to=wanted.to,
+            to=body.to,
             payload=text,
             context_headers=headers.context_headers(request.headers),
             message_id=message,
             correlation_id=correlation,
             request_digest=digest.hexdigest(),
-            reply_to=wanted.reply_to,
+            reply_to=body.reply_to,
             wait_seconds=request.wait_seconds,
         )

@@ -78,15 +78,15 @@ class ThreadRules:
             lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_LOGGED_LISTENERS)
         )
         if unserved:
-            self.trouble.warning("unserved", "%s", "; ".join(each.sentence() for each in unserved))
+            self.trouble.warning("unserved", "%s", "; ".join(t.sentence() for t in unserved))
         return woken
 
     async def _wake(self, stalled: Sequence[ThreadRef]) -> int:
         woken = 0
         for first in range(0, len(stalled), _AT_ONCE):
-            done = await asyncio.gather(*map(self.threads.wake, stalled[first : first + _AT_ONCE]))
-            woken += sum(done)
-            if not any(done):
+            starts = await asyncio.gather(*map(self.threads.wake, stalled[first : first + _AT_ONCE]))
+            woken += sum(starts)
+            if not any(starts):
                 break  # Temporal is away: the other rules must not wait for it
         return woken
 

@@ -110,14 +110,14 @@ class ThreadTurns:
         if not turns:
             return
         try:
-            found = await self._pool.run(lambda conn: messages_of_turns(conn, turns))
+            turn_messages = await self._pool.run(lambda conn: messages_of_turns(conn, turns))
         except ServerUnavailable as error:
             log.warning("ends of turns are left to the watchdog: %s", error)
             return
-        await asyncio.gather(*map(self._wake, found))
+        await asyncio.gather(*map(self._wake, turn_messages))
 
-    async def _wake(self, found: TurnMessage) -> None:
-        await self._threads.wake(ThreadRef.model_validate(found.model_dump()), [found.message_id])
+    async def _wake(self, message: TurnMessage) -> None:
+        await self._threads.wake(ThreadRef.model_validate(message.model_dump()), [message.message_id])
 
 
 def _turn(message: Msg) -> AgentTurnId | None:

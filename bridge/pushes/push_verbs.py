@@ -26,32 +26,32 @@ class PushVerbs:
 
     async def set(self, request: VerbRequest) -> PushReply:
         """Tell a receiver; raises `Refused` (push_url_refused, unknown_turn, too_many_receivers)."""
-        wanted = request.parse(PushSetRequest)
-        await destination(wanted.url, self._names, request.project_id, private=self._private)
+        body = request.parse(PushSetRequest)
+        await destination(body.url, self._names, request.project_id, private=self._private)
         await self._pool.run(
             lambda conn: set_receiver(
                 conn,
                 request.project_id,
                 request.channel_id,
-                wanted.agent_turn_id,
-                wanted.receiver_id,
-                url=wanted.url,
-                token=wanted.token,
+                body.agent_turn_id,
+                body.receiver_id,
+                url=body.url,
+                token=body.token,
                 created_by=request.headers.get(headers.SENDER, "client")[:128],
             )
         )
         hit(Fault.RECEIVER_SET)
-        return _accepted(wanted)
+        return _accepted(body)
 
     async def remove(self, request: VerbRequest) -> PushReply:
         """Tell a receiver no more."""
-        wanted = request.parse(PushRemoveRequest)
-        where = request.project_id, request.channel_id, wanted.agent_turn_id, wanted.receiver_id
+        body = request.parse(PushRemoveRequest)
+        where = request.project_id, request.channel_id, body.agent_turn_id, body.receiver_id
         await self._pool.run(lambda conn: remove_receiver(conn, *where))
         hit(Fault.RECEIVER_REMOVED)
-        return _accepted(wanted)
+        return _accepted(body)
 
 
-def _accepted(wanted: PushSetRequest | PushRemoveRequest) -> PushReply:
-    status, turn, receiver = ReplyStatus.ACCEPTED, wanted.agent_turn_id, wanted.receiver_id
+def _accepted(request: PushSetRequest | PushRemoveRequest) -> PushReply:
+    status, turn, receiver = ReplyStatus.ACCEPTED, request.agent_turn_id, request.receiver_id
     return PushReply(status=status, agent_turn_id=turn, receiver_id=receiver)

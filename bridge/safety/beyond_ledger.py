@@ -38,8 +38,8 @@ class BeyondLedger:
 
     async def list_eras(self, run: Run) -> Sequence[NewEra]:
         """The era, if it is not compared yet."""
-        found = await run(find_uncompared)
-        return [] if found is None else [found]
+        era = await run(find_uncompared)
+        return [] if era is None else [era]
 
     async def compare(self, eras: Sequence[NewEra]) -> int:
         """Read the stream and record what is ahead; returns how many ends are.
@@ -50,15 +50,15 @@ class BeyondLedger:
 
     async def _compare(self, era: NewEra) -> int:
         pending = await declare_past_turns(self.conn, era.begun_at - WINDOW)
-        read, found, stop = 0, 0, asyncio.Event()
+        read, missing, stop = 0, 0, asyncio.Event()
 
         async def take(messages: list[Msg]) -> None:
-            nonlocal read, found
+            nonlocal read, missing
             ends = [end for message in messages if (end := _end(message)) is not None]
-            told = await self.pool.run(lambda conn: tell_beyond(conn, ends))
-            for turn, error in told[: max(0, _SHOWN - found)]:
+            beyond = await self.pool.run(lambda conn: tell_beyond(conn, ends))
+            for turn, error in beyond[: max(0, _SHOWN - missing)]:
                 log.warning("era %d: turn %s: %s", era.era, turn, error)
-            read, found = read + len(messages), found + len(told)
+            read, missing = read + len(messages), missing + len(beyond)
             if read >= pending:
                 stop.set()
 
@@ -69,8 +69,8 @@ class BeyondLedger:
         if read < pending:
             log.warning("only %d of %d ends told before the era were compared", read, pending)
         await self.pool.run(lambda conn: record_compared(conn, era.era))
-        log.warning("era %d: %d of %d ends that NATS has told are not in the ledger", era.era, found, read)
-        return found
+        log.warning("era %d: %d of %d ends that NATS has told are not in the ledger", era.era, missing, read)
+        return missing
 
 
 async def _is_there() -> None:
@@ -79,8 +79,8 @@ async def _is_there() -> None:
 
 def _end(message: Msg) -> ToldEnd | None:
     """The end that a `task` event tells; None for one that is not ours."""
-    given = message.headers or {}
-    epoch, project = given.get(headers.TURN_EPOCH, ""), given.get(headers.PROJECT_ID, "")
+    sent = message.headers or {}
+    epoch, project = sent.get(headers.TURN_EPOCH, ""), sent.get(headers.PROJECT_ID, "")
     try:
         event = TaskEvent.model_validate_json(message.data)
     except ValidationError:

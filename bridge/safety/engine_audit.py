@@ -66,7 +66,7 @@ async def audit_engine(pool: Pool, client: Client, scope: Scope, bounds: EngineB
     lost = await engine.lost(visible)
     middle = time.monotonic()
     over = await engine.over(visible)
-    found = {LOST: (lost, middle - began), OVER: (over, time.monotonic() - middle)}
+    rules = {LOST: (lost, middle - began), OVER: (over, time.monotonic() - middle)}
     results = [
         RuleResult(
             rule=rule,
@@ -76,9 +76,9 @@ async def audit_engine(pool: Pool, client: Client, scope: Scope, bounds: EngineB
             cut=len(broken) > row_limit,
             seconds=round(seconds, 3),
         )
-        for rule, (broken, seconds) in found.items()
+        for rule, (broken, seconds) in rules.items()
     ]
-    return Audit(results, [each for broken, _ in found.values() for each in broken[:row_limit]])
+    return Audit(results, [turn for broken, _ in rules.values() for turn in broken[:row_limit]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,13 @@ class _Engine:
     async def _describe(self, turn: AuditedTurn) -> _Workflow:
         handle = self.client.get_workflow_handle(options.turn_workflow_id(turn.agent_turn_id))
         try:
-            found = await handle.describe(rpc_timeout=RPC_TIMEOUT)
+            execution = await handle.describe(rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return _Workflow("is missing", is_open=False, closed_at=None)
             raise
-        status = "unknown" if found.status is None else found.status.name.lower()
-        return _Workflow(f"is {status}", found.status is WorkflowExecutionStatus.RUNNING, found.close_time)
+        status = "unknown" if execution.status is None else execution.status.name.lower()
+        return _Workflow(f"is {status}", execution.status is WorkflowExecutionStatus.RUNNING, execution.close_time)
 
 
 def _violation(rule: str, turn: AuditedTurn, detail: str) -> Violation:

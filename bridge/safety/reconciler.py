@@ -107,20 +107,20 @@ class Workflow:
         return self.open and (self.heartbeat is None or self.heartbeat < since)
 
     @classmethod
-    def read(cls, found: WorkflowExecutionDescription) -> Self:
+    def read(cls, execution: WorkflowExecutionDescription) -> Self:
         """What the description says."""
-        pending = found.raw_description.pending_activities
-        times = [each.last_heartbeat_time for each in pending]
+        pending = execution.raw_description.pending_activities
+        times = [activity.last_heartbeat_time for activity in pending]
         beats = [t.ToDatetime(UTC) for t in times if t.seconds]
-        bounds = [each.activity_options.heartbeat_timeout for each in pending if each.state == _STARTED]
+        bounds = [activity.activity_options.heartbeat_timeout for activity in pending if activity.state == _STARTED]
         proven = [bound.ToTimedelta() for bound in bounds if bound.ToTimedelta()]
-        task = found.raw_description.pending_workflow_task
+        task = execution.raw_description.pending_workflow_task
         return cls(
             known=True,
-            open=found.status is WorkflowExecutionStatus.RUNNING,
+            open=execution.status is WorkflowExecutionStatus.RUNNING,
             heartbeat=max(beats, default=None),
             proven=min(proven, default=None),
-            is_queued=task.state == _TASK_SCHEDULED or any(each.state == _SCHEDULED for each in pending),
+            is_queued=task.state == _TASK_SCHEDULED or any(a.state == _SCHEDULED for a in pending),
         )
 
 
@@ -193,19 +193,19 @@ class Reconciler:
         looks, targets = self.looks, self.served.now()
         after = looks.latest_close and looks.latest_close - _OVERLAP
         closed = await self.visibility.list_closed(targets, after=after)
-        told = [each.agent_turn_id for each in closed if each.run_id not in looks.settled]
-        suspects = await run(lambda conn: find_in_hand(conn, targets, told)) if told else []
+        ended = [c.agent_turn_id for c in closed if c.run_id not in looks.settled]
+        suspects = await run(lambda conn: find_in_hand(conn, targets, ended)) if ended else []
         lost = await self._confirm(run, suspects)
         unsettled = {turn.agent_turn_id for turn in lost}
-        looks.settled = frozenset(each.run_id for each in closed if each.agent_turn_id not in unsettled)
-        looks.latest_close = max((each.closed_at for each in closed), default=looks.latest_close)
+        looks.settled = frozenset(c.run_id for c in closed if c.agent_turn_id not in unsettled)
+        looks.latest_close = max((c.closed_at for c in closed), default=looks.latest_close)
         return lost
 
     async def _confirm(self, run: Run, suspects: Sequence[LiveTurn]) -> list[LiveTurn]:
-        found = await for_each(suspects, self._describe)
+        flows = await for_each(suspects, self._describe)
         lost = [
             turn
-            for turn, flow in zip(suspects, found, strict=True)
+            for turn, flow in zip(suspects, flows, strict=True)
             if not flow.open and (flow.known or turn.status is not HeadStatus.DISPATCHED)
         ]
         return await run(lambda conn: confirm_in_hand(conn, lost)) if lost else []
@@ -230,8 +230,8 @@ class Reconciler:
     async def list_unknown(self, run: Run, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
         """Turns that the ledger has not known for `older_seconds`, and that have an open workflow of this ledger."""
         surplus = await self._list_surplus(run)
-        found = await run(lambda conn: list_unknown(conn, list(surplus))) if surplus else []
-        ours = [turn for turn in found if await self._is_ours(surplus[turn])]
+        rows = await run(lambda conn: list_unknown(conn, list(surplus))) if surplus else []
+        ours = [turn for turn in rows if await self._is_ours(surplus[turn])]
         now = time.monotonic()
         self.looks.unknown = {turn: self.looks.unknown.get(turn, now) for turn in await self._list_still_open(ours)}
         return [UnknownTurn(turn) for turn, since in self.looks.unknown.items() if now - since >= older_seconds]
@@ -329,12 +329,12 @@ class Reconciler:
 
     async def _describe_turn(self, turn: AgentTurnId) -> Workflow:
         try:
-            found = await self._handle(turn).describe(rpc_timeout=RPC_TIMEOUT)
+            execution = await self._handle(turn).describe(rpc_timeout=RPC_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return Workflow()
             raise
-        return Workflow.read(found)
+        return Workflow.read(execution)
 
     async def _bring_back(self, turn: LiveTurn, *, counted: bool) -> bool:
         if counted and turn.restart_count >= MAX_RESTARTS:

@@ -138,8 +138,8 @@ class LedgerRules:
         await self.starter.claim(agents, "watchdog")
         return len(agents)
 
-    async def _take_up(self, found: Sequence[DueAgent]) -> int:
-        return await self._claim([(each.project_id, each.agent_id) for each in found])
+    async def _take_up(self, agents: Sequence[DueAgent]) -> int:
+        return await self._claim([(a.project_id, a.agent_id) for a in agents])
 
     async def _time_out(self, late: Sequence[TurnRef]) -> int:
         """Time out calls whose turn's own timer did not: run the timer's statement, then claim what became due."""
@@ -147,27 +147,27 @@ class LedgerRules:
             await self.pool.run(lambda conn, turn=turn: inject_timeouts(conn, turn))
         return await self._claim([(turn.project_id, turn.agent_id) for turn in late])
 
-    async def _fence(self, found: Sequence[TurnRef]) -> int:
+    async def _fence(self, turns: Sequence[TurnRef]) -> int:
         """Fence turns that did not stop in time: later writes of their workers are stale."""
-        fenced = [await fence_stopped(self.pool, self.publisher, turn, self.telemetry) for turn in found]
+        fenced = [await fence_stopped(self.pool, self.publisher, turn, self.telemetry) for turn in turns]
         return sum(fenced)
 
-    async def _decide(self, found: Sequence[Undecided]) -> int:
+    async def _decide(self, batches: Sequence[Undecided]) -> int:
         """Decide batches whose deadline has passed or whose call waits no more, one a transaction."""
-        decided = [each.batch_id for each in found if await expire_batch(self.pool, each.batch_id)]
+        decided = [b.batch_id for b in batches if await expire_batch(self.pool, b.batch_id)]
         if decided:
             rings = await self.pool.run(lambda conn: rings_of(conn, decided))
             await self._claim([(ring.project_id, ring.agent_id) for ring in rings])
         return len(decided)
 
-    async def _expire(self, found: Sequence[Expired]) -> int:
+    async def _expire(self, interrupts: Sequence[Expired]) -> int:
         """Close questions that nobody answered in time, one a transaction, and claim what their calls are answered."""
-        closed = [each for each in found if await expire_interrupt(self.pool, each.interrupt_id)]
-        await self._claim(list(dict.fromkeys((each.project_id, each.agent_id) for each in closed)))
+        closed = [i for i in interrupts if await expire_interrupt(self.pool, i.interrupt_id)]
+        await self._claim(list(dict.fromkeys((i.project_id, i.agent_id) for i in closed)))
         return len(closed)
 
-    async def _end_marked(self, found: Sequence[MarkedTurn]) -> int:
-        return await end_marked(self.pool, self.publisher, found, self.telemetry)
+    async def _end_marked(self, turns: Sequence[MarkedTurn]) -> int:
+        return await end_marked(self.pool, self.publisher, turns, self.telemetry)
 
     async def _command(self, silent: Sequence[SilentCall]) -> int:
         messages = [message for call in silent if (message := call.message(SENDER)) is not None]
@@ -175,11 +175,11 @@ class LedgerRules:
             await publish_best_effort(self.publisher, *messages)
         return len(messages)
 
-    async def _settle(self, found: Sequence[UnsureCall]) -> int:
+    async def _settle(self, calls: Sequence[UnsureCall]) -> int:
         """Ask people about calls that began and that nobody runs any more, or fail them; claim what has a result."""
         if self.outcomes is None:
             return 0
-        settled, answered = await self.outcomes.settle(found)
+        settled, answered = await self.outcomes.settle(calls)
         await self._claim(list(dict.fromkeys(answered)))
         return settled
 
@@ -195,19 +195,19 @@ class LedgerRules:
         age = self.times.pending_wakeup
         return await run(lambda conn: sweep.end_orphans(conn, older_seconds=age, row_limit=ROW_LIMIT))
 
-    async def _warn(self, found: Sequence[Orphan]) -> int:
+    async def _warn(self, orphans: Sequence[Orphan]) -> int:
         """Log whose rows were ended: nothing else can be done for them."""
-        for row in found:
+        for row in orphans:
             log.warning(
                 "inbox row %s (%s) by %r is for agent %s/%s, which no roster has: it is marked error",
                 *(row.inbox_id, row.message_type, row.sender, row.project_id, row.agent_id),
             )
-        return len(found)
+        return len(orphans)
 
-    async def _announce(self, found: Sequence[Unannounced]) -> int:
-        messages = [message for outcome in found for message in outcome.messages(SENDER)]
-        await announce_all(self.pool, self.publisher, [outcome.agent_turn_id for outcome in found], messages)
-        return len(found)
+    async def _announce(self, outcomes: Sequence[Unannounced]) -> int:
+        messages = [message for outcome in outcomes for message in outcome.messages(SENDER)]
+        await announce_all(self.pool, self.publisher, [outcome.agent_turn_id for outcome in outcomes], messages)
+        return len(outcomes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

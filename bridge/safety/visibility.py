@@ -57,10 +57,10 @@ class Visibility:
         await ensure_engine(self.client)
         request = DescribeNamespaceRequest(namespace=self.client.namespace)
         try:
-            found = await self.client.workflow_service.describe_namespace(request, retry=True, timeout=RPC_TIMEOUT)
+            namespace = await self.client.workflow_service.describe_namespace(request, retry=True, timeout=RPC_TIMEOUT)
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
-        return found.namespace_info.id
+        return namespace.namespace_info.id
 
     async def count_open(self, worker_targets: Sequence[str]) -> int:
         """The number of open workflows of these targets."""
@@ -68,28 +68,28 @@ class Visibility:
             namespace=self.client.namespace, query=f"{OPEN_TURNS} AND {_queues(worker_targets)}"
         )
         try:
-            found = await self.client.workflow_service.count_workflow_executions(
+            response = await self.client.workflow_service.count_workflow_executions(
                 request, retry=True, timeout=RPC_TIMEOUT
             )
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
-        return found.count
+        return response.count
 
     async def list_open(self, worker_targets: Sequence[str]) -> dict[AgentTurnId, WorkflowExecutionInfo]:
         """The open workflows of these targets, by turn."""
-        found = await list_executions(self.client, f"{OPEN_TURNS} AND {_queues(worker_targets)}")
-        return {options.turn_of(each.execution.workflow_id): each for each in found}
+        executions = await list_executions(self.client, f"{OPEN_TURNS} AND {_queues(worker_targets)}")
+        return {options.turn_of(e.execution.workflow_id): e for e in executions}
 
     async def list_closed(self, worker_targets: Sequence[str], *, after: datetime | None) -> list[ClosedRun]:
         """The runs of these targets that closed after this close time, or all that Temporal still has."""
         since = "" if after is None else f" AND CloseTime > '{after.isoformat()}'"
-        found = await list_executions(self.client, f"{_CLOSED_TURNS} AND {_queues(worker_targets)}{since}")
-        return [_closed(each) for each in found]
+        executions = await list_executions(self.client, f"{_CLOSED_TURNS} AND {_queues(worker_targets)}{since}")
+        return [_closed(e) for e in executions]
 
     async def latest_close(self, worker_targets: Sequence[str]) -> datetime | None:
         """When the newest closed run of these targets closed. Temporal lists closed runs newest first."""
-        found = await list_executions(self.client, f"{_CLOSED_TURNS} AND {_queues(worker_targets)}", limit=1)
-        return _closed(found[0]).closed_at if found else None
+        executions = await list_executions(self.client, f"{_CLOSED_TURNS} AND {_queues(worker_targets)}", limit=1)
+        return _closed(executions[0]).closed_at if executions else None
 
 
 async def list_executions(client: Client, query: str, limit: int | None = None) -> list[WorkflowExecutionInfo]:
@@ -98,13 +98,13 @@ async def list_executions(client: Client, query: str, limit: int | None = None) 
     The raw call: `Client.list_workflows` would decode search attributes that are not needed.
     """
     request = ListWorkflowExecutionsRequest(namespace=client.namespace, query=query, page_size=limit or _PAGE)
-    found: list[WorkflowExecutionInfo] = []
+    executions: list[WorkflowExecutionInfo] = []
     try:
         while True:
             page = await client.workflow_service.list_workflow_executions(request, retry=True, timeout=RPC_TIMEOUT)
-            found += page.executions
+            executions += page.executions
             if not page.next_page_token or limit is not None:
-                return found
+                return executions
             request.next_page_token = page.next_page_token
     except (RPCError, OSError) as error:
         raise ServerUnavailable(f"Temporal: {error}") from error
@@ -121,14 +121,14 @@ async def for_each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> l
         async with gate:
             return await action(item)
 
-    done = await asyncio.gather(*map(one, items), return_exceptions=True)
+    outcomes = await asyncio.gather(*map(one, items), return_exceptions=True)
     results: list[V] = []
-    for each in done:
-        if isinstance(each, RPCError | OSError):
-            raise ServerUnavailable(f"Temporal: {each}") from each
-        if isinstance(each, BaseException):
-            raise each
-        results.append(each)
+    for outcome in outcomes:
+        if isinstance(outcome, RPCError | OSError):
+            raise ServerUnavailable(f"Temporal: {outcome}") from outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome)
     return results
 
 
@@ -137,6 +137,6 @@ def _queues(worker_targets: Sequence[str]) -> str:
     return f"TaskQueue IN ({names})"
 
 
-def _closed(found: WorkflowExecutionInfo) -> ClosedRun:
-    turn = options.turn_of(found.execution.workflow_id)
-    return ClosedRun(turn, found.execution.run_id, found.close_time.ToDatetime(UTC))
+def _closed(execution: WorkflowExecutionInfo) -> ClosedRun:
+    turn = options.turn_of(execution.execution.workflow_id)
+    return ClosedRun(turn, execution.execution.run_id, execution.close_time.ToDatetime(UTC))

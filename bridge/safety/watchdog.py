@@ -112,25 +112,25 @@ class Watchdog:
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
     async def _find_and_mend(self, rule: Rule[Any]) -> RuleReport:
-        found = await rule.find(self._pool.run)
-        mended = await rule.mend(found) if found else 0
+        rows = await rule.find(self._pool.run)
+        mended = await rule.mend(rows) if rows else 0
         if mended:
             self.repairs[rule.name] += mended
             self._meter.count(Metric.REPAIRS, mended, rule=rule.name)
-            for line in sentences(rule.name, found, mended, self._times):
+            for line in sentences(rule.name, rows, mended, self._times):
                 log.info("safety net: %s", line)
             await self._pool.run(lambda conn: record_repairs(conn, {rule.name: mended}))
-        return RuleReport(rule.name, [_ids(each) for each in found], mended)
+        return RuleReport(rule.name, [_ids(r) for r in rows], mended)
 
     async def _find_only(self, rule: Rule[Any]) -> RuleReport:
-        found = await rule.find(self._pool.rehearse)
-        return RuleReport(rule.name, [_ids(each) for each in found])
+        rows = await rule.find(self._pool.rehearse)
+        return RuleReport(rule.name, [_ids(r) for r in rows])
 
 
-def _ids(found: Any) -> str:
+def _ids(row: Any) -> str:
     """The id of a found thing: of the call, else of the turn, the batch, the question, the inbox row or the agent."""
     names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id", "inbox_id")
-    return next((f"{name}={getattr(found, name)}" for name in names if hasattr(found, name)), agent_of(found))
+    return next((f"{name}={getattr(row, name)}" for name in names if hasattr(row, name)), agent_of(row))
 
 
 LINES = 5
@@ -173,15 +173,15 @@ SENTENCES: Mapping[str, str] = {
 """Sentences by rule. Repairs of any other rule are logged by the rule's name."""
 
 
-def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes) -> Iterator[str]:
+def sentences(rule: str, rows: Sequence[Any], mended: int, times: WatchdogTimes) -> Iterator[str]:
     """The log lines for what a rule mended at one tick.
 
     If it mended only some of what it found, it is not known which: then there is one line with all ids.
     """
-    names = [_names(each, times) for each in found]
-    if mended < len(found) or rule not in SENTENCES:
+    names = [_names(r, times) for r in rows]
+    if mended < len(rows) or rule not in SENTENCES:
         ids = ", ".join(name["id"] for name in names[:LINES])
-        yield f"rule {rule} mended {mended} of {len(found)}: {ids}{', …' if len(names) > LINES else ''}"
+        yield f"rule {rule} mended {mended} of {len(rows)}: {ids}{', …' if len(names) > LINES else ''}"
         return
     for name in names[:LINES]:
         yield SENTENCES[rule].format_map(name)
@@ -189,12 +189,12 @@ def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes
         yield f"rule {rule} mended {len(names) - LINES} more in this way"
 
 
-def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
+def _names(row: Any, times: WatchdogTimes) -> dict[str, Any]:
     """The values for the placeholders of `SENTENCES`."""
-    agent = agent_of(found)
-    call, turn, thread = (_text_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
-    message, batch, interrupt = (_text_of(found, name) for name in ("request_id", "batch_id", "interrupt_id"))
-    command = getattr(found, "command", None)
+    agent = agent_of(row)
+    call, turn, thread = (_text_of(row, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
+    message, batch, interrupt = (_text_of(row, name) for name in ("request_id", "batch_id", "interrupt_id"))
+    command = getattr(row, "command", None)
     return {
         "agent": agent,
         "turn": turn,
@@ -204,29 +204,29 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
         "interrupt": interrupt,
         "call": call,
         "tool": call if command is None else command.tool_name,
-        "due": _due(found),
-        "silent": times.command_retry * getattr(found, "repeat", 1),
+        "due": _due(row),
+        "silent": times.command_retry * getattr(row, "repeat", 1),
         "times": times,
         "id": next(filter(None, (call, turn, thread, message, batch, interrupt, agent)), ""),
     }
 
 
-def _due(found: Any) -> str:
+def _due(row: Any) -> str:
     """How long a row waited, and for what: a deferred one for its time, a pending one for a doorbell."""
-    if not isinstance(found, DueAgent):
+    if not isinstance(row, DueAgent):
         return "its inbox had a row that was due"
-    if found.is_deferred:
-        return f"a deferred row was due for {found.due_seconds:.1f} s"
-    return f"a request was due for {found.due_seconds:.1f} s and no doorbell was heard"
+    if row.is_deferred:
+        return f"a deferred row was due for {row.due_seconds:.1f} s"
+    return f"a request was due for {row.due_seconds:.1f} s and no doorbell was heard"
 
 
-def agent_of(found: Any) -> str:
+def agent_of(row: Any) -> str:
     """The agent of a found thing, as project/agent; empty if it has none."""
-    if isinstance(found, tuple):
-        return "/".join(cast("AgentKey", found))
-    agent = _text_of(found, "agent_id")
-    return f"{_text_of(found, 'project_id')}/{agent}" if agent else ""
+    if isinstance(row, tuple):
+        return "/".join(cast("AgentKey", row))
+    agent = _text_of(row, "agent_id")
+    return f"{_text_of(row, 'project_id')}/{agent}" if agent else ""
 
 
-def _text_of(found: Any, name: str) -> str:
-    return str(getattr(found, name, ""))
+def _text_of(row: Any, name: str) -> str:
+    return str(getattr(row, name, ""))

@@ -53,12 +53,12 @@ def _instrumented(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
 
 
 async def _run_recorded(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry) -> BaseModel:
-    given = request.headers.get(headers.TRACEPARENT, "")
-    parent = headers.span_id(given)
-    own = headers.child_span(given) if parent else headers.new_traceparent()
+    received = request.headers.get(headers.TRACEPARENT, "")
+    parent = headers.span_id(received)
+    traceparent = headers.child_span(received) if parent else headers.new_traceparent()
     started, clock = time.time_ns(), time.perf_counter()
     if telemetry.tracer.enabled:
-        request = replace(request, headers={**request.headers, headers.TRACEPARENT: own})
+        request = replace(request, headers={**request.headers, headers.TRACEPARENT: traceparent})
     status, code = "error", TurnstileError.code
     reply: BaseModel | None = None
     try:
@@ -88,18 +88,22 @@ async def _run_recorded(handler: VerbHandler, request: VerbRequest, telemetry: T
         if telemetry.tracer.enabled:
             attributes = _attributes(request, reply)
             times = (started, time.time_ns())
-            telemetry.tracer.record(Span(request.verb, own, parent, *times, attributes, code, "server"))
+            telemetry.tracer.record(Span(request.verb, traceparent, parent, *times, attributes, code, "server"))
 
 
 def _attributes(request: VerbRequest, reply: BaseModel | None) -> Attributes:
-    said = {name: value for name in (*_IDS, *_PLACES) if isinstance(value := getattr(reply, name, None), str)}
-    told = (said.get("conversation_id"), request.headers.get(headers.CONVERSATION_ID), *map(said.get, _PLACES))
+    values = {name: value for name in (*_IDS, *_PLACES) if isinstance(value := getattr(reply, name, None), str)}
+    conversation = (
+        values.get("conversation_id"),
+        request.headers.get(headers.CONVERSATION_ID),
+        *map(values.get, _PLACES),
+    )
     return {
         "turnstile.verb": request.verb,
         "turnstile.source": request.source,
         "turnstile.project_id": request.project_id,
         "turnstile.channel_id": request.channel_id,
-        **gen_ai.conversation({}, next(filter(None, told), None)),
-        **{attribute: said[name] for name, attribute in _IDS.items() if name in said},
+        **gen_ai.conversation({}, next(filter(None, conversation), None)),
+        **{attribute: values[name] for name, attribute in _IDS.items() if name in values},
         **({"turnstile.duplicate": True} if getattr(reply, "duplicate", False) else {}),
     }

@@ -120,8 +120,8 @@ class ServiceCard:
 class Payload:
     """The JSON object of a request: decoded when it is first read; the result of the last parse is kept."""
 
-    def __init__(self, given: bytes | JsonObject) -> None:
-        self._given = given
+    def __init__(self, content: bytes | JsonObject) -> None:
+        self._given = content
         self._parsed: BaseModel | None = None
 
     def read(self) -> JsonObject:
@@ -243,17 +243,17 @@ def encode_reply(reply: JsonObject, limit: int) -> bytes:
 def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes | JsonObject) -> VerbRequest:
     """The request in a message; raises `BadRequest` if subject and headers name different things (protocol §5)."""
     subject = subjects.parse(msg.subject)
-    given = headers_of(msg)
+    sent = headers_of(msg)
     named = ((headers.PROJECT_ID, subject.project_id), (headers.CHANNEL_ID, subject.channel_id))
     for name, value in named:
-        if given.get(name, value) != value:
+        if sent.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
     verb, caller = ".".join(subject.rest[2:]), None
     named_verb = verb_named(subject.rest[2]) if len(subject.rest) > _CALLER_TOKEN else None
     if named_verb is not None and named_verb.caller != "none":
         verb, caller = subject.rest[2], Caller.read(subject.rest[_CALLER_TOKEN:])
-        given = {**given, headers.SENDER: caller.name}
-    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), given, source, caller=caller)
+        sent = {**sent, headers.SENDER: caller.name}
+    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), sent, source, caller=caller)
 
 
 def _endpoint(verb: str) -> str:

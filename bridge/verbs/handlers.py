@@ -122,49 +122,49 @@ class Verbs:
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Create a turn; a command that is delivered twice creates one."""
-        wanted = request.parse(EnqueueRequest)
-        if wanted.agent_id is not None:
-            _same(request, headers.AGENT_ID, wanted.agent_id)
-        if wanted.correlation_id is None and request.command_id is not None:
-            wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
-        if request.wait_seconds and wanted.correlation_id is None:
+        body = request.parse(EnqueueRequest)
+        if body.agent_id is not None:
+            _same(request, headers.AGENT_ID, body.agent_id)
+        if body.correlation_id is None and request.command_id is not None:
+            body = body.model_copy(update={"correlation_id": f"command-{request.command_id}"})
+        if request.wait_seconds and body.correlation_id is None:
             raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
         limit = self._counts.limit_for(request.project_id)
         command, cards = planned(
             request.project_id,
             request.channel_id,
-            wanted,
+            body,
             request.headers,
             depth_limit=self.depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
             admission=replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
             caller=request.caller,
         )
-        if wanted.multitask_strategy is MultitaskStrategy.ENQUEUE:
+        if body.multitask_strategy is MultitaskStrategy.ENQUEUE:
             targets = () if self.claims is None else self.claims.targets()
-            done = await self.pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
+            enqueued = await self.pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
             hit(Fault.ENQUEUE_COMMITTED)
         else:
-            done = await self._over.enqueue(command, cards, request.caller)
+            enqueued = await self._over.enqueue(command, cards, request.caller)
         if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
             self._counts.found(request.project_id)
-        if (lease := done.lease) is not None:
-            claimed = self.claims is not None and done.claim is not None
-            if self.claims is not None and done.claim is not None:
-                self.claims.start(done.claim)
+        if (lease := enqueued.lease) is not None:
+            claimed = self.claims is not None and enqueued.claim is not None
+            if self.claims is not None and enqueued.claim is not None:
+                self.claims.start(enqueued.claim)
                 await asyncio.sleep(0)  # the start is on its way before anything else is done
             doorbell = lease.doorbell(SENDER, "enqueue", claimed=claimed)
             await publish_best_effort(self.publisher, lease.dispatched(SENDER), doorbell)
         hit(Fault.ENQUEUE_PUBLISHED)
-        return done.reply
+        return enqueued.reply
 
     async def describe(self, request: VerbRequest) -> DescribeReply:
         """Describe a turn or card of the caller's channel, or a call of its project; raises `Refused` if there is none.
 
         A tool serves all channels of its project, and names a call by its id alone.
         """
-        wanted, channel = request.parse(DescribeRequest), request.channel_id
-        match wanted:
+        body, channel = request.parse(DescribeRequest), request.channel_id
+        match body:
             case DescribeRequest(agent_turn_id=None, card_id=str() as card_id, tool_call_id=None):
                 card = await self.pool.run(lambda conn: get_card(conn, request.project_id, card_id, channel))
                 if card is None:
@@ -174,7 +174,7 @@ class Verbs:
                 turn = await self.pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
                 if turn is None or turn.channel_id != channel:
                     raise Refused("unknown_turn", "the channel has no such turn")
-                if not wanted.tree:
+                if not body.tree:
                     return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
                 nodes = await self.pool.run(lambda conn: tree(conn, request.project_id, turn_id, channel=channel))
                 return DescribeReply(
@@ -186,7 +186,7 @@ class Verbs:
                 call = await self.pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
                 if call is None:
                     raise Refused("unknown_call", "the project has no such call")
-                if (begins := wanted.begins) is not None:
+                if (begins := body.begins) is not None:
                     may = await self.pool.run(lambda conn: begin_call(conn, request.project_id, call_id, begins))
                     hit(Fault.CALL_BEGUN)
                     call = call.model_copy(update={"may_run": may})
@@ -198,28 +198,28 @@ class Verbs:
         """Store a tool's report on a call; a refused report is recorded in `state.rejections`."""
         ids = {"tool_call_id": _claimed_call(request)}
         try:
-            wanted = request.parse(ReportRequest)
-            ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
-            _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
-            done = await report(self.pool, request.project_id, wanted, request.headers)
+            body = request.parse(ReportRequest)
+            ids = {"tool_call_id": body.tool_call_id, "tool_result_card_id": body.tool_result_card_id or ""}
+            _same(request, headers.TOOL_CALL_ID, body.tool_call_id)
+            reported = await report(self.pool, request.project_id, body, request.headers)
         except (Refused, BadRequest) as error:
             await self._reject(request, error, ids)
             raise
         hit(Fault.REPORT_COMMITTED)
-        if (lease := done.ring) is not None:
+        if (lease := reported.ring) is not None:
             await publish_best_effort(self.publisher, lease.doorbell(SENDER, "report"))
         hit(Fault.REPORT_PUBLISHED)
-        return done.reply
+        return reported.reply
 
     async def stop(self, request: VerbRequest) -> StopReply:
         """End a turn, whatever its status is (protocol §6, stop)."""
-        wanted = request.parse(StopRequest)
-        _same(request, headers.TURN_ID, wanted.agent_turn_id)
+        body = request.parse(StopRequest)
+        _same(request, headers.TURN_ID, body.agent_turn_id)
         return await stop_turn(
             self.pool,
             self.publisher,
             request.project_id,
-            wanted,
+            body,
             self.telemetry,
             channel=request.channel_id,
             caller=request.caller,
@@ -233,53 +233,53 @@ class Verbs:
         """Run a turn again from one of its steps."""
         limit = self._counts.limit_for(request.project_id)
         admission = replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit)
-        done = await run_again(self.pool, self.publisher, request, depth_limit=self.depth_limit, admission=admission)
+        turn = await run_again(self.pool, self.publisher, request, depth_limit=self.depth_limit, admission=admission)
         if limit:
             self._counts.found(request.project_id)
-        return done
+        return turn
 
     async def box_fork(self, request: VerbRequest) -> BoxForkReply:
         """Copy a box; a command that is delivered twice makes one copy."""
-        wanted = request.parse(BoxForkRequest)
-        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        body = request.parse(BoxForkRequest)
+        name = body.correlation_id or (request.command_id and f"command-{request.command_id}")
         new_box = forked_box_id(request.project_id, name) if name else new_box_id()
-        made = await self.pool.run(
-            lambda conn: fork_box(conn, request.project_id, request.channel_id, wanted.box_id, new_box)
+        copied = await self.pool.run(
+            lambda conn: fork_box(conn, request.project_id, request.channel_id, body.box_id, new_box)
         )
         hit(Fault.BOX_FORKED)
-        return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
+        return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not copied and name is not None)
 
     async def box_make(self, request: VerbRequest) -> BoxMakeReply:
         """Make a box of parts; a command that is delivered twice makes one."""
-        wanted = request.parse(BoxMakeRequest)
-        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        body = request.parse(BoxMakeRequest)
+        name = body.correlation_id or (request.command_id and f"command-{request.command_id}")
         box = made_box_id(request.project_id, name) if name else new_box_id()
         author = request.headers.get(headers.SENDER, "client")[:128]
-        cards, made = await self.pool.run(
-            lambda conn: compose_box(conn, request.project_id, request.channel_id, wanted, box, author)
+        cards, is_new = await self.pool.run(
+            lambda conn: compose_box(conn, request.project_id, request.channel_id, body, box, author)
         )
         hit(Fault.BOX_MADE)
         return BoxMakeReply(
-            status=ReplyStatus.ACCEPTED, box_id=box, cards=cards, duplicate=not made and name is not None
+            status=ReplyStatus.ACCEPTED, box_id=box, cards=cards, duplicate=not is_new and name is not None
         )
 
     async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
         """Set which boxes an agent's pointers name."""
-        wanted = request.parse(BoxReplaceRequest)
-        _same(request, headers.AGENT_ID, wanted.agent_id)
-        boxes = await self.pool.run(lambda conn: replace_boxes(conn, request.project_id, request.channel_id, wanted))
+        body = request.parse(BoxReplaceRequest)
+        _same(request, headers.AGENT_ID, body.agent_id)
+        boxes = await self.pool.run(lambda conn: replace_boxes(conn, request.project_id, request.channel_id, body))
         hit(Fault.BOX_REPLACED)
         return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
 
     async def conversation_put(self, request: VerbRequest) -> ConversationPutReply:
         """Make a conversation, or change it between turns."""
-        wanted, box = request.parse(ConversationPutRequest), new_box_id()
+        body, box = request.parse(ConversationPutRequest), new_box_id()
         put = await self.pool.run(
             lambda conn: put_conversation(
                 conn,
                 request.project_id,
                 request.channel_id,
-                wanted,
+                body,
                 box,
                 most=self.admission.max_unused_conversations,
             )
@@ -313,21 +313,21 @@ async def run_again(
     pool: Pool, publisher: Publisher, request: VerbRequest, *, depth_limit: int, admission: Admission
 ) -> RerunReply:
     """Run a turn again; raises as `ledger.people.reruns.rerun_turn` does, and `BadRequest` if no caller is named."""
-    caller, wanted = request.named_caller(), request.parse(RerunRequest)
-    if request.wait_seconds and wanted.correlation_id is None:
+    caller, body = request.named_caller(), request.parse(RerunRequest)
+    if request.wait_seconds and body.correlation_id is None:
         raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
-    done, of = await rerun_turn(
+    enqueued, of = await rerun_turn(
         pool,
         request.project_id,
         request.channel_id,
-        wanted,
+        body,
         caller,
         request.headers,
         depth_limit=depth_limit,
         admission=admission,
     )
     hit(Fault.RERUN_COMMITTED)
-    if (lease := done.lease) is not None:
+    if (lease := enqueued.lease) is not None:
         await publish_best_effort(publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))
     hit(Fault.RERUN_PUBLISHED)
-    return RerunReply.model_validate({**done.reply.model_dump(), "rerun_of": of.of, "from_step": of.from_step})
+    return RerunReply.model_validate({**enqueued.reply.model_dump(), "rerun_of": of.of, "from_step": of.from_step})

@@ -32,9 +32,9 @@ async def stop_live_turns(pool: Pool, publisher: Publisher, project: ProjectId) 
     while live := await pool.run(lambda conn: list_live_turns(conn, project)):
         for turn in reversed(live):  # queued turns first: the end of a live turn would lease the next one
             await stop_turn(pool, publisher, project, StopRequest(agent_turn_id=turn, reason=_REASON))
-            found = await pool.run(lambda conn, turn=turn: locate_turn(conn, project, turn))
-            if found is not None:
-                await fence_stopped(pool, publisher, found)
+            stopped_turn = await pool.run(lambda conn, turn=turn: locate_turn(conn, project, turn))
+            if stopped_turn is not None:
+                await fence_stopped(pool, publisher, stopped_turn)
             stopped.add(turn)
     return len(stopped)
 

@@ -71,22 +71,22 @@ class RosterVerbs:
 
     async def put_agent(self, request: VerbRequest) -> AgentPutReply:
         """Add an agent, or change what is given."""
-        wanted = request.parse(AgentPutRequest)
-        done, target = await put_agent(self._pool, request.project_id, wanted, origin_of(request))
+        body = request.parse(AgentPutRequest)
+        change, target = await put_agent(self._pool, request.project_id, body, origin_of(request))
         hit(Fault.AGENT_CHANGED)
         return AgentPutReply(
             status=ReplyStatus.ACCEPTED,
-            agent_id=wanted.agent_id,
+            agent_id=body.agent_id,
             worker_target=target,
-            created=done == "added",
-            duplicate=done == "same",
+            created=change == "added",
+            duplicate=change == "same",
         )
 
     async def list_agents(self, request: VerbRequest) -> AgentListReply:
         """The project's agents, a page at a time."""
-        wanted = request.parse(ListRequest)
-        rows = await list_agents(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
-        lines, more = _page(rows, wanted.limit)
+        body = request.parse(ListRequest)
+        rows = await list_agents(self._pool, request.project_id, after=body.after, row_limit=body.limit + 1)
+        lines, more = _page(rows, body.limit)
         return AgentListReply(
             status=ReplyStatus.ACCEPTED, agents=tuple(lines), next=lines[-1].agent_id if more else None
         )
@@ -102,10 +102,10 @@ class RosterVerbs:
 
     async def list_profiles(self, request: VerbRequest) -> ProfileListReply:
         """The project's profiles, a page at a time."""
-        wanted = request.parse(ListRequest)
-        rows = await list_profiles(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
-        found, more = _page(rows, wanted.limit)
-        lines = tuple(ProfileLine.model_validate(row.model_dump()) for row in found)
+        body = request.parse(ListRequest)
+        rows = await list_profiles(self._pool, request.project_id, after=body.after, row_limit=body.limit + 1)
+        profiles, more = _page(rows, body.limit)
+        lines = tuple(ProfileLine.model_validate(row.model_dump()) for row in profiles)
         return ProfileListReply(status=ReplyStatus.ACCEPTED, profiles=lines, next=lines[-1].name if more else None)
 
     async def put_tool(self, request: VerbRequest) -> ToolPutReply:
@@ -117,11 +117,11 @@ class RosterVerbs:
 
     async def list_tools(self, request: VerbRequest) -> ToolListReply:
         """The project's tools, a page at a time."""
-        wanted = request.parse(ListRequest)
-        rows = await list_tools(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
-        found, more = _page(rows, wanted.limit)
+        body = request.parse(ListRequest)
+        rows = await list_tools(self._pool, request.project_id, after=body.after, row_limit=body.limit + 1)
+        tools, more = _page(rows, body.limit)
         return ToolListReply(
-            status=ReplyStatus.ACCEPTED, tools=tuple(found), next=found[-1].tool_name if more else None
+            status=ReplyStatus.ACCEPTED, tools=tuple(tools), next=tools[-1].tool_name if more else None
         )
 
     async def remove_tool(self, request: VerbRequest) -> ToolRemoveReply:

@@ -80,8 +80,8 @@ def read_action(msg: Msg) -> _ReceivedAction:
         payload = read_json_object(msg.data)
     except BadRequest as error:
         return _ReceivedAction(request, None, error)
-    given = headers_of(msg)
-    payload.setdefault("agent_id", given.get(headers.AGENT_ID))
+    sent = headers_of(msg)
+    payload.setdefault("agent_id", sent.get(headers.AGENT_ID))
     blank = _blank_ack(payload)
     try:
         read = read_request(msg, "command", payload)
@@ -92,13 +92,13 @@ def read_action(msg: Msg) -> _ReceivedAction:
     return _ReceivedAction(request, blank)
 
 
-def _merged_headers(given: dict[str, str], payload: JsonObject) -> dict[str, str]:
+def _merged_headers(sent: dict[str, str], payload: JsonObject) -> dict[str, str]:
     """The headers, completed from the payload; raises `BadRequest` if they name different things (protocol §5)."""
     for header, name in ((headers.AGENT_ID, "agent_id"), (headers.PARENT_STEP_ID, "parent_step_id")):
         value = payload.get(name)
-        if isinstance(value, str) and given.setdefault(header, value) != value:
+        if isinstance(value, str) and sent.setdefault(header, value) != value:
             raise BadRequest(f"header {header} and the payload name different things")
-    return given
+    return sent
 
 
 def _blank_ack(payload: JsonObject) -> ActionAck | None:
@@ -182,7 +182,7 @@ class UiActions:
             if self.throttle is not None and (wait := self.throttle.take(project)):
                 raise rate_limited(wait)
             _check(request, action, tool)
-            done = await enqueue(
+            enqueued = await enqueue(
                 self.pool,
                 project,
                 channel,
@@ -193,9 +193,9 @@ class UiActions:
                 admission=self.admission,
             )
             hit(Fault.ENQUEUE_COMMITTED)
-            if not done.reply.duplicate:
-                context = {} if done.lease is None else done.lease.context_headers
-                return ActionReply(**done.reply.model_dump(), lease=done.lease, context=context)
+            if not enqueued.reply.duplicate:
+                context = {} if enqueued.lease is None else enqueued.lease.context_headers
+                return ActionReply(**enqueued.reply.model_dump(), lease=enqueued.lease, context=context)
             _, turn = await self.pool.run(lambda conn: find_action(conn, project, action))
         if turn is None:
             raise ServerUnavailable("the action's turn cannot be found now: try again")
@@ -212,7 +212,7 @@ class UiActions:
         request, blank = received.request, received.blank
         source = f"command:{request.headers.get(headers.SENDER, 'client')}".replace("\0", "")
         ids = {} if blank is None else {"action_id": blank.action_id, "agent_id": blank.agent_id}
-        ids = {name: each.replace("\0", "") for name, each in ids.items()}
+        ids = {name: value.replace("\0", "") for name, value in ids.items()}
         await self.pool.run(
             lambda conn: reject(conn, request.project_id, source, error.code, f"{VERB}: {error}".replace("\0", ""), ids)
         )
@@ -236,8 +236,8 @@ def _check(request: VerbRequest, action: UiAction, tool: JsonObject | None) -> N
         }
     )
     place = Place(turn, step_id(turn.agent_turn_id, 1), action.parent_step_id or "", Patience())
-    wanted = ActionCall(tool_name=action.tool_name, arguments=action.args)
-    action_call(place, wanted, [] if tool is None else [tool])
+    call = ActionCall(tool_name=action.tool_name, arguments=action.args)
+    action_call(place, call, [] if tool is None else [tool])
 
 
 def _repeated(action: UiAction, turn: ActionTurn) -> ActionReply:

@@ -86,7 +86,7 @@ class Access:
     def check(self, principal: Principal, right: Right | frozenset[Right]) -> None:
         """Raises `Forbidden` if the token's role lacks the right, or all of these."""
         rights = right if isinstance(right, frozenset) else {right}
-        if not any(principal.may(each) for each in rights):
+        if not any(principal.may(r) for r in rights):
             raise Forbidden(f"a token of role {principal.role} may not {named_rights(right)}")
 
     async def principal(self, secret: Secret, address: str = "") -> Principal:

@@ -65,8 +65,8 @@ async def show_health(visit: Visit[NoQuery, NoForm]) -> Response:
         processes = await console.pool.run(lambda conn: list_processes(conn, project, row_limit=_PROCESSES))
         needs = await console.pool.run(lambda conn: list_target_needs(conn, project))
         repairs = await console.pool.run(lambda conn: list_own_repairs(conn, project))
-    bridges = [each for each in processes if each.is_bridge]
-    workers = [each for each in processes if not each.is_bridge]
+    bridges = [process for process in processes if process.is_bridge]
+    workers = [process for process in processes if not process.is_bridge]
     return render(
         visit,
         "figures/health.html",
@@ -75,7 +75,7 @@ async def show_health(visit: Visit[NoQuery, NoForm]) -> Response:
         nats=console.conn.connected.is_set(),
         reconnects=console.conn.reconnects,
         # A worker signs on only while the engine answers it.
-        engine=max((each.last_seen_at for each in workers if each.here), default=None),
+        engine=max((worker.last_seen_at for worker in workers if worker.here), default=None),
         bridges=bridges,
         workers=workers,
         needs=needs,

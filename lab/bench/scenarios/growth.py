@@ -89,7 +89,7 @@ async def _audits(ledgers: Sequence[Ledger], plan: Plan, bars: Bars) -> tuple[li
     except asyncpg.InsufficientPrivilegeError:
         bars.print_line("growth: no audit, since the database's user is no superuser")
         return [], {}
-    found = sum(len(each.violations) for each in audits)
+    found = sum(len(audit.violations) for audit in audits)
     figures = _compared("audit of a day", ledgers, 1)
     pairs = zip(audits[-2].rules, audits[-1].rules, strict=True)
     rules: JsonObject = {one.rule: [round(each.seconds * 1000) for each in (one, two)] for one, two in pairs}

@@ -60,7 +60,7 @@ async def run_stages(environment: Environment, bars: Bars) -> Result:
             requested[row.agent_turn_id] | chunks[row.agent_turn_id] | _of_row(row) | await _of_history(system, row)
             for row in rows
         ]
-    offsets = [{name: (at - each[REQUESTED]) * 1000 for name, at in each.items()} for each in moments]
+    offsets = [{name: (at - moment[REQUESTED]) * 1000 for name, at in moment.items()} for moment in moments]
     stages = stages_of(offsets)
     figures = [
         *spread("a turn alone, request to event", [offset[HEARD] for offset in offsets]),
