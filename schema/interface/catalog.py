@@ -1,7 +1,9 @@
 """Every subject and every document of the protocol, with its models, as `turnstile schema export` writes them.
 
-An entry has senders, receivers, transport, payload and reply of a subject. Nothing reads the catalog at run time; tests
-compare it with the code: a verb, a subject or an event without an entry fails. To add one:
+Each kind of message has a model of its headers (protocol §5); code makes messages with the names in
+`turnstile.schema.wire.headers`. An entry has senders, receivers, transport, payload and reply of a subject. Nothing
+reads the catalog at run time; tests compare it with the code: a verb, a subject or an event without an entry fails.
+To add one:
 
     a verb       its declaration in schema/verbs.py: request/reply, durable command and ack follow from it
     a subject    an `Entry` in `_SUBJECTS`
@@ -12,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from turnstile.schema import cards
-from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Transport
 from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.people.steers import SteerEvent
@@ -23,7 +24,158 @@ from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
 from turnstile.schema.verbs import VERBS, Role, Verb
-from turnstile.schema.wire import events, inbox, ui_actions
+from turnstile.schema.wire import events, headers, inbox, ui_actions
+
+_TRACEPARENT = r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
+_NUMBER = r"^[0-9]+$"
+
+
+class Headers(BaseModel):
+    """Headers of any message. Every value is text; NATS servers and clients may add headers of their own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    tracestate: str | None = Field(default=None, alias=headers.TRACESTATE)
+    """W3C Trace Context; passed on."""
+    parent_agent_id: str | None = Field(default=None, alias=headers.PARENT_AGENT_ID)
+    """The agent on whose behalf this happens."""
+    parent_turn_id: str | None = Field(default=None, alias=headers.PARENT_TURN_ID)
+    """The turn on whose behalf this happens; it bounds the recursion depth."""
+    parent_step_id: str | None = Field(default=None, alias=headers.PARENT_STEP_ID)
+    """The step on whose behalf this happens."""
+    conversation_id: str | None = Field(default=None, alias=headers.CONVERSATION_ID)
+    """The conversation that this belongs to, for traces; a turn outside of any has its output box."""
+
+
+class CallerHeaders(Headers):
+    """Headers that a caller may send with a request; missing ones are made or read from the subject."""
+
+    thread_id: str | None = Field(default=None, alias=headers.THREAD_ID)
+    """The root thread of the message pump that this is for."""
+    traceparent: str | None = Field(default=None, alias=headers.TRACEPARENT)
+    """W3C Trace Context: the trace that the request joins. A malformed one starts a new trace."""
+    recursion_depth: str | None = Field(default=None, alias=headers.DEPTH, pattern=_NUMBER)
+    """The caller's depth in a chain of agents; by default 0."""
+    project_id: str | None = Field(default=None, alias=headers.PROJECT_ID)
+    """The subject's project, if given."""
+    channel_id: str | None = Field(default=None, alias=headers.CHANNEL_ID)
+    """The subject's channel, if given."""
+    agent_id: str | None = Field(default=None, alias=headers.AGENT_ID)
+    """The agent that the request names, if given."""
+    turn_id: str | None = Field(default=None, alias=headers.TURN_ID)
+    """The turn that the request names, if given."""
+    turn_epoch: str | None = Field(default=None, alias=headers.TURN_EPOCH, pattern=_NUMBER)
+    """The fencing number of the turn's lease."""
+    tool_call_id: str | None = Field(default=None, alias=headers.TOOL_CALL_ID)
+    """The call that a report names, if given."""
+    timestamp: str | None = Field(default=None, alias=headers.TIMESTAMP, pattern=_NUMBER)
+    """When it was sent: milliseconds since 1970."""
+    version: str | None = Field(default=None, alias=headers.VERSION)
+    """The protocol's version, `v1r4`."""
+    msg_type: str | None = Field(default=None, alias=headers.MSG_TYPE)
+    """The type of the message, such as the verb."""
+    sender: str | None = Field(default=None, alias=headers.SENDER)
+    """The sender, such as `client` or `tool.NAME`; for people and for audit."""
+
+
+class CommandHeaders(CallerHeaders):
+    """Headers that a caller may send with a durable command or a doorbell."""
+
+    message_id: str | None = Field(default=None, alias=headers.MSG_ID)
+    """The stream stores one of several messages with the same id within its duplicate window."""
+
+
+class _KernelHeaders(Headers):
+    traceparent: str = Field(alias=headers.TRACEPARENT, pattern=_TRACEPARENT)
+    """W3C Trace Context: the message's own span in the turn's trace."""
+    recursion_depth: str = Field(alias=headers.DEPTH, pattern=_NUMBER)
+    """The turn's depth in a chain of agents; 0 for a request from outside."""
+    project_id: str = Field(alias=headers.PROJECT_ID)
+    """The subject's project."""
+    channel_id: str = Field(alias=headers.CHANNEL_ID)
+    """The subject's channel."""
+    timestamp: str = Field(alias=headers.TIMESTAMP, pattern=_NUMBER)
+    """When it was made: milliseconds since 1970."""
+    version: str = Field(alias=headers.VERSION)
+    """The protocol's version, `v1r4`."""
+    msg_type: str = Field(alias=headers.MSG_TYPE)
+    """The type of the message, such as the event's last token."""
+    sender: str = Field(alias=headers.SENDER)
+    """The process that made it, such as `turnstile.worker`."""
+
+
+class AgentHeaders(_KernelHeaders):
+    """Headers of every event of an agent."""
+
+    thread_id: str | None = Field(default=None, alias=headers.THREAD_ID)
+    """The root thread of the message pump that this is for."""
+    agent_id: str = Field(alias=headers.AGENT_ID)
+    """The agent that it is about."""
+    turn_id: str | None = Field(default=None, alias=headers.TURN_ID)
+    """The turn that it is about."""
+    turn_epoch: str = Field(alias=headers.TURN_EPOCH, pattern=_NUMBER)
+    """The fencing number of the turn's lease."""
+
+
+class StepHeaders(AgentHeaders):
+    """Headers of a `step` event."""
+
+    step_id: str = Field(alias=headers.STEP_ID)
+    """The step that it is about."""
+
+
+class InterruptHeaders(StepHeaders):
+    """Headers of an `interrupt` event."""
+
+    tool_call_id: str = Field(alias=headers.TOOL_CALL_ID)
+    """The call that waits."""
+
+
+class TaskHeaders(AgentHeaders):
+    """Headers of a `task` event."""
+
+    message_id: str = Field(alias=headers.MSG_ID, pattern=r"^task-")
+    """`task-{agent_turn_id}`, also in repeats, so that the stream stores one."""
+
+
+class ActionAckHeaders(AgentHeaders):
+    """Headers of the ack of a UI action."""
+
+    message_id: str = Field(alias=headers.MSG_ID, pattern=r"^action-")
+    """Derived from the action or its turn, also in repeats, so that the stream stores one."""
+
+
+class ToolCommandHeaders(StepHeaders):
+    """Headers of a command to a tool, which identify the call."""
+
+    tool_call_id: str = Field(alias=headers.TOOL_CALL_ID)
+    """The call. It is the same in every repeat of the command: the tool uses it as its idempotency key."""
+    message_id: str = Field(alias=headers.MSG_ID, pattern=r"^tool-")
+    """`tool-{tool_call_id}`; a repeat ends with `-{n}`, since the stream would drop a duplicate."""
+
+
+class AckHeaders(_KernelHeaders):
+    """Headers of the answer to a durable command."""
+
+    thread_id: str | None = Field(default=None, alias=headers.THREAD_ID)
+    """The root thread of the message pump that this is for."""
+    agent_id: str | None = Field(default=None, alias=headers.AGENT_ID)
+    """The agent that the command named."""
+    turn_id: str | None = Field(default=None, alias=headers.TURN_ID)
+    """The turn that the answer names."""
+    turn_epoch: str | None = Field(default=None, alias=headers.TURN_EPOCH, pattern=_NUMBER)
+    """The fencing number of the turn's lease; 0 while the turn is queued."""
+    message_id: str = Field(alias=headers.MSG_ID, pattern=r"^ack-")
+    """The same for every delivery of the command, so that the stream stores one answer."""
+
+
+class PumpReplyHeaders(_KernelHeaders):
+    """Headers of an answer of the message pump."""
+
+    thread_id: str = Field(alias=headers.THREAD_ID)
+    """The root thread of the pump."""
+    message_id: str | None = Field(default=None, alias=headers.MSG_ID, pattern=r"^reply-")
+    """`reply-{message_id}`, also in repeats; the copy to a reply inbox has none."""
 
 
 def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
@@ -35,7 +187,7 @@ def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
         transport=Transport.MICRO,
         section=verb.section,
         payload=verb.request,
-        headers=envelopes.CallerHeaders,
+        headers=CallerHeaders,
         senders=verb.callers,
         receivers=(Role.BRIDGE,),
         reply=verb.reply,
@@ -47,7 +199,7 @@ def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
         subject=f"cmd.sys.bridge.{verb.name}",
         summary=f"The verb `{verb.name}` as a durable command: it waits for a bridge; the answer is `{ack}`.",
         payload=_with_request_id(verb.request, "Command", f"Arguments of `{verb.name}` as a durable command."),
-        headers=envelopes.CommandHeaders,
+        headers=CommandHeaders,
         senders=verb.callers,
         receivers=(Role.BRIDGE,),
     )
@@ -55,7 +207,7 @@ def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
         subject=ack,
         summary=f"The answer to the durable command `{verb.name}`.",
         payload=_with_request_id(verb.reply, "Ack", f"Answer to the durable command `{verb.name}`."),
-        headers=envelopes.AckHeaders,
+        headers=AckHeaders,
         senders=(Role.BRIDGE,),
         receivers=verb.callers,
     )
@@ -76,7 +228,7 @@ _SUBJECTS = (
         subject="cmd.agent.{worker_target}.wakeup",
         summary="A doorbell: look at the agent's inbox. The agent may be named by its header alone.",
         payload=events.Wakeup,
-        headers=envelopes.CommandHeaders,
+        headers=CommandHeaders,
         senders=(*_KERNEL, Role.TOOL),
         receivers=(Role.BRIDGE,),
     ),
@@ -84,7 +236,7 @@ _SUBJECTS = (
         subject="cmd.tool.{target}.{suffix}",
         summary="A call of a tool. The tool reads the arguments with `describe`, and answers with `report`.",
         payload=ToolCommandPayload,
-        headers=envelopes.ToolCommandHeaders,
+        headers=ToolCommandHeaders,
         receivers=_TOOL,
     ),
     Entry(
@@ -92,7 +244,7 @@ _SUBJECTS = (
         summary="A call by which an agent asks others. Who asks for what is read from the ledger alone.",
         section="12",
         payload=ToolCommandPayload,
-        headers=envelopes.ToolCommandHeaders,
+        headers=ToolCommandHeaders,
         receivers=(Role.BRIDGE,),
     ),
     Entry(
@@ -109,46 +261,46 @@ _SUBJECTS = (
         subject="evt.agent.{agent_id}.state",
         summary="The status of an agent. Best effort: do not rely on it.",
         payload=events.StateEvent,
-        headers=envelopes.AgentHeaders,
+        headers=AgentHeaders,
     ),
     Entry(
         subject="evt.agent.{agent_id}.step",
         summary="The phase of a step. Best effort.",
         payload=events.StepEvent,
-        headers=envelopes.StepHeaders,
+        headers=StepHeaders,
     ),
     Entry(
         subject="evt.agent.{agent_id}.task",
         summary="A turn has ended: exactly one per turn in the stream, published until it is acknowledged.",
         payload=events.TaskEvent,
-        headers=envelopes.TaskHeaders,
+        headers=TaskHeaders,
         receivers=(Role.CLIENT, Role.BRIDGE),
     ),
     Entry(
         subject="evt.agent.{agent_id}.inbox_progress",
         summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
         payload=events.InboxProgress,
-        headers=envelopes.AgentHeaders,
+        headers=AgentHeaders,
     ),
     Entry(
         subject="evt.agent.{agent_id}.steer",
         summary="Where a steer of a turn stands: it waits, a step takes it, it is applied, or skipped. Best effort.",
         payload=SteerEvent,
-        headers=envelopes.AgentHeaders,
+        headers=AgentHeaders,
     ),
     Entry(
         subject="evt.agent.{agent_id}.interrupt",
         summary="A turn asks a person. Without arguments or question; best effort: the list of interrupts has all.",
         section="13",
         payload=InterruptEvent,
-        headers=envelopes.InterruptHeaders,
+        headers=InterruptHeaders,
     ),
     Entry(
         subject="cmd.sys.ui.action",
         summary="A user's action: one call of a tool, as a turn. Served if configured; a header may name the agent.",
         section="7.10",
         payload=ui_actions.UiAction,
-        headers=envelopes.CommandHeaders,
+        headers=CommandHeaders,
         senders=_CLIENT,
         receivers=(Role.BRIDGE,),
     ),
@@ -157,14 +309,14 @@ _SUBJECTS = (
         summary="The status of a user's action: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`.",
         section="7.10",
         payload=ui_actions.ActionAck,
-        headers=envelopes.ActionAckHeaders,
+        headers=ActionAckHeaders,
     ),
     Entry(
         subject="evt.sys.pump.reply",
         summary="The answer to a message from outside, exactly one; a copy goes to the `reply_to` of its `send`.",
         section="9",
         payload=events.ReplyEvent,
-        headers=envelopes.PumpReplyHeaders,
+        headers=PumpReplyHeaders,
     ),
     Entry(
         subject="evt.sys.probe",

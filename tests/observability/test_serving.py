@@ -14,8 +14,7 @@ from tests.sdk.tools.stack import Stack
 from tests.turnstile.support import turnstile
 from turnstile.settings.model import ObservabilitySettings
 from turnstile.telemetry import health
-from turnstile.telemetry.health import Health
-from turnstile.telemetry.health_file import HealthFile, serving_health
+from turnstile.telemetry.health import Health, HealthFile, serving_health
 from turnstile.telemetry.metrics import serving_metrics
 
 

@@ -22,8 +22,8 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.bridge.engine import are_known, ensure_readable
 from turnstile.doctor.checks import SECONDS, Check, looked
-from turnstile.doctor.disks import check_disks
 from turnstile.doctor.serving import check_serving
+from turnstile.doctor.storage import check_disks
 from turnstile.embedded import Endpoints, ServerName, find_data, read_endpoints
 from turnstile.embedded.server import log_path
 from turnstile.ledger.address import read_address

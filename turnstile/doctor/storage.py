@@ -1,16 +1,20 @@
-"""The checks of `turnstile doctor` on how NATS stores the streams: when it writes to its disk, and on how many servers.
+"""The checks of `turnstile doctor` on storage: the disks of embedded servers, and how NATS stores the streams.
 
-When it writes is told by its monitoring address (`[nats].monitoring_url`; of a cluster all, separated by commas) alone:
-clients cannot ask for it.
+Servers of one's own have their disks elsewhere: of those, the lines of PostgreSQL and of the streams say whether they
+store what they are given. When NATS writes to its disk is known from its monitoring address alone
+(`[nats].monitoring_url`; of a cluster all, separated by commas): clients cannot ask for it.
 """
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.request import urlopen
 
 from pydantic import Field, ValidationError
 
 from turnstile.doctor.checks import SECONDS, Check
 from turnstile.embedded import Endpoints
+from turnstile.embedded.files import FULL_MB, LOW_MB, Disk, disks_of
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import ConfigError, ServerUnavailable
@@ -18,6 +22,23 @@ from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import JetStreamError, call_api
+
+
+def check_disks(homes: Sequence[Path]) -> list[Check]:
+    """A line for each file system that these data directories of servers are on."""
+    return [_line(disk) for disk in disks_of(*homes)]
+
+
+def _line(disk: Disk) -> Check:
+    name = f"disk of {disk.path}"
+    if disk.trouble:
+        hint = "make room: `turnstile up` then restarts the servers that have ended or refuse to write"
+        return Check(name=name, status="fail", says=disk.trouble, hint=hint)
+    if disk.free_mb < LOW_MB:
+        hint = f"make room: below {FULL_MB} MB servers refuse to write, or end, until there is room"
+        return Check(name=name, status="warn", says=f"{disk.free_mb} MB are free", hint=hint)
+    return Check(name=name, status="ok", says=f"{disk.free_mb} MB are free")
+
 
 _NAME = "NATS storage"
 _NEARLY = 0.9

@@ -5,7 +5,8 @@ that the data directory names are served by a process beside it.
 
 A server that dies is restarted once, on the same data and port: worker and bridge wait for it, and no turn is lost. If
 the same server dies again, everything stops with an error that shows its log. A server that dies because its disk is
-full is restarted when there is room, however often. However this process ends, the servers end with it.
+full is restarted when there is room, however often; so is NATS while its streams refuse messages. However this process
+ends, the servers end with it.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
-from turnstile.embedded.files import FULL_MB, LOW_MB, disk_of
-from turnstile.embedded.server_errors import DataDirectoryUnusable, ServerStartFailed
+from turnstile.embedded.files import FULL_MB, LOW_MB, disk_of, last_error
+from turnstile.embedded.server_errors import DataDirectoryUnusable, EmbeddedError, ServerStartFailed
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.local.model_servers import LocalServers
 from turnstile.processes.addresses import NAMESPACE
@@ -29,14 +30,16 @@ from turnstile.processes.gateway import links_of, own_token, serve_gateway
 from turnstile.processes.mcp.beside_up import McpBeside
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
-from turnstile.processes.stream_watch import StreamWatch, WatchTimes
 from turnstile.runtime.program import GRACE_SECONDS, LATE_SECONDS, unfinished
 from turnstile.runtime.waiting import unless_stopped
+from turnstile.schema.amounts import amount
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import ProjectId
 from turnstile.settings import Settings
-from turnstile.telemetry.health import Health
-from turnstile.telemetry.health_file import serving_health
+from turnstile.telemetry.health import Health, serving_health
+from turnstile.transport.connection import NatsConnection, connect
+from turnstile.transport.stream_probe import NoStream, probe_streams
+from turnstile.transport.streams import declare_streams
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -71,6 +74,17 @@ class Running:
     endpoints: Endpoints
     embedded: tuple[str, ...]
     migrated: MigrationReport
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTimes:
+    """In seconds. `failures` consecutive probes must fail; a restart doubles the pause up to `longest_pause`."""
+
+    every: float = 5.0
+    timeout: float = 5.0
+    failures: int = 3
+    pause: float = 30.0
+    longest_pause: float = 600.0
 
 
 async def run_up(
@@ -345,3 +359,102 @@ async def _start_again(
 def _died(failure: ServerFailure, what: str) -> str:
     quoted = "\n".join(f"    {line}" for line in failure.tail.splitlines()) or "    (nothing was logged)"
     return f"{failure.server} died: {failure.reason}. {what}\nThe last lines of {failure.log}:\n{quoted}"
+
+
+@dataclass
+class StreamWatch:
+    """Watches the streams of one NATS server, and restarts it if they keep refusing messages.
+
+    After a full disk nats-server keeps refusing a stream that it could not write once, even when there is space again,
+    until it is restarted. So, while the disk has space, a message is stored in each stream every few seconds and
+    removed again. A refusal is printed in the server's own words. Restarts are at least `pause` apart. Costs three
+    small requests per stream and probe; never ends `up`.
+
+    `home` is where the server's streams are, `log` its log; `restart` stops and starts it.
+    """
+
+    url: str
+    home: Path
+    log: Path
+    restart: Callable[[], Awaitable[None]]
+    say: Callable[[str], None]
+    times: WatchTimes
+    _failed: int = 0
+    """Consecutive failed probes."""
+    _last_refusal: str = ""
+    """The kind of refusal that was printed last and still lasts."""
+    _not_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._pause = self.times.pause
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        conn = await connect(self.url, name="turnstile-up", on_wait=lambda _: None)
+        try:
+            while True:
+                await asyncio.sleep(self.times.every)
+                disk = disk_of(self.home)
+                if not conn.connected.is_set():  # it died or is starting: `up` restarts it
+                    self._failed = 0
+                elif disk.trouble:  # a probe that cannot be written would itself make the stream refuse
+                    self._print_full(disk.trouble)
+                elif why := await self._trouble(conn):
+                    await self._mend(why)
+                else:
+                    self._recovered()
+        finally:
+            await conn.close()
+
+    def _print_full(self, trouble: str) -> None:
+        logged = last_error(self.log)
+        logs = f" Its log says: {logged}." if logged else ""
+        self._print("full", f"NATS cannot store events, and no turn is lost: {trouble}. Make room.{logs}")
+
+    def _recovered(self) -> None:
+        if self._last_refusal:
+            self.say("the streams of NATS take messages again")
+        if asyncio.get_running_loop().time() > self._not_before:
+            self._pause = self.times.pause
+        self._failed, self._last_refusal = 0, ""
+
+    async def _mend(self, why: str) -> None:
+        """Restart the server if enough probes have failed, or the disk was just full, and the pause is over."""
+        self._failed += 1
+        if self._failed < self.times.failures and self._last_refusal != "full":
+            return
+        refuses, now = f"NATS refuses messages: {why}", asyncio.get_running_loop().time()
+        if now < self._not_before:
+            self._print(
+                "later",
+                f"{refuses}. It was started less than {amount(self._pause / 2)} s ago; it is started again soon.",
+            )
+        else:
+            self._print("restart", f"{refuses}. Starting it again on the same data; no turn is lost.")
+            self._not_before, self._pause = now + self._pause, min(2 * self._pause, self.times.longest_pause)
+            self._failed = 0
+            try:
+                await self.restart()
+            except EmbeddedError as error:
+                self.say(str(error))
+
+    def _print(self, kind: str, text: str) -> None:
+        if self._last_refusal != kind:
+            self.say(text)
+            self._last_refusal = kind
+
+    async def _trouble(self, conn: NatsConnection) -> str:
+        """The streams' errors in the server's own words; empty if there are none."""
+        probe = await probe_streams(conn, timeout=self.times.timeout, remove=True)
+        wrong = {stream: error for stream, error in probe.items() if error is not None}
+        if not wrong or not conn.connected.is_set():
+            return ""
+        if all(isinstance(error, NoStream) for error in wrong.values()):
+            try:
+                await declare_streams(conn)
+            except TurnstileError as error:
+                return str(error)
+            return ""
+        refused = "; ".join(f"{stream}: {error}" for stream, error in wrong.items())
+        logged = last_error(self.log)
+        return f"{refused}; its log says: {logged}" if logged else refused

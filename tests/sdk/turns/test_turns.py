@@ -15,7 +15,7 @@ from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile import BadRequest, Client, Refused, ServerUnavailable
 from turnstile.embedded.endpoints import write_endpoints
-from turnstile.embedded.lock import DataLock
+from turnstile.embedded.servers import DataLock
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, uuid7
 from turnstile.schema.people.steers import SteerReply

@@ -26,7 +26,7 @@ from tests.support.processes.loop_holds import watched_if_wanted
 _EVERYTHING = (
     *("turnstile.cli.app", "turnstile.cli.run", "turnstile.cli.session", "turnstile.processes.run"),
     # What these import late, and most processes need:
-    *("turnstile.doctor.examine", "turnstile.cli.turns.turn_report", "turnstile.telemetry.health_file"),
+    *("turnstile.doctor.examine", "turnstile.cli.turns.turn_report", "turnstile.telemetry.health"),
     *("anyio._backends._asyncio", "h2.connection", "httpcore", "importlib.readers", "typer._adapters", "uvloop"),
 )
 

@@ -16,12 +16,12 @@ from tests.support.conditions import until
 from tests.support.processes.small_disks import SmallDisk, small_disk
 from tests.turnstile.support import turnstile
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.doctor.disks import check_disks
 from turnstile.doctor.serving import check_streams
+from turnstile.doctor.storage import check_disks
 from turnstile.embedded import EmbeddedServers
 from turnstile.embedded.server_errors import DataDirectoryUnusable
 from turnstile.processes import up
-from turnstile.processes.stream_watch import StreamWatch, WatchTimes
+from turnstile.processes.up import StreamWatch, WatchTimes
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.wire import subjects

@@ -41,7 +41,7 @@ async def _print_data_directory(session: "Session", host: str) -> None:
     import asyncio
 
     from turnstile.schema.errors import ServerUnavailable
-    from turnstile.telemetry.health_file import find_health_files
+    from turnstile.telemetry.health import find_health_files
 
     files = find_health_files(session.options.data)
     if not files:

@@ -106,7 +106,7 @@ async def gateway(session: "Session") -> None:
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
     from turnstile.processes.gateway import links_of, run_gateway
-    from turnstile.telemetry.health_file import serving_health
+    from turnstile.telemetry.health import serving_health
 
     def ready(url: str) -> None:
         spare_collector()
@@ -126,7 +126,7 @@ async def gateway(session: "Session") -> None:
 
 async def _serve(session: "Session", role: str, run: "Callable[..., Awaitable[None]]") -> None:
     from turnstile.embedded import find_data
-    from turnstile.telemetry.health_file import serving_health
+    from turnstile.telemetry.health import serving_health
 
     def ready() -> None:
         spare_collector()
