@@ -41,6 +41,7 @@ from turnstile.gateway.v1.event_handlers import Events
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.gateway.v1.verb_endpoints import VerbEndpoints
 from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.release import release
@@ -81,9 +82,9 @@ class Gateway:
         turns, conversations = Turns(self.pool, asking, self.feeds, self.access, self.closing), Conversations(self.pool)
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
-        events, interrupts = Events(*shared), Interrupts(self.pool, asking)
-        budgets, roster = Budgets(self.pool, asking), Roster(self.pool, asking)
-        self.endpoints = endpoints(turns, conversations, events, interrupts, budgets, roster)
+        events, roster = Events(*shared), Roster(self.pool)
+        verbs = _verbs(asking, turns, Interrupts(self.pool), Budgets(self.pool, asking))
+        self.endpoints = endpoints(turns, conversations, events, verbs, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
         self.openai = openai_endpoints(kernel)
         self.agui = agui_endpoints(kernel)
@@ -105,8 +106,7 @@ class Gateway:
             turns=turns,
             conversations=conversations,
             events=events,
-            interrupts=interrupts,
-            budgets=budgets,
+            verbs=verbs,
             roster=roster,
             audit_bounds=self.audit_bounds,
         )
@@ -156,6 +156,27 @@ class Gateway:
         if self.a2a and is_of_rpc(path):
             return refusal(problem)
         return (error_response if path.startswith(PREFIX) else problem_response)(problem)
+
+
+def _verbs(asking: Asking, turns: Turns, interrupts: Interrupts, budgets: Budgets) -> VerbEndpoints:
+    return VerbEndpoints(
+        asking=asking,
+        lookups={
+            "agent_turn_id": turns.lookup,
+            "interrupt_id": interrupts.lookup,
+            "budget_id": budgets.lookup,
+            "period": budgets.lookup_period,
+        },
+        own={
+            "enqueue": turns.create,
+            "rerun": turns.rerun,
+            "stop": turns.stop,
+            "interrupt.list": interrupts.list,
+            "interrupt.get": interrupts.get,
+            "budget.list": budgets.list,
+            "budget.get": budgets.get,
+        },
+    )
 
 
 def _route(endpoint: Endpoint, dispatch: Dispatch) -> Route:

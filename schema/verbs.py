@@ -1,15 +1,19 @@
-"""The verbs of the bridge, each declared once: name, arguments, reply, and who may ask (protocol §6).
+"""The verbs of the bridge, each declared once: name, arguments, reply, who may ask, and its endpoint (protocol §6).
 
-Bridge, gateway and clients read these declarations, and the AsyncAPI document is made of them. To add a verb: its
-declaration here, its handler in the bridge, and where it has them its endpoint and its command.
+Bridge, gateway and clients read these declarations; the AsyncAPI and OpenAPI documents are made of them. To add a verb:
+its declaration here and its handler in the bridge; where people use it, a method of `Client` and a command.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel
 
+from turnstile.schema import api
+from turnstile.schema.access import Right
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import Reply
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
@@ -19,12 +23,14 @@ from turnstile.schema.budgets.budget_requests import (
     BudgetRequest,
     ProjectLimitRequest,
 )
+from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.people.interrupt_requests import (
     InterruptListReply,
     InterruptListRequest,
     InterruptReply,
     InterruptRequest,
+    InterruptView,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.people.reruns import RerunReply, RerunRequest
@@ -90,6 +96,37 @@ class Role(StrEnum):
     """The kernel's process that runs turns."""
 
 
+IDEMPOTENT = {"Idempotency-Key": "The caller's own name for the request: 1 to 256 ASCII characters."}
+"""The header of requests with a correlation id."""
+LONGEST_WAIT: Final = 300.0
+WAITING = {
+    "Prefer": f"`wait=SECONDS`: respond when the turn is over, or after this time (at most {amount(LONGEST_WAIT)})."
+}
+"""The header of requests that may wait for a turn's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The endpoint of a verb in `/v1`."""
+
+    name: str
+    """Its operation id."""
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    right: Right
+    """What a token needs."""
+    summary: str
+    key: str | None = None
+    """The argument that the path names. The gateway looks its owner up, whose channel is asked."""
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel]
+    part: str | None = None
+    """The field of the reply that is the whole answer; None: the answer has fields of the reply."""
+    statuses: Mapping[int, str] = field(default_factory=lambda: {200: "Done."})
+    request_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
 @dataclass(frozen=True, slots=True)
 class Verb(Generic[Request_co, Answer_co]):
     """A verb of the bridge."""
@@ -105,6 +142,8 @@ class Verb(Generic[Request_co, Answer_co]):
     """Whether it is also a durable command `cmd.sys.bridge.{name}`, answered by the event `{name}_ack`."""
     caller: Literal["none", "may", "must"] = "none"
     """Whether the subject may or must name the caller at its end, as NATS permissions fix it."""
+    route: Route | None = None
+    """Its endpoint, if it has one."""
 
 
 _CLIENT, _TOOL, _OPERATOR = (Role.CLIENT,), (Role.TOOL,), (Role.OPERATOR,)
@@ -118,10 +157,61 @@ ENQUEUE = Verb(
     callers=_CLIENT,
     durable=True,
     caller="may",
+    route=Route(
+        name="create_turn",
+        method="POST",
+        path="/v1/turns",
+        right=Right.ASK,
+        summary="Enqueue a turn. The same Idempotency-Key with the same body returns the same turn.",
+        body=api.TurnCreate,
+        answer=api.Turn,
+        statuses={201: "The turn is over.", 202: "The turn is queued or running."},
+        request_headers=IDEMPOTENT | WAITING,
+    ),
 )
 REPORT = Verb("report", "Answer a call.", "6", ReportRequest, ReportReply, _TOOL, durable=True)
-STOP = Verb("stop", "End a turn.", "6", StopRequest, StopReply, _CLIENT, durable=True, caller="may")
-STEER = Verb("steer", "Say something to a turn while it runs.", "6", SteerRequest, SteerReply, _CLIENT, caller="must")
+STOP = Verb(
+    name="stop",
+    summary="End a turn.",
+    section="6",
+    request=StopRequest,
+    reply=StopReply,
+    callers=_CLIENT,
+    durable=True,
+    caller="may",
+    route=Route(
+        name="stop_turn",
+        method="POST",
+        path="/v1/turns/{turn_id}/stop",
+        key="agent_turn_id",
+        right=Right.ASK,
+        summary="Stop a turn and the turns below it that it waits for.",
+        body=api.TurnStop,
+        answer=api.StopAnswer,
+        statuses={202: "The turn will end."},
+    ),
+)
+STEER = Verb(
+    name="steer",
+    summary="Say something to a turn while it runs.",
+    section="6",
+    request=SteerRequest,
+    reply=SteerReply,
+    callers=_CLIENT,
+    caller="must",
+    route=Route(
+        name="steer_turn",
+        method="POST",
+        path="/v1/turns/{turn_id}/steer",
+        key="agent_turn_id",
+        right=Right.ASK,
+        summary="Steer a running turn. The same Idempotency-Key with the same body returns the same steer.",
+        body=api.TurnSteer,
+        answer=api.SteerAnswer,
+        statuses={202: "The turn reads the steer in its next step."},
+        request_headers=IDEMPOTENT,
+    ),
+)
 DESCRIBE = Verb(
     name="describe",
     summary="Look at a turn, a card or a call.",
@@ -131,7 +221,27 @@ DESCRIBE = Verb(
     callers=_CLIENT + _TOOL,
     durable=True,
 )
-RERUN = Verb("rerun", "Run a turn again from one of its steps.", "6", RerunRequest, RerunReply, _CLIENT, caller="must")
+RERUN = Verb(
+    name="rerun",
+    summary="Run a turn again from one of its steps.",
+    section="6",
+    request=RerunRequest,
+    reply=RerunReply,
+    callers=_CLIENT,
+    caller="must",
+    route=Route(
+        name="rerun_turn",
+        method="POST",
+        path="/v1/turns/{turn_id}/rerun",
+        key="agent_turn_id",
+        right=Right.ASK,
+        summary="Rerun a finished turn from one of its steps: a new turn runs with copies of its boxes.",
+        body=api.TurnRerun,
+        answer=api.Turn,
+        statuses={201: "The new turn is over.", 202: "The new turn is queued or running."},
+        request_headers=IDEMPOTENT | WAITING,
+    ),
+)
 BOX_FORK = Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT, durable=True)
 BOX_MAKE = Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT, durable=True)
 BOX_REPLACE = Verb(
@@ -175,6 +285,16 @@ DECIDE = Verb(
     reply=DecideReply,
     callers=_CLIENT,
     caller="must",
+    route=Route(
+        name="decide_interrupt",
+        method="POST",
+        path="/v1/interrupts/{interrupt_id}/decision",
+        key="interrupt_id",
+        right=Right.DECIDE,
+        summary="Decide an interrupt: approve, edit, reject or respond. The first decision counts.",
+        body=api.InterruptDecision,
+        answer=api.Decided,
+    ),
 )
 INTERRUPT_LIST = Verb(
     name="interrupt.list",
@@ -183,8 +303,34 @@ INTERRUPT_LIST = Verb(
     request=InterruptListRequest,
     reply=InterruptListReply,
     callers=_CLIENT,
+    route=Route(
+        name="list_interrupts",
+        method="GET",
+        path="/v1/interrupts",
+        right=Right.READ,
+        summary="Interrupts: what turns ask people, newest first.",
+        query=api.InterruptsQuery,
+        answer=api.InterruptPage,
+    ),
 )
-INTERRUPT_GET = Verb("interrupt.get", "See a question with its call.", "13", InterruptRequest, InterruptReply, _CLIENT)
+INTERRUPT_GET = Verb(
+    name="interrupt.get",
+    summary="See a question with its call.",
+    section="13",
+    request=InterruptRequest,
+    reply=InterruptReply,
+    callers=_CLIENT,
+    route=Route(
+        name="get_interrupt",
+        method="GET",
+        path="/v1/interrupts/{interrupt_id}",
+        key="interrupt_id",
+        right=Right.READ,
+        summary="An interrupt, with the call that it is about.",
+        answer=InterruptView,
+        part="interrupt",
+    ),
+)
 BUDGET_LIST = Verb(
     name="budget.list",
     summary="List budgets, and what the project may spend.",
@@ -192,8 +338,34 @@ BUDGET_LIST = Verb(
     request=BudgetListRequest,
     reply=BudgetListReply,
     callers=_CLIENT,
+    route=Route(
+        name="list_budgets",
+        method="GET",
+        path="/v1/budgets",
+        right=Right.READ,
+        summary="Budgets of turns and of the project, with what is spent, newest first.",
+        query=api.BudgetsQuery,
+        answer=api.BudgetPage,
+    ),
 )
-BUDGET_GET = Verb("budget.get", "See a budget.", "6", BudgetRequest, BudgetReply, _CLIENT)
+BUDGET_GET = Verb(
+    name="budget.get",
+    summary="See a budget.",
+    section="6",
+    request=BudgetRequest,
+    reply=BudgetReply,
+    callers=_CLIENT,
+    route=Route(
+        name="get_budget",
+        method="GET",
+        path="/v1/budgets/{budget_id}",
+        key="budget_id",
+        right=Right.READ,
+        summary="A budget: a turn's id, or the project's: `day`, `month`, `2026-11-23` or `2026-11`.",
+        answer=BudgetView,
+        part="budget",
+    ),
+)
 RAISE_BUDGET = Verb(
     name="raise_budget",
     summary="Give a budget more, or take back what is free.",
@@ -202,6 +374,18 @@ RAISE_BUDGET = Verb(
     reply=BudgetReply,
     callers=_OPERATOR,
     caller="must",
+    route=Route(
+        name="raise_budget",
+        method="POST",
+        path="/v1/budgets/{budget_id}/raise",
+        key="budget_id",
+        right=Right.OPERATE,
+        summary="Raise a budget, or take back what is unused with a negative amount; once per Idempotency-Key.",
+        body=api.BudgetRaise,
+        answer=BudgetView,
+        part="budget",
+        request_headers=IDEMPOTENT,
+    ),
 )
 LIMIT_PROJECT = Verb(
     name="limit_project",
@@ -211,6 +395,17 @@ LIMIT_PROJECT = Verb(
     reply=BudgetReply,
     callers=_OPERATOR,
     caller="must",
+    route=Route(
+        name="limit_project",
+        method="POST",
+        path="/v1/budgets/{period}/limit",
+        key="period",
+        right=Right.OPERATE,
+        summary="Limit what the project may spend per `day` or `month` from now on.",
+        body=api.BudgetLimitation,
+        answer=BudgetView,
+        part="budget",
+    ),
 )
 PUSH_SET = Verb(
     name="push.set",
@@ -270,42 +465,8 @@ LISTENER_LIST = Verb(
     callers=_OPERATOR,
 )
 
-VERBS: tuple[Verb[Any, Any], ...] = (
-    ENQUEUE,
-    REPORT,
-    STOP,
-    STEER,
-    DESCRIBE,
-    RERUN,
-    BOX_FORK,
-    BOX_MAKE,
-    BOX_REPLACE,
-    CONVERSATION_PUT,
-    DELEGATE,
-    PROGRESS,
-    DECIDE,
-    INTERRUPT_LIST,
-    INTERRUPT_GET,
-    BUDGET_LIST,
-    BUDGET_GET,
-    RAISE_BUDGET,
-    LIMIT_PROJECT,
-    PUSH_SET,
-    PUSH_REMOVE,
-    SEND,
-    AGENT_PUT,
-    AGENT_LIST,
-    AGENT_PAUSE,
-    AGENT_RESUME,
-    AGENT_RETIRE,
-    PROFILE_PUT,
-    PROFILE_LIST,
-    TOOL_PUT,
-    TOOL_LIST,
-    TOOL_REMOVE,
-    THREAD_DESCRIBE,
-    LISTENER_LIST,
-)
+VERBS: tuple[Verb[Any, Any], ...] = tuple(cast("Verb[Any, Any]", v) for v in globals().values() if isinstance(v, Verb))
+"""The declarations above, in their order."""
 
 _BY_NAME = {verb.name: verb for verb in VERBS}
 

@@ -8,52 +8,31 @@ Anybody of the project reads; operators alone raise and limit, and the ledger ke
 """
 
 from decimal import Decimal
-from typing import Protocol
 
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import (
-    BudgetListReply,
     BudgetListRequest,
     BudgetRaiseRequest,
+    BudgetReply,
     ProjectLimitRequest,
 )
-from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.ids import ChannelId, uuid7
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import uuid7
 from turnstile.sdk.requests import parse_request
+from turnstile.sdk.turn import Backend
 
 PAGE = 100
 Dollars = Decimal | float | int
 
 
-class Budgeting(Protocol):
-    """A way to the budget verbs."""
-
-    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
-        """A page of budgets, and what the project may spend."""
-        ...
-
-    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
-        """The budget; raises `Refused` (unknown_budget) or `ServerUnavailable`."""
-        ...
-
-    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
-        """The budget, of this channel if one is given, with its new limits.
-
-        Raises `Refused` with the code of the refusal, or `ServerUnavailable`.
-        """
-        ...
-
-    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
-        """The budget of this day or month; raises as `raise_budget`."""
-        ...
-
-
-async def find_budgets(backend: Budgeting, wanted: BudgetListRequest, limit: int) -> list[BudgetView]:
+async def find_budgets(backend: Backend, wanted: BudgetListRequest, limit: int) -> list[BudgetView]:
     """The budgets, the newest first; at most `limit`."""
     found: list[BudgetView] = []
     while len(found) < limit:
-        page = await backend.list_budgets(wanted.model_copy(update={"limit": min(PAGE, limit - len(found))}))
+        request = wanted.model_copy(update={"limit": min(PAGE, limit - len(found))})
+        page = await backend.call(verbs.BUDGET_LIST, request)
         found += page.budgets
         if page.next is None:
             break
@@ -61,9 +40,16 @@ async def find_budgets(backend: Budgeting, wanted: BudgetListRequest, limit: int
     return found
 
 
-async def find_limits(backend: Budgeting) -> list[ProjectLimits]:
+async def find_limits(backend: Backend) -> list[ProjectLimits]:
     """What the project may spend in a day or month."""
-    return list((await backend.list_budgets(BudgetListRequest(limit=1))).limits)
+    return list((await backend.call(verbs.BUDGET_LIST, BudgetListRequest(limit=1))).limits)
+
+
+def budget_in(reply: BudgetReply) -> BudgetView:
+    """The budget that a reply shows."""
+    if reply.budget is None:
+        raise Refused("internal_error", "the bridge found a budget and showed none")
+    return reply.budget
 
 
 def raise_request(

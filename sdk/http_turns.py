@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -19,31 +19,22 @@ from httpx_sse import EventSource, ServerSentEvent, SSEError
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import from_json
 
+from turnstile.schema import verbs
 from turnstile.schema.access import read_secret
-from turnstile.schema.api import BudgetPage, Decided, InterruptPage, SteerAnswer, StopAnswer, TurnTree
 from turnstile.schema.api import Turn as ApiTurn
-from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.budgets.budget_requests import (
-    BudgetListReply,
-    BudgetListRequest,
-    BudgetRaiseRequest,
-    ProjectLimitRequest,
-)
-from turnstile.schema.budgets.plans import BudgetId
-from turnstile.schema.budgets.views import BudgetView
+from turnstile.schema.api import TurnTree
+from turnstile.schema.base import JsonObject, Reply, Tolerant
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, StepId, step_id
-from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, StepId, step_id
 from turnstile.schema.people.reruns import RerunRequest
-from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ChunkType, ReplyStatus, TurnStatus
+from turnstile.schema.verbs import Verb
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.schema.wire.progress import CallProgress
-from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
+from turnstile.sdk.turn import Answer, Backend, Request, Turn, TurnResult
 from turnstile.transport.json_messages import encode
 
 _WAIT_SECONDS = 30
@@ -55,8 +46,10 @@ _TIMEOUT = httpx.Timeout(10.0, read=_SILENT_SECONDS, pool=None)
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 """A turn that is waited for holds a connection: with a bound the others would time out."""
 _OF_PROJECT = re.compile(r"\A[^/]+/(day|month)/")
+"""How the id of a project's budget begins: a token's project is known, and the path has the day or month alone."""
+_PARAMETER = re.compile(r"\{\w+\}")
 
-Answer = TypeVar("Answer", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 logger: Final = logging.getLogger(__name__)
 
 
@@ -90,44 +83,32 @@ class HttpBackend(Backend):
         found = await self.request("GET", _path(agent_turn_id), ApiTurn)
         return HttpTurn(self, found.agent_turn_id)
 
-    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
-        named = {
-            "cursor": wanted.after,
-            **wanted.model_dump(mode="json", exclude={"after"}),
-            "channel_id": self.channel,
-        }
-        query = urlencode({name: value for name, value in named.items() if value is not None})
-        page = await self.request("GET", f"/v1/interrupts?{query}", InterruptPage)
-        return [interrupt.interrupt_id for interrupt in page.interrupts], page.next
+    async def call(self, verb: Verb[Request, Answer], request: Request, channel: ChannelId | None = None) -> Answer:
+        answer = await self.endpoint(verb, request)
+        values = dict(answer) if verb.route is None or verb.route.part is None else {verb.route.part: answer}
+        known = {name: value for name, value in values.items() if value is not None}
+        return verb.reply.model_validate({**known, "status": ReplyStatus.ACCEPTED})
 
-    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
-        return await self.request("GET", _interrupt(interrupt_id), InterruptView)
-
-    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
-        body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"interrupt_id"})
-        done = await self.request("POST", f"{_interrupt(about.interrupt_id)}/decision", Decided, body)
-        return DecideReply(status=ReplyStatus.ACCEPTED, **dict(done))
-
-    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
-        named = {
-            "cursor": wanted.after,
-            **wanted.model_dump(mode="json", exclude={"after"}),
-            "channel_id": self.channel,
-        }
-        query = urlencode({name: value for name, value in named.items() if value is not None})
-        page = await self.request("GET", f"/v1/budgets?{query}", BudgetPage)
-        return BudgetListReply(status=ReplyStatus.ACCEPTED, **dict(page))
-
-    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
-        return await self.request("GET", _budget(budget_id), BudgetView)
-
-    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
-        body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"budget_id"})
-        return await self.request("POST", f"{_budget(wanted.budget_id)}/raise", BudgetView, body)
-
-    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
-        body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"period"})
-        return await self.request("POST", f"/v1/budgets/{wanted.period}/limit", BudgetView, body)
+    async def endpoint(self, verb: Verb[Any, Reply], request: BaseModel) -> BaseModel:
+        """What the endpoint of a verb answers; raises as `request`, and `BadRequest` for a verb that has none."""
+        if (route := verb.route) is None:
+            raise BadRequest(f"a gateway has no endpoint for {verb.name}: connect to NATS for it")
+        fields: JsonObject = request.model_dump(mode="json", exclude_unset=True, exclude={"message_type"})
+        path, headers = route.path, dict[str, str]()
+        if route.key is not None:
+            path = _PARAMETER.sub(_part(route.key, str(fields.pop(route.key))), path)
+        model = route.query or route.body
+        declared = model.model_fields.keys() if model is not None else set[str]()
+        if "correlation_id" not in declared and (key := fields.pop("correlation_id", None)) is not None:
+            headers = _idempotent(str(key))
+        if "channel_id" in declared and self.channel is not None:
+            fields["channel_id"] = self.channel
+        if route.body is not None:
+            return await self.request(route.method, path, route.answer, fields, headers)
+        if "after" in fields:  # in `/v1` each page names the next by a cursor
+            fields["cursor"] = fields.pop("after")
+        query = urlencode({name: value for name, value in fields.items() if value is not None})
+        return await self.request(route.method, f"{path}?{query}" if query else path, route.answer, headers=headers)
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -136,10 +117,10 @@ class HttpBackend(Backend):
         self,
         method: str,
         path: str,
-        answer: type[Answer],
+        answer: type[Model],
         body: JsonObject | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> Model:
         """The answer.
 
         Raises `Refused` with the gateway's code, `ConfigError` for a wrong address or token, `ServerUnavailable`.
@@ -216,22 +197,12 @@ class HttpTurn(Turn):
         self._asked = asked
 
     async def start(self) -> AgentTurnId:
-        if isinstance(self._asked, EnqueueRequest):
-            body = self._asked.model_dump(mode="json", exclude_unset=True, exclude={"correlation_id", "message_type"})
-            if self._backend.channel is not None:
-                body["channel_id"] = self._backend.channel
-            return await self._made("/v1/turns", body, self._asked.correlation_id)
-        if isinstance(self._asked, RerunRequest):
-            named = {"agent_turn_id", "correlation_id"}
-            body = self._asked.model_dump(mode="json", exclude_unset=True, exclude=named)
-            return await self._made(f"{_path(self._asked.agent_turn_id)}/rerun", body, self._asked.correlation_id)
+        if isinstance(self._asked, BaseModel):
+            verb = verbs.ENQUEUE if isinstance(self._asked, EnqueueRequest) else verbs.RERUN
+            made = ApiTurn.model_validate(await self._backend.endpoint(verb, self._asked))
+            self.reply = _reply(made)
+            self._asked = made.agent_turn_id
         return self._asked
-
-    async def _made(self, path: str, body: JsonObject, correlation_id: str | None) -> AgentTurnId:
-        made = await self._backend.request("POST", path, ApiTurn, body, _idempotent(correlation_id))
-        self.reply = _reply(made)
-        self._asked = made.agent_turn_id
-        return made.agent_turn_id
 
     @asynccontextmanager
     async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
@@ -258,19 +229,8 @@ class HttpTurn(Turn):
             stats=found.stats or {},
         )
 
-    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
-        asked: JsonObject = {"reason": reason, "cascade": cascade}
-        done = await self._backend.request("POST", f"{_path(await self.start())}/stop", StopAnswer, asked)
-        found = {name: value for name, value in done.model_dump().items() if value is not None}
-        return Stopped.model_validate({**found, "status": ReplyStatus.ACCEPTED})
-
-    async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
-        asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
-        body: JsonObject = {"text": asked.text, "priority": asked.priority.value}
-        key = {"idempotency-key": asked.correlation_id or ""}
-        path = f"{_path(asked.agent_turn_id)}/steer"
-        done = await self._backend.request("POST", path, SteerAnswer, body, headers=key)
-        return SteerReply.model_validate({**done.model_dump(), "status": ReplyStatus.ACCEPTED})
+    async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
+        return await self._backend.call(verb, request)
 
     def again(self, request: RerunRequest) -> Turn:
         return HttpTurn(self._backend, request)
@@ -369,29 +329,19 @@ class _ReadBefore(Exception):
 
 
 def _path(turn: AgentTurnId) -> str:
-    if not turn or "/" in turn or turn in (".", ".."):
-        raise Refused("unknown_turn", f"there is no turn {turn[:60]!r}")
-    return f"/v1/turns/{quote(turn, safe='')}"
+    return f"/v1/turns/{_part('agent_turn_id', turn)}"
 
 
-def _interrupt(interrupt_id: InterruptId) -> str:
-    if not interrupt_id or "/" in interrupt_id or interrupt_id in (".", ".."):
-        raise Refused("unknown_interrupt", f"there is no question {interrupt_id[:60]!r}")
-    return f"/v1/interrupts/{quote(interrupt_id, safe='')}"
-
-
-def _budget(budget_id: BudgetId) -> str:
-    """The address of a budget; a project's is the token's own, and named by its day or month alone."""
-    named = _OF_PROJECT.sub("", budget_id)
+def _part(key: str, named: str) -> str:
+    """The part of a path that names what a request is about; raises `Refused` for what nothing is called."""
+    named, noun = _OF_PROJECT.sub("", named), key.removeprefix("agent_").removesuffix("_id")
     if not named or "/" in named or named in (".", ".."):
-        raise Refused("unknown_budget", f"there is no budget {budget_id[:60]!r}")
-    return f"/v1/budgets/{quote(named, safe='')}"
+        raise Refused(f"unknown_{noun}", f"there is no {noun} {named[:60]!r}")
+    return quote(named, safe="")
 
 
-def _idempotent(correlation_id: str | None) -> dict[str, str]:
+def _idempotent(correlation_id: str) -> dict[str, str]:
     """The header for a caller's own name of a request, in quotes so that no blank of it is lost."""
-    if correlation_id is None:
-        return {}
     if not (correlation_id.isascii() and correlation_id.isprintable()):
         raise BadRequest("correlation_id: over HTTP it has ASCII characters only")
     return {"idempotency-key": f'"{correlation_id}"'}

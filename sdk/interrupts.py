@@ -8,41 +8,25 @@ A decision names the digest of the call as it was read here. What a model or too
 `arguments`) is data: show it as such.
 """
 
-from typing import Protocol
-
 from pydantic import JsonValue
 
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InterruptId
 from turnstile.schema.people.approvals import Decision
-from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
+from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptStatus
 from turnstile.sdk.requests import parse_request
+from turnstile.sdk.turn import Backend
 
 PAGE = 100
-
-
-class Deciding(Protocol):
-    """A way to the people's verbs."""
-
-    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
-        """A page of ids, and the `after` of the next one."""
-        ...
-
-    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
-        """The question with its call; raises `Refused` (unknown_interrupt) or `ServerUnavailable`."""
-        ...
-
-    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
-        """Decide; raises `Refused` with the code of the refusal, or `ServerUnavailable`."""
-        ...
 
 
 class Interrupt:
     """A question to a person that a turn waits for. `Client.interrupts` and `Client.interrupt` make them."""
 
-    def __init__(self, backend: Deciding, view: InterruptView) -> None:
+    def __init__(self, backend: Backend, view: InterruptView) -> None:
         self._backend = backend
         self.view = view
         """All of it, as it was when it was read."""
@@ -92,17 +76,27 @@ class Interrupt:
         if self.is_open and not self.view.is_what_is_shown:
             raise Refused("digest_mismatch", "the digest is not that of the call as it was read: read it again")
         named: JsonObject = {"interrupt_id": self.id, "action_digest": self.view.action_digest}
-        return await self._backend.decide(self.view, parse_request(DecideRequest, {**named, **made}))
+        request = parse_request(DecideRequest, {**named, **made})
+        return await self._backend.call(verbs.DECIDE, request, self.view.channel_id)
 
 
-async def find_interrupts(backend: Deciding, wanted: InterruptListRequest, limit: int) -> list[Interrupt]:
+async def find_interrupts(backend: Backend, wanted: InterruptListRequest, limit: int) -> list[Interrupt]:
     """The questions, the newest first, each with its call."""
-    found: list[InterruptId] = []
-    while len(found) < limit:
-        page = wanted.model_copy(update={"limit": min(PAGE, limit - len(found))})
-        ids, after = await backend.list_interrupts(page)
-        found += ids
-        if after is None:
+    ids: list[InterruptId] = []
+    while len(ids) < limit:
+        page = wanted.model_copy(update={"limit": min(PAGE, limit - len(ids))})
+        reply = await backend.call(verbs.INTERRUPT_LIST, page)
+        ids += [interrupt.interrupt_id for interrupt in reply.interrupts]
+        if reply.next is None:
             break
-        wanted = wanted.model_copy(update={"after": after})
-    return [Interrupt(backend, await backend.get_interrupt(each)) for each in found]
+        wanted = wanted.model_copy(update={"after": reply.next})
+    return [await get_interrupt(backend, interrupt_id) for interrupt_id in ids]
+
+
+async def get_interrupt(backend: Backend, interrupt_id: InterruptId) -> Interrupt:
+    """The question with its call; raises `Refused` (unknown_interrupt) or `ServerUnavailable`."""
+    request = parse_request(InterruptRequest, {"interrupt_id": interrupt_id})
+    reply = await backend.call(verbs.INTERRUPT_GET, request)
+    if reply.interrupt is None:
+        raise Refused("internal_error", "the bridge found a question and showed none")
+    return Interrupt(backend, reply.interrupt)

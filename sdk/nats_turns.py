@@ -11,32 +11,18 @@ from pydantic import ValidationError
 
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
-from turnstile.schema.budgets.budget_requests import (
-    BudgetListReply,
-    BudgetListRequest,
-    BudgetRaiseRequest,
-    BudgetReply,
-    ProjectLimitRequest,
-)
-from turnstile.schema.budgets.plans import BudgetId
-from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import value_of
 from turnstile.schema.errors import ConfigError, Limited, Refused, ServerUnavailable
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
-from turnstile.schema.people.interrupt_requests import (
-    InterruptListRequest,
-    InterruptView,
-)
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
 from turnstile.schema.people.reruns import RerunRequest
-from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.verbs import Verb
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.chunk_order import ChunkOrder
 from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
-from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
+from turnstile.sdk.turn import Answer, Backend, Request, Turn, TurnResult
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.connection import connect as connect_nats
 from turnstile.transport.local_servers import DEFAULT_NATS, find_nats
@@ -92,15 +78,8 @@ class NatsTurn(Turn):
             stats=view.stats or {},
         )
 
-    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
-        asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
-        if cascade != "waited":
-            asked["cascade"] = cascade
-        return Stopped.model_validate((await self._bridge.call(verbs.STOP, asked)).model_dump())
-
-    async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
-        asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
-        return await self._bridge.call(verbs.STEER, asked)
+    async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
+        return await self._bridge.call(verb, request)
 
     def again(self, request: RerunRequest) -> Turn:
         return NatsTurn(self._bridge, self._agent, request)
@@ -179,31 +158,8 @@ class NatsBackend(Backend):
         view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
         return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
 
-    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
-        page = await self.bridge.call(verbs.INTERRUPT_LIST, wanted)
-        return [interrupt.interrupt_id for interrupt in page.interrupts], page.next
-
-    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
-        found = await self.bridge.call(verbs.INTERRUPT_GET, {"interrupt_id": interrupt_id})
-        if found.interrupt is None:
-            raise Refused("internal_error", "the bridge found a question and showed none")
-        return found.interrupt
-
-    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
-        return await self.bridge.in_channel(about.channel_id).call(verbs.DECIDE, wanted)
-
-    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
-        return await self.bridge.call(verbs.BUDGET_LIST, wanted)
-
-    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
-        return _budget_in(await self.bridge.call(verbs.BUDGET_GET, {"budget_id": budget_id}))
-
-    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
-        bridge = self.bridge if channel is None else self.bridge.in_channel(channel)
-        return _budget_in(await bridge.call(verbs.RAISE_BUDGET, wanted))
-
-    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
-        return _budget_in(await self.bridge.call(verbs.LIMIT_PROJECT, wanted))
+    async def call(self, verb: Verb[Request, Answer], request: Request, channel: ChannelId | None = None) -> Answer:
+        return await (self.bridge if channel is None else self.bridge.in_channel(channel)).call(verb, request)
 
     async def close(self) -> None:
         await self.conn.close()
@@ -240,12 +196,6 @@ async def _answers(address: str) -> bool:
 async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
     """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
     return await bridge.call(verbs.DESCRIBE, asked)
-
-
-def _budget_in(reply: BudgetReply) -> BudgetView:
-    if reply.budget is None:
-        raise Refused("internal_error", "the bridge found a budget and showed none")
-    return reply.budget
 
 
 def turn_in(reply: DescribeReply) -> TurnView:

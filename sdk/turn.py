@@ -3,32 +3,26 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.budgets.budget_requests import (
-    BudgetListReply,
-    BudgetListRequest,
-    BudgetRaiseRequest,
-    ProjectLimitRequest,
-)
-from turnstile.schema.budgets.plans import BudgetId
-from turnstile.schema.budgets.views import BudgetView
+from turnstile.schema import verbs
+from turnstile.schema.base import JsonObject, Reply, Tolerant
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, StepId, uuid7
-from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, StepId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply, SteerRequest
 from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
+from turnstile.schema.verbs import Verb
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
-from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply, StopRequest
 from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.requests import Budget, budget_of, parse_request
 
+Request = TypeVar("Request", bound=BaseModel)
+Answer = TypeVar("Answer", bound=Reply)
 Cascade = Literal["waited", "all"]
 """Which turns below a stopped one end too: those that are waited for, or all."""
 _FIELDS = TypeAdapter(dict[str, list[SubmittedField]])
@@ -125,11 +119,19 @@ class Turn(ABC):
         """
 
     @abstractmethod
+    async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
+        """The accepted reply to a verb about the turn; raises as `Backend.call`."""
+
     async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
         """End the turn and the turns below it: it keeps what it has and ends as `canceled`. False if it was over.
 
         Raises `Refused` or `ServerUnavailable`.
         """
+        given: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
+        if cascade != "waited":
+            given["cascade"] = cascade
+        reply = await self.call(verbs.STOP, parse_request(StopRequest, given))
+        return Stopped.model_validate(reply.model_dump())
 
     async def rerun(
         self,
@@ -158,7 +160,6 @@ class Turn(ABC):
     def again(self, request: RerunRequest) -> "Turn":
         """The turn that runs this one again, not enqueued yet."""
 
-    @abstractmethod
     async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
         """Say something to the turn while it runs: its next step asks the model with it (protocol §6, steer).
 
@@ -166,17 +167,14 @@ class Turn(ABC):
         it. With a `correlation_id` of yours, the same request made again is the same steer. Raises `Refused`
         (`already_final` for a turn that is over, `not_yours`), or `ServerUnavailable`.
         """
+        priority = SteerPriority.WHEN_IDLE if when_idle else SteerPriority.ASAP
+        given: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "text": text, "priority": priority.value}
+        given["correlation_id"] = correlation_id or uuid7()
+        return await self.call(verbs.STEER, parse_request(SteerRequest, given))
 
     @abstractmethod
     async def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children; raises as `stop` does."""
-
-
-def steer_request(turn: AgentTurnId, text: str, *, when_idle: bool, correlation_id: str | None) -> SteerRequest:
-    """The request for a steer; raises `BadRequest`. It has a name of its own, so that it can be repeated."""
-    priority = SteerPriority.WHEN_IDLE if when_idle else SteerPriority.ASAP
-    given: dict[str, JsonValue] = {"agent_turn_id": turn, "text": text, "priority": priority.value}
-    return parse_request(SteerRequest, {**given, "correlation_id": correlation_id or uuid7()})
 
 
 class Backend(ABC):
@@ -195,35 +193,11 @@ class Backend(ABC):
         """A turn that was asked for; raises `Refused` (unknown_turn) or `ServerUnavailable`."""
 
     @abstractmethod
-    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
-        """A page of the ids of questions to people, and the `after` of the next page."""
+    async def call(self, verb: Verb[Request, Answer], request: Request, channel: ChannelId | None = None) -> Answer:
+        """The accepted reply to a verb, asked in this channel if one is given.
 
-    @abstractmethod
-    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
-        """A question to a person with its call; raises `Refused` (unknown_interrupt) or `ServerUnavailable`."""
-
-    @abstractmethod
-    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
-        """Decide a question; raises `Refused` with the code of the refusal, or `ServerUnavailable`."""
-
-    @abstractmethod
-    async def list_budgets(self, wanted: BudgetListRequest) -> BudgetListReply:
-        """A page of budgets, and what the project may spend."""
-
-    @abstractmethod
-    async def get_budget(self, budget_id: BudgetId) -> BudgetView:
-        """A budget; raises `Refused` (unknown_budget) or `ServerUnavailable`."""
-
-    @abstractmethod
-    async def raise_budget(self, wanted: BudgetRaiseRequest, channel: ChannelId | None) -> BudgetView:
-        """The budget, of this channel if one is given, with its new limits.
-
-        Raises `Refused` with the code of the refusal, or `ServerUnavailable`.
+        Raises `Refused` with the code of the refusal, `BadRequest` for what cannot be sent, or `ServerUnavailable`.
         """
-
-    @abstractmethod
-    async def limit_project(self, wanted: ProjectLimitRequest) -> BudgetView:
-        """The budget of this day or month; raises as `raise_budget`."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import JsonValue
 
+from turnstile.schema import verbs
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
-from turnstile.schema.budgets.budget_requests import BudgetListRequest
-from turnstile.schema.budgets.plans import BudgetId
+from turnstile.schema.budgets.budget_requests import BudgetListRequest, BudgetRequest
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId, token, uuid7
@@ -31,8 +31,8 @@ from turnstile.schema.people.interrupt_requests import InterruptListRequest, Int
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.inbox import EnqueueRequest
-from turnstile.sdk.budgets import Dollars, find_budgets, find_limits, limit_request, raise_request
-from turnstile.sdk.interrupts import Interrupt, find_interrupts
+from turnstile.sdk.budgets import Dollars, budget_in, find_budgets, find_limits, limit_request, raise_request
+from turnstile.sdk.interrupts import Interrupt, find_interrupts, get_interrupt
 from turnstile.sdk.requests import Budget, budget_of, parse_request
 from turnstile.sdk.turn import Backend, Turn
 
@@ -246,8 +246,7 @@ class Client:
 
     async def interrupt(self, interrupt_id: str) -> Interrupt:
         """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
-        backend = self._opened
-        return Interrupt(backend, await backend.get_interrupt(InterruptId(interrupt_id)))
+        return await get_interrupt(self._opened, InterruptId(interrupt_id))
 
     def interrupt_of(self, view: InterruptView) -> Interrupt:
         """One that was read otherwise."""
@@ -269,7 +268,8 @@ class Client:
 
         Raises `Refused` (`unknown_budget`) or `ServerUnavailable`.
         """
-        return await self._opened.get_budget(BudgetId(budget_id))
+        request = parse_request(BudgetRequest, {"budget_id": budget_id})
+        return budget_in(await self._opened.call(verbs.BUDGET_GET, request))
 
     async def raise_budget(
         self,
@@ -289,7 +289,8 @@ class Client:
         been done.
         """
         named, channel = (budget, None) if isinstance(budget, str) else (budget.budget_id, budget.channel_id)
-        return await self._opened.raise_budget(raise_request(named, tokens, cost_usd, turns, correlation_id), channel)
+        request = raise_request(named, tokens, cost_usd, turns, correlation_id)
+        return budget_in(await self._opened.call(verbs.RAISE_BUDGET, request, channel))
 
     async def limits(self) -> list[ProjectLimits]:
         """What the project may spend in a day or month; none if nothing limits it."""
@@ -304,7 +305,8 @@ class Client:
         any more. Returns the budget of this day or month. Raises `Refused` (`forbidden`), `BadRequest` or
         `ServerUnavailable`.
         """
-        return await self._opened.limit_project(limit_request(period, tokens, cost_usd, turns))
+        request = limit_request(period, tokens, cost_usd, turns)
+        return budget_in(await self._opened.call(verbs.LIMIT_PROJECT, request))
 
     @property
     def _opened(self) -> Backend:

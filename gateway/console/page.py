@@ -23,12 +23,11 @@ from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import NoQuery
-from turnstile.gateway.v1.budget_handlers import Budgets
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
-from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.gateway.v1.verb_endpoints import VerbEndpoints
 from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal, Right, Secret
@@ -75,8 +74,7 @@ class Console:
     turns: Turns
     conversations: Conversations
     events: Events
-    interrupts: Interrupts
-    budgets: Budgets
+    verbs: VerbEndpoints
     roster: Roster
     audit_bounds: Bounds
 

@@ -7,7 +7,7 @@ is `bad_request`, which names the field and never repeats a value.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, QueryParams
@@ -24,6 +24,7 @@ from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import faults_in
+from turnstile.schema.verbs import Route
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 _SHOWN_FAULTS = 5
@@ -88,6 +89,23 @@ class Endpoint:
     statuses: Mapping[int, str] = field(default_factory=lambda: {200: "Done."})
     request_headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Headers that it reads, and what for."""
+
+    @classmethod
+    def of(cls, route: Route, handler: Handler) -> Self:
+        """The endpoint of a verb."""
+        return cls(
+            name=route.name,
+            method=route.method,
+            path=route.path,
+            right=route.right,
+            summary=route.summary,
+            handler=handler,
+            query=route.query or NoQuery,
+            body=route.body,
+            answer=route.answer,
+            statuses=route.statuses,
+            request_headers=route.request_headers,
+        )
 
 
 class Dispatch:

@@ -1,25 +1,25 @@
 """`/v1/budgets`: what turns and the project may spend, and have spent (protocol §6, §14.1).
 
-Reading is the ledger's: a token of a channel sees the grants of its channel's turns, and neither those of others nor
-what the whole project spends. Raising and limiting are the bridge's verbs, for operators: the token is the caller.
+They are read from the ledger: a token of a channel sees the grants of its channel's turns, and neither those of others
+nor what the whole project spends.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
-from turnstile.gateway.v1.turn_handlers import key_in, seen_channel
+from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
-from turnstile.schema import verbs
 from turnstile.schema.access import Principal
-from turnstile.schema.api import BudgetLimitation, BudgetPage, BudgetRaise, BudgetsQuery
+from turnstile.schema.api import BudgetPage, BudgetsQuery
 from turnstile.schema.base import JsonObject
-from turnstile.schema.budgets.budget_requests import BudgetReply
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
-from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import ChannelId
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +54,18 @@ class Budgets:
         """A budget."""
         return Answer(await self._seen(call.principal, call.path["budget_id"]))
 
-    async def raise_budget(self, call: Call[object, BudgetRaise]) -> Answer:
-        """Give a budget more, or take back what is free."""
+    async def lookup(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
+        """The channel of the budget that the path names, and the budget; raises as `get`."""
         view = await self._seen(call.principal, call.path["budget_id"])
-        payload: JsonObject = {
-            **call.body.model_dump(mode="json", exclude_unset=True),
-            "budget_id": view.budget_id,
-        }
-        if (key := key_in(call.headers)) is not None:
-            if call.body.correlation_id not in (None, key):
-                raise BadRequest("correlation_id and Idempotency-Key differ: send only one of them")
-            payload["correlation_id"] = key
-        channel = self.asking.channel(call.principal, view.channel_id)
-        reply = await self.asking.ask(call.principal, channel, verbs.RAISE_BUDGET, payload, call.headers)
-        return Answer(_shown(reply))
+        return self.asking.channel(call.principal, view.channel_id), {"budget_id": view.budget_id}
 
-    async def limit(self, call: Call[object, BudgetLimitation]) -> Answer:
-        """Say what the project may spend in a day or month; answers the budget of this one."""
-        principal = call.principal
-        if not _whole(principal):
+    async def lookup_period(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
+        """The period of the project that the path names; raises `Forbidden` for a token of one channel."""
+        if not _whole(call.principal):
             raise Forbidden(
                 "the token is for one channel: only a token of the whole project may set limits of the project"
             )
-        payload: JsonObject = {**call.body.model_dump(mode="json", exclude_unset=True), "period": call.path["period"]}
-        channel = self.asking.channel(principal, None)
-        reply = await self.asking.ask(principal, channel, verbs.LIMIT_PROJECT, payload, call.headers)
-        return Answer(_shown(reply))
+        return self.asking.channel(call.principal, None), {"period": call.path["period"]}
 
     async def _seen(self, principal: Principal, name: str) -> BudgetView:
         """A budget that the token may see; raises `Refused` (unknown_budget)."""
@@ -96,9 +82,3 @@ class Budgets:
 def _whole(principal: Principal) -> bool:
     """Whether the token is of the whole project."""
     return principal.channel_id is None
-
-
-def _shown(reply: BudgetReply) -> BudgetView:
-    if reply.budget is None:
-        raise Refused("internal_error", "the bridge changed a budget and showed none")
-    return reply.budget

@@ -1,32 +1,26 @@
-"""`/v1/interrupts`: what turns ask people, and what people decide (protocol §13, §14.1).
-
-Reading is the ledger's, within the token's project and channel. Deciding is the bridge's verb: the token is its caller,
-so the ledger says who decided.
-"""
+"""`/v1/interrupts`: what turns ask people, read from the ledger within the token's project and channel (§13, §14.1)."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
-from turnstile.schema import verbs
 from turnstile.schema.access import Principal
-from turnstile.schema.api import Decided, InterruptDecision, InterruptPage, InterruptsQuery
+from turnstile.schema.api import InterruptPage, InterruptsQuery
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupts:
-    """The handlers, over one ledger and one bridge."""
+    """The handlers, over one ledger."""
 
     pool: Pool
-    asking: Asking
 
     async def list(self, call: Call[InterruptsQuery, object]) -> Answer:
         """A page of questions."""
@@ -51,24 +45,10 @@ class Interrupts:
         """A question with its call."""
         return Answer(await self._seen(call.principal, call.path["interrupt_id"]))
 
-    async def decide(self, call: Call[object, InterruptDecision]) -> Answer:
-        """Decide a question, once."""
+    async def lookup(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
+        """The channel of the question that the path names, and the question; raises as `get`."""
         view = await self._seen(call.principal, call.path["interrupt_id"])
-        payload: JsonObject = {
-            **call.body.model_dump(mode="json", exclude_unset=True),
-            "interrupt_id": view.interrupt_id,
-        }
-        reply = await self.asking.ask(call.principal, view.channel_id, verbs.DECIDE, payload, call.headers)
-        return Answer(
-            Decided(
-                interrupt_id=view.interrupt_id,
-                decision=reply.decision or call.body.decision,
-                agent_turn_id=view.agent_turn_id,
-                tool_call_id=view.tool_call_id,
-                tool_changed=reply.tool_changed,
-                duplicate=reply.duplicate,
-            )
-        )
+        return view.channel_id, {"interrupt_id": view.interrupt_id}
 
     async def _seen(self, principal: Principal, interrupt: str) -> InterruptView:
         """A question that the token may see; raises `Refused` (unknown_interrupt)."""

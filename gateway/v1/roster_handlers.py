@@ -6,7 +6,6 @@ turns) is left out for these, and usage is that of their channel.
 
 from dataclasses import dataclass
 
-from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.cursors import is_moment
 from turnstile.ledger.pool import Pool
@@ -25,10 +24,9 @@ _IN_HAND = {"active_agent_turn_id": None, "head_status": "", "turn_epoch": 0, "q
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The handlers, over one ledger and one bridge."""
+    """The handlers, over one ledger."""
 
     pool: Pool
-    asking: Asking
 
     async def agents(self, call: Call[PageQuery, object]) -> Answer:
         """A page of agents."""

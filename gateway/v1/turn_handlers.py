@@ -9,7 +9,7 @@ import contextlib
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from starlette.datastructures import Headers
 
@@ -29,7 +29,6 @@ from turnstile.schema.access import Principal
 from turnstile.schema.amounts import amount
 from turnstile.schema.api import (
     Output,
-    SteerAnswer,
     StopAnswer,
     TreeQuery,
     Turn,
@@ -48,10 +47,10 @@ from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
 from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ReplyStatus
+from turnstile.schema.verbs import LONGEST_WAIT
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
 
-LONGEST_WAIT: Final = 300.0
 _WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?=$|[,;\s])")
 _KEY_LENGTH = 256
 
@@ -147,13 +146,7 @@ class Turns:
         principal, request = call.principal, call.body
         view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
         reply = await self.stop_turn(principal, view, request, call.headers)
-        answer = StopAnswer(
-            agent_turn_id=view.agent_turn_id,
-            already_final=reply.already_final,
-            marked=reply.marked,
-            on_their_way=reply.on_their_way,
-        )
-        return Answer(answer, 202)
+        return Answer(StopAnswer.model_validate(reply.model_dump()), 202)
 
     async def stop_turn(self, principal: Principal, view: TurnView, request: TurnStop, headers: Headers) -> StopReply:
         """Ask the bridge for a stop; its reason names the token."""
@@ -169,12 +162,6 @@ class Turns:
         """Stop a turn whose client went away, if it can be stopped: nobody is left to be told."""
         with contextlib.suppress(TurnstileError):
             await self.stop_turn(principal, view, TurnStop(reason="the client disconnected"), Headers())
-
-    async def steer(self, call: Call[object, TurnSteer]) -> Answer:
-        """Say something to a turn while it runs."""
-        view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
-        reply = await self.steer_turn(call.principal, view, call.body, key_in(call.headers), call.headers)
-        return Answer(SteerAnswer.model_validate(reply.model_dump()), 202)
 
     async def steer_turn(
         self, principal: Principal, view: TurnView, request: TurnSteer, key: str | None, headers: Headers
@@ -201,6 +188,11 @@ class Turns:
         )
         page = nodes[: query.limit]
         return Answer(TurnTree(turns=page, next=page[-1].agent_turn_id if len(nodes) > len(page) else None))
+
+    async def lookup(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
+        """The channel of the turn that the path names, and the turn; raises as `described`."""
+        view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
+        return view.channel_id, {"agent_turn_id": view.agent_turn_id}
 
     async def described(self, principal: Principal, turn: AgentTurnId) -> TurnView:
         """A turn that the token may see; raises `Refused` (unknown_turn)."""

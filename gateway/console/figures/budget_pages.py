@@ -15,6 +15,7 @@ from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import Call, NoQuery
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, is_raised, list_budgets, list_project_limits
+from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.api import BudgetLimitation, BudgetRaise
 from turnstile.schema.base import Strict
@@ -156,7 +157,7 @@ async def raise_budget(visit: Visit[NoQuery, AmountsForm]) -> Response:
             require_seen(form.seen, *_limits_in(view))
         more = _body(BudgetRaise, _amounts(form) | ({"correlation_id": form.key} if form.key else {}))
         path: dict[str, str] = {"budget_id": view.budget_id}
-        await visit.console.budgets.raise_budget(_call(visit, path, more))
+        await visit.console.verbs.ask(verbs.RAISE_BUDGET, _call(visit, path, more))
     except TurnstileError as error:
         if error.code == "changed_meanwhile":  # what is decided again is another request
             form = form.model_copy(update={"key": ""})
@@ -183,7 +184,8 @@ async def limit_project(visit: Visit[NoQuery, AmountsForm]) -> Response:
             raise BadRequest("period: must be `day` or `month`")
         require_seen(form.seen, await _limit_of(visit, period))
         limits = None if form.action == "none" else _body(SpendingLimits, _amounts(form))
-        await visit.console.budgets.limit(_call(visit, {"period": period}, BudgetLimitation(limits=limits)))
+        limitation = BudgetLimitation(limits=limits)
+        await visit.console.verbs.ask(verbs.LIMIT_PROJECT, _call(visit, {"period": period}, limitation))
     except TurnstileError as error:
         return await _listed(visit, BudgetListQuery(), form, problem_of(error))
     return see_other(BUDGETS, "limited" if limits else "unlimited")
