@@ -182,7 +182,7 @@ def _without_calls(request: StepRequest, answer: ModelAnswer, thought: tuple[Car
 
 
 def _reminder(request: StepRequest) -> str:
-    """Tells the model how to end the turn."""
+    """The reminder how to end the turn."""
     submit = (SUBMIT_RESULT,) if request.result_fields else ()
     names = ", ".join(dict.fromkeys((*request.config.must_end_with, *request.config.choices, *submit)))
     text = f"This task is not finished by text alone. End it by calling one of these tools: {names}."

@@ -48,7 +48,7 @@ from turnstile.schema.cards import (
     ToolResultContent,
     content_of,
     readable_content,
-    told_result,
+    visible_result,
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
@@ -257,7 +257,7 @@ def _result_text(card: Card, edited: JsonObject | None) -> str:
     content = content_of(card)
     if not isinstance(content, ToolResultContent):
         raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
-    result = told_result(content.result)
+    result = visible_result(content.result)
     value: JsonObject = {"status": content.status.value}
     if edited is not None:
         value["arguments_edited_by_a_person"] = edited

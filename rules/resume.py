@@ -21,7 +21,7 @@ from turnstile.schema.cards import (
     ToolResultContent,
     make_card,
     readable_content,
-    told_result,
+    visible_result,
 )
 from turnstile.schema.ids import CardId, ToolCallId, turn_card_id
 from turnstile.schema.states import AfterExecution, TurnStatus
@@ -89,7 +89,7 @@ def _effective(call: AnsweredCall, content: ToolResultContent, tools: Mapping[st
 
 
 def _delivered(content: ToolResultContent) -> JsonValue:
-    result = told_result(content.result)
+    result = visible_result(content.result)
     if content.error is None:
         return result
     failure: JsonObject = {"code": content.error.code, "message": content.error.message}

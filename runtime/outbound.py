@@ -2,8 +2,8 @@
 
 A name is resolved at each request, all its addresses are checked, and the connection goes to one that was checked, so
 a name that is rebound meanwhile leads nowhere else. Redirects are not followed, a proxy of the environment is not used,
-and of an answer only the status is read. Whether a name has no address or one that is not public is not told: whoever
-may name receivers must not learn by that what there is in our network.
+and of an answer only the status is read. The error does not say whether a name has no address or a private one:
+whoever may name receivers must not learn what there is in our network.
 """
 
 import asyncio

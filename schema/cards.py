@@ -23,7 +23,7 @@ DATA_KEY = "__cg_data"
 """The key of a tool's result for what is kept with it and is for no model, such as the data of images."""
 
 
-def told_result(result: JsonValue) -> JsonValue:
+def visible_result(result: JsonValue) -> JsonValue:
     """A tool's result as models and callers read it: without what is for the kernel, or only kept."""
     if not isinstance(result, dict):
         return result
@@ -53,7 +53,7 @@ class CardType(StrEnum):
 
 
 PROMPT_CARDS = frozenset({CardType.PROFILE, CardType.TOOLS, CardType.RENDERED_PROMPT, CardType.RUNTIME_CONFIG})
-"""Cards that say how an agent was told to work (`Detail.PROMPTS`)."""
+"""Cards with an agent's instructions (`Detail.PROMPTS`)."""
 
 
 class Role(StrEnum):

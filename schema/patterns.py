@@ -91,7 +91,7 @@ def pattern(text: str) -> Pattern:
 
 
 def weight(text: str) -> int:
-    """How much it may cost to compile the pattern, in steps of some 0.5 ms; told without compiling it."""
+    """How much it may cost to compile the pattern, in steps of some 0.5 ms; estimated without compiling it."""
     classes = text.count("\\p") + text.count("\\P") + text.count("(?i")
     repeats = sum(int(repeat[:4]) for repeat in re.findall(r"[0-9]+(?=[,}])", text[:LONGEST]))
     return 1 + _CLASS_WEIGHT * classes + repeats // _REPEATS_OF_WEIGHT + len(text) // _LENGTH_OF_WEIGHT

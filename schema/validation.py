@@ -295,7 +295,7 @@ def _values(forms: Sequence[object]) -> list[object]:
 
 
 def _is_branch(form: object, name: str) -> bool:
-    """Whether pydantic names this branch of a union so: by its class, or by the value that tells it from others."""
+    """Whether pydantic names this branch of a union so: by its class, or by the value of its discriminator."""
     if getattr(form, "__name__", None) == name:
         return True
     if not (isinstance(form, type) and issubclass(form, BaseModel)):

@@ -107,12 +107,12 @@ class SyncTurn:
         correlation_id: str | None = None,
     ) -> "SyncTurn":
         """Run the turn again, which must be over, from one of its steps; see `Turn.rerun`."""
-        made = self.client.call(
+        turn = self.client.call(
             lambda: self.turn.rerun(
                 from_step, model=model, runtime_config=runtime_config, budget=budget, correlation_id=correlation_id
             )
         )
-        return SyncTurn(self.client, made)
+        return SyncTurn(self.client, turn)
 
     def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children."""
@@ -179,10 +179,10 @@ class SyncConversation:
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """The next turn of it: it knows what was said, and begins when the one before is over."""
-        asked = self.conversation.ask(
+        turn = self.conversation.ask(
             instruction, multitask_strategy=multitask_strategy, budget=budget, correlation_id=correlation_id
         )
-        return SyncTurn(self.client, asked)
+        return SyncTurn(self.client, turn)
 
 
 class SyncClient:
@@ -254,8 +254,8 @@ class SyncClient:
         self, conversation_id: str, *, agent_id: str | None = None, profile_name: str | None = None
     ) -> SyncConversation:
         """A conversation with an agent or with a profile's instance; it begins with its first turn."""
-        made = self._client.conversation(conversation_id, agent_id=agent_id, profile_name=profile_name)
-        return SyncConversation(self, made)
+        opened = self._client.conversation(conversation_id, agent_id=agent_id, profile_name=profile_name)
+        return SyncConversation(self, opened)
 
     def turn(self, agent_turn_id: str) -> SyncTurn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`)."""
@@ -276,7 +276,7 @@ class SyncClient:
                 status=status, agent_id=agent_id, agent_turn_id=agent_turn_id, limit=limit
             )
 
-        return [SyncInterrupt(self, each) for each in self.call(find)]
+        return [SyncInterrupt(self, i) for i in self.call(find)]
 
     def interrupt(self, interrupt_id: str) -> SyncInterrupt:
         """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""

@@ -27,17 +27,17 @@ PAGE = 100
 Dollars = Decimal | float | int
 
 
-async def find_budgets(backend: Backend, wanted: BudgetListRequest, limit: int) -> list[BudgetView]:
+async def find_budgets(backend: Backend, query: BudgetListRequest, limit: int) -> list[BudgetView]:
     """The budgets, the newest first; at most `limit`."""
-    found: list[BudgetView] = []
-    while len(found) < limit:
-        request = wanted.model_copy(update={"limit": min(PAGE, limit - len(found))})
+    budgets: list[BudgetView] = []
+    while len(budgets) < limit:
+        request = query.model_copy(update={"limit": min(PAGE, limit - len(budgets))})
         page = await backend.call(verbs.BUDGET_LIST, request)
-        found += page.budgets
+        budgets += page.budgets
         if page.next is None:
             break
-        wanted = wanted.model_copy(update={"after": page.next})
-    return found
+        query = query.model_copy(update={"after": page.next})
+    return budgets
 
 
 async def find_limits(backend: Backend) -> list[ProjectLimits]:

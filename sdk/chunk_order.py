@@ -47,5 +47,5 @@ class ChunkOrder:
 
 def step_number(step: StepId) -> int:
     """The number of a step in its turn, as its id ends with it; 0 for an id of a stranger."""
-    found = _NUMBER.search(step)
-    return int(found[1]) if found else 0
+    match = _NUMBER.search(step)
+    return int(match[1]) if match else 0

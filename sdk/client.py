@@ -295,8 +295,8 @@ class BridgeClient:
         `evt.sys.pump.reply`.
         """
         async with self.reply_inbox() as inbox:
-            asked: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
-            sent = await self.call(verbs.SEND, asked, headers=headers)
+            arguments: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
+            sent = await self.call(verbs.SEND, arguments, headers=headers)
             if sent.message_id is None:
                 raise Refused("internal_error", "the bridge took the message and named none")
             return await inbox.wait(sent.message_id, timeout)
@@ -331,8 +331,8 @@ class BridgeClient:
         did not acknowledge it. If no bridge serves UI actions, no ack arrives.
         """
         waiter = ActionWaiter(self._conn, action_id or uuid7())
-        asked: JsonObject = {"action_id": waiter.action_id, "agent_id": agent_id, "tool_name": tool_name, "args": args}
-        data = self._sized(encode({**asked, **fields}))
+        action: JsonObject = {"action_id": waiter.action_id, "agent_id": agent_id, "tool_name": tool_name, "args": args}
+        data = self._sized(encode({**action, **fields}))
         # each publish has its own message id: the stream would drop a repeat, and nobody would answer it
         sent = {**self._traced("ui_action", headers), names.MSG_ID: uuid7()}
 
@@ -400,9 +400,9 @@ class BridgeClient:
             await take(event)
 
         async with AsyncExitStack() as stack:
-            for each in filters:
+            for subject in filters:
                 try:
-                    subscription = await self._conn.subscribe(each, on_message)
+                    subscription = await self._conn.subscribe(subject, on_message)
                 except NATS_TROUBLE as error:
                     raise ServerUnavailable(f"NATS at {self._conn.shown} takes no subscription: {error}") from error
                 stack.push_async_callback(self._conn.unsubscribe, subscription)
@@ -418,7 +418,7 @@ class BridgeClient:
             return subjects.agent_chunk(self._project, self._channel, agent_id)
         return subjects.channel_filter(self._project, self._channel, "str")
 
-    def _headers(self, verb: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    def _headers(self, verb: str, extra: Mapping[str, str] | None) -> dict[str, str]:
         return {
             names.PROJECT_ID: self._project,
             names.CHANNEL_ID: self._channel,
@@ -426,12 +426,12 @@ class BridgeClient:
             names.VERSION: subjects.VERSION,
             names.MSG_TYPE: verb,
             names.SENDER: self._sender,
-            **(given or {}),
+            **(extra or {}),
         }
 
-    def _traced(self, verb: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    def _traced(self, verb: str, extra: Mapping[str, str] | None) -> dict[str, str]:
         """Headers of what may be delivered twice: every delivery is of one trace, which a request's bridge begins."""
-        return {names.TRACEPARENT: names.new_traceparent(), **self._headers(verb, given)}
+        return {names.TRACEPARENT: names.new_traceparent(), **self._headers(verb, extra)}
 
     def _sized(self, data: bytes) -> bytes:
         if len(data) > self._conn.size_limit:  # publishing it would close the connection

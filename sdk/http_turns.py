@@ -80,8 +80,8 @@ class HttpBackend(Backend):
         return HttpTurn(self, agent_turn_id)
 
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
-        found = await self.request("GET", _path(agent_turn_id), ApiTurn)
-        return HttpTurn(self, found.agent_turn_id)
+        turn = await self.request("GET", _path(agent_turn_id), ApiTurn)
+        return HttpTurn(self, turn.agent_turn_id)
 
     async def call(self, verb: Verb[Request, Answer], request: Request, channel: ChannelId | None = None) -> Answer:
         answer = await self.endpoint(verb, request)
@@ -127,10 +127,10 @@ class HttpBackend(Backend):
         """
         if self.http.is_closed:
             raise ServerUnavailable("the client is closed")
-        own = {**(headers or {}), **({} if body is None else {"content-type": "application/json"})}
+        sent_headers = {**(headers or {}), **({} if body is None else {"content-type": "application/json"})}
         content = None if body is None else encode(body)
         try:
-            response = await self.http.request(method, path, content=content, headers=own)
+            response = await self.http.request(method, path, content=content, headers=sent_headers)
         except httpx.HTTPError as error:
             raise self.away(error) from error
         if not response.is_success:
@@ -141,7 +141,7 @@ class HttpBackend(Backend):
             raise self._no_gateway("something else, or another version") from None
 
     def error_of(self, status: int, content: bytes) -> TurnstileError:
-        """The error that a response tells of."""
+        """The error that a response describes."""
         try:
             problem = _Problem.model_validate(from_json(content))
         except (ValueError, ValidationError):  # something on the way to the gateway answers in its place
@@ -173,7 +173,7 @@ def open_http(
 ) -> HttpBackend:
     """A client of the gateway at this address; nothing is sent yet. Raises `ConfigError` for what cannot be one.
 
-    `on_wait` (by default the log) is told when the gateway is away while something waits for it.
+    `on_wait` (by default the log) receives a sentence when the gateway is away while something waits for it.
     """
     secret = read_secret(token.strip())
     if secret is None:
@@ -192,17 +192,17 @@ def open_http(
 class HttpTurn(Turn):
     """A turn over HTTP."""
 
-    def __init__(self, backend: HttpBackend, asked: EnqueueRequest | RerunRequest | AgentTurnId) -> None:
+    def __init__(self, backend: HttpBackend, request: EnqueueRequest | RerunRequest | AgentTurnId) -> None:
         self._backend = backend
-        self._asked = asked
+        self._request = request
 
     async def start(self) -> AgentTurnId:
-        if isinstance(self._asked, BaseModel):
-            verb = verbs.ENQUEUE if isinstance(self._asked, EnqueueRequest) else verbs.RERUN
-            made = ApiTurn.model_validate(await self._backend.endpoint(verb, self._asked))
-            self.reply = _reply(made)
-            self._asked = made.agent_turn_id
-        return self._asked
+        if isinstance(self._request, BaseModel):
+            verb = verbs.ENQUEUE if isinstance(self._request, EnqueueRequest) else verbs.RERUN
+            turn = ApiTurn.model_validate(await self._backend.endpoint(verb, self._request))
+            self.reply = _reply(turn)
+            self._request = turn.agent_turn_id
+        return self._request
 
     @asynccontextmanager
     async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
@@ -215,18 +215,18 @@ class HttpTurn(Turn):
     async def result(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout):
             path, outage = _path(await self.start()), _Outage(self._backend)
-            while (found := await self._waited(path, outage)) is None or found.ended_at is None:
+            while (turn := await self._waited(path, outage)) is None or turn.ended_at is None:
                 pass
-        output = found.output
+        output = turn.output
         return TurnResult(
-            agent_turn_id=found.agent_turn_id,
-            status=TurnStatus(found.status),
+            agent_turn_id=turn.agent_turn_id,
+            status=TurnStatus(turn.status),
             value=None if output is None else output.data if output.text is None else output.text,
             card_id=None if output is None else output.card_id,
             partial=output is not None and output.partial,
-            error_code=found.error_code,
-            error=found.error,
-            stats=found.stats or {},
+            error_code=turn.error_code,
+            error=turn.error,
+            stats=turn.stats or {},
         )
 
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
@@ -247,12 +247,12 @@ class HttpTurn(Turn):
     async def _waited(self, path: str, outage: "_Outage") -> ApiTurn | None:
         """The turn, if it ends soon also its result; None after a while without an answer."""
         try:
-            found = await self._backend.request("GET", path, ApiTurn, headers={"prefer": f"wait={_WAIT_SECONDS}"})
+            turn = await self._backend.request("GET", path, ApiTurn, headers={"prefer": f"wait={_WAIT_SECONDS}"})
         except (ServerUnavailable, Limited) as error:
             await outage.wait(error)
             return None
         outage.over()
-        return found
+        return turn
 
     async def _chunks(self) -> AsyncGenerator[Chunk]:
         turn = await self.start()
@@ -303,25 +303,25 @@ class HttpTurn(Turn):
 
 @dataclass(slots=True)
 class _Outage:
-    """The time that a gateway is away, told once."""
+    """The time that a gateway is away, announced once."""
 
     backend: HttpBackend
-    told: bool = False
+    announced: bool = False
 
     async def wait(self, error: ServerUnavailable | Limited) -> None:
         """Wait before the next attempt; raises the error if the client is closed."""
         if self.backend.http.is_closed:
             raise error
-        if not self.told:
+        if not self.announced:
             self.backend.on_wait(f"waiting: {error}")
-            self.told = True
+            self.announced = True
         await asyncio.sleep((error.retry_after if isinstance(error, Limited) else None) or _AGAIN_SECONDS)
 
     def over(self) -> None:
         """There was an answer."""
-        if self.told:
+        if self.announced:
             self.backend.on_wait(f"the gateway at {self.backend.shown} answers again")
-            self.told = False
+            self.announced = False
 
 
 class _ReadBefore(Exception):
@@ -347,18 +347,18 @@ def _idempotent(correlation_id: str) -> dict[str, str]:
     return {"idempotency-key": f'"{correlation_id}"'}
 
 
-def _reply(made: ApiTurn) -> EnqueueReply:
+def _reply(turn: ApiTurn) -> EnqueueReply:
     """What the bridge replied, of the turn that the gateway answered."""
-    if not made.steered:
-        return EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})
+    if not turn.steered:
+        return EnqueueReply.model_validate({**turn.model_dump(), "status": ReplyStatus.ACCEPTED})
     return EnqueueReply(
         status=ReplyStatus.STEERED,
-        agent_id=made.agent_id,
-        conversation_id=made.conversation_id,
-        steered_turn_id=made.agent_turn_id,
-        inbox_id=made.steer_inbox_id,
-        trace_id=made.trace_id,
-        duplicate=made.duplicate,
+        agent_id=turn.agent_id,
+        conversation_id=turn.conversation_id,
+        steered_turn_id=turn.agent_turn_id,
+        inbox_id=turn.steer_inbox_id,
+        trace_id=turn.trace_id,
+        duplicate=turn.duplicate,
     )
 
 
@@ -414,14 +414,14 @@ class StreamedText:
                 return []
         if (step := step_id(self._turn, int(found[1]))) != self._step:
             self._begin(step, 1)
-        said = "".join(self._said)
-        if whole == said:
+        streamed = "".join(self._said)
+        if whole == streamed:
             return []
-        if not whole.startswith(said):
+        if not whole.startswith(streamed):
             self._begin(step, self._attempt + 1)
-            said = ""
+            streamed = ""
         missing = [] if self._index >= 0 else [self._made(ChunkType.START)]
-        return [*missing, self._made(ChunkType.CONTENT, whole[len(said) :]), self._made(ChunkType.END)]
+        return [*missing, self._made(ChunkType.CONTENT, whole[len(streamed) :]), self._made(ChunkType.END)]
 
     def _made(self, kind: ChunkType, text: str = "") -> Chunk:
         return self._chunk(

@@ -72,24 +72,24 @@ class Interrupt:
         """Answer a question; or answer a call yourself: it is not sent, and this is its result."""
         return await self._decide({"decision": Decision.RESPOND, "response": response, "message": comment})
 
-    async def _decide(self, made: JsonObject) -> DecideReply:
+    async def _decide(self, decision: JsonObject) -> DecideReply:
         if self.is_open and not self.view.is_what_is_shown:
             raise Refused("digest_mismatch", "the digest is not that of the call as it was read: read it again")
         named: JsonObject = {"interrupt_id": self.id, "action_digest": self.view.action_digest}
-        request = parse_request(DecideRequest, {**named, **made})
+        request = parse_request(DecideRequest, {**named, **decision})
         return await self._backend.call(verbs.DECIDE, request, self.view.channel_id)
 
 
-async def find_interrupts(backend: Backend, wanted: InterruptListRequest, limit: int) -> list[Interrupt]:
+async def find_interrupts(backend: Backend, query: InterruptListRequest, limit: int) -> list[Interrupt]:
     """The questions, the newest first, each with its call."""
     ids: list[InterruptId] = []
     while len(ids) < limit:
-        page = wanted.model_copy(update={"limit": min(PAGE, limit - len(ids))})
+        page = query.model_copy(update={"limit": min(PAGE, limit - len(ids))})
         reply = await backend.call(verbs.INTERRUPT_LIST, page)
         ids += [interrupt.interrupt_id for interrupt in reply.interrupts]
         if reply.next is None:
             break
-        wanted = wanted.model_copy(update={"after": reply.next})
+        query = query.model_copy(update={"after": reply.next})
     return [await get_interrupt(backend, interrupt_id) for interrupt_id in ids]
 
 

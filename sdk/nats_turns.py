@@ -38,21 +38,21 @@ class NatsTurn(Turn):
     """A turn over NATS."""
 
     def __init__(
-        self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | RerunRequest | AgentTurnId
+        self, bridge: BridgeClient, agent_id: AgentId, request: EnqueueRequest | RerunRequest | AgentTurnId
     ) -> None:
         self._bridge = bridge
         self._agent = agent_id
-        self._asked = asked
+        self._request = request
 
     async def start(self) -> AgentTurnId:
-        if isinstance(self._asked, EnqueueRequest):
-            self.reply = await self._bridge.call(verbs.ENQUEUE, self._asked)
-            self._asked = turn_of(self.reply)
-        elif isinstance(self._asked, RerunRequest):
-            made = await self._bridge.call(verbs.RERUN, self._asked)
-            self.reply = EnqueueReply.model_validate(made.model_dump())
-            self._asked = turn_of(self.reply)
-        return self._asked
+        if isinstance(self._request, EnqueueRequest):
+            self.reply = await self._bridge.call(verbs.ENQUEUE, self._request)
+            self._request = turn_of(self.reply)
+        elif isinstance(self._request, RerunRequest):
+            turn = await self._bridge.call(verbs.RERUN, self._request)
+            self.reply = EnqueueReply.model_validate(turn.model_dump())
+            self._request = turn_of(self.reply)
+        return self._request
 
     @asynccontextmanager
     async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
@@ -66,13 +66,13 @@ class NatsTurn(Turn):
     async def result(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout), self._bridge.wait_task(self._agent) as waiter:
             view = await self._ended(await self.start(), waiter)
-            found = await self._describe({"card_id": view.deliverable_card_id})
+            described = await self._describe({"card_id": view.deliverable_card_id})
         return TurnResult(
             agent_turn_id=view.agent_turn_id,
             status=TurnStatus(view.status),
-            value=None if found.card is None else value_of(found.card),
+            value=None if described.card is None else value_of(described.card),
             card_id=view.deliverable_card_id,
-            partial=found.card is not None and bool(found.card.metadata.partial),
+            partial=described.card is not None and bool(described.card.metadata.partial),
             error_code=view.error_code,
             error=view.error,
             stats=view.stats or {},
@@ -103,13 +103,13 @@ class NatsTurn(Turn):
                 if chunk is not None and order.take(chunk):
                     yield chunk
 
-    async def _describe(self, asked: JsonObject) -> DescribeReply:
+    async def _describe(self, request: JsonObject) -> DescribeReply:
         """What the ledger has, once a bridge answers; raises `ServerUnavailable` once the connection is closed."""
         while True:
             pause = _LOOK_SECONDS
             try:
                 async with self._bridge.looks:
-                    return await describe(self._bridge, asked)
+                    return await describe(self._bridge, request)
             except Limited as error:  # the project asks too much: this is asked again, not given up
                 pause = error.retry_after or pause
             except ServerUnavailable:
@@ -193,9 +193,9 @@ async def _answers(address: str) -> bool:
     return True
 
 
-async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
+async def describe(bridge: BridgeClient, request: JsonObject) -> DescribeReply:
     """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
-    return await bridge.call(verbs.DESCRIBE, asked)
+    return await bridge.call(verbs.DESCRIBE, request)
 
 
 def turn_in(reply: DescribeReply) -> TurnView:

@@ -55,10 +55,10 @@ class TurnResult(Tolerant):
     def fields(self) -> dict[str, JsonValue]:
         """The fields that were asked for, by name; empty if the deliverable is something else."""
         try:
-            found = _FIELDS.validate_python(self.value)
+            value = _FIELDS.validate_python(self.value)
         except ValidationError:
             return {}
-        return {field.name: field.value for field in found.get("fields", ())}
+        return {field.name: field.value for field in value.get("fields", ())}
 
 
 class Stopped(StopReply):
@@ -127,10 +127,10 @@ class Turn(ABC):
 
         Raises `Refused` or `ServerUnavailable`.
         """
-        given: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
+        fields: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
         if cascade != "waited":
-            given["cascade"] = cascade
-        reply = await self.call(verbs.STOP, parse_request(StopRequest, given))
+            fields["cascade"] = cascade
+        reply = await self.call(verbs.STOP, parse_request(StopRequest, fields))
         return Stopped.model_validate(reply.model_dump())
 
     async def rerun(
@@ -148,13 +148,13 @@ class Turn(ABC):
         `runtime_config` replace what the turn was asked with; the `budget` is by default the profile's. Raises
         `BadRequest`, `Refused` or `ServerUnavailable`.
         """
-        asked: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "from_step": from_step, "model": model}
-        asked |= {"runtime_config": runtime_config, "budget": budget_of(budget)}
-        asked |= {"correlation_id": correlation_id or uuid7()}
-        given: JsonObject = {name: value for name, value in asked.items() if value is not None}
-        made = self.again(parse_request(RerunRequest, given))
-        await made.start()
-        return made
+        arguments: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "from_step": from_step, "model": model}
+        arguments |= {"runtime_config": runtime_config, "budget": budget_of(budget)}
+        arguments |= {"correlation_id": correlation_id or uuid7()}
+        fields: JsonObject = {name: value for name, value in arguments.items() if value is not None}
+        turn = self.again(parse_request(RerunRequest, fields))
+        await turn.start()
+        return turn
 
     @abstractmethod
     def again(self, request: RerunRequest) -> "Turn":
@@ -163,14 +163,14 @@ class Turn(ABC):
     async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
         """Say something to the turn while it runs: its next step asks the model with it (protocol §6, steer).
 
-        With `when_idle` only once the turn would end, which then takes another step. `describe` tells what became of
+        With `when_idle` only once the turn would end, which then takes another step. `describe` says what became of
         it. With a `correlation_id` of yours, the same request made again is the same steer. Raises `Refused`
         (`already_final` for a turn that is over, `not_yours`), or `ServerUnavailable`.
         """
         priority = SteerPriority.WHEN_IDLE if when_idle else SteerPriority.ASAP
-        given: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "text": text, "priority": priority.value}
-        given["correlation_id"] = correlation_id or uuid7()
-        return await self.call(verbs.STEER, parse_request(SteerRequest, given))
+        fields: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "text": text, "priority": priority.value}
+        fields["correlation_id"] = correlation_id or uuid7()
+        return await self.call(verbs.STEER, parse_request(SteerRequest, fields))
 
     @abstractmethod
     async def tree(self) -> Sequence[TreeTurn]:

@@ -185,7 +185,7 @@ class Client:
         the cards of a context box before the instruction, and its own go to a new box, or to `output_box_id`; with
         `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it.
         `multitask_strategy` says what becomes of your turns of the same conversation that are not over: `reject`
-        refuses the new one (`turn_in_progress`), `interrupt` and `rollback` stop them, `steer` tells the newest the
+        refuses the new one (`turn_in_progress`), `interrupt` and `rollback` stop them, `steer` sends the newest the
         instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). A `budget`
         bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
         profile's. With a `correlation_id` of yours, the same request made again answers the same turn. Raises
@@ -193,7 +193,7 @@ class Client:
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
         config: JsonObject = {**({"model": model} if model else {}), **({"remember": True} if remember else {})}
-        given: dict[str, JsonValue] = {
+        fields: dict[str, JsonValue] = {
             "agent_id": agent_id,
             "instruction": instruction,
             "conversation_id": conversation,
@@ -207,7 +207,7 @@ class Client:
             "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
-        request = parse_request(EnqueueRequest, {name: value for name, value in given.items() if value is not None})
+        request = parse_request(EnqueueRequest, {name: value for name, value in fields.items() if value is not None})
         return self.ask_for(request)
 
     def ask_for(self, request: EnqueueRequest) -> Turn:
@@ -260,8 +260,8 @@ class Client:
         Of one `kind` (`turn`, `day`, `month`) or `status` (`open`, `ended`, `closed`) alone, if that is given.
         Raises `BadRequest` or `ServerUnavailable`.
         """
-        wanted = parse_request(BudgetListRequest, {"kind": kind, "status": status})
-        return await find_budgets(self._opened, wanted, limit)
+        request = parse_request(BudgetListRequest, {"kind": kind, "status": status})
+        return await find_budgets(self._opened, request, limit)
 
     async def budget(self, budget_id: str) -> BudgetView:
         """A budget: a turn's id, `day` or `month` of the project's now, or such as `2026-11-23` or `2026-11`.

@@ -1,4 +1,4 @@
-"""The verbs `push.set` and `push.remove`: whom to tell by HTTP of a turn (protocol §17.3)."""
+"""The verbs `push.set` and `push.remove`: who is notified of a turn over HTTP (protocol §17.3)."""
 
 from collections.abc import Mapping
 

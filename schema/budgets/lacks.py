@@ -38,7 +38,7 @@ class BudgetLack(Tolerant):
     def of(
         cls, dimension: Dimension, budget_id: BudgetId | None, until: datetime | None, **figures: int | None
     ) -> "BudgetLack":
-        """The lack that the ledger told, which counts costs in micro-dollars."""
+        """The lack of a ledger row, which counts costs in micro-dollars."""
         is_time = dimension is Dimension.SECONDS
         amounts = {
             name: figure if figure is None or dimension is not Dimension.COST else json_number(dollars_of(figure))

@@ -68,7 +68,7 @@ class BudgetLimits(Strict):
     max_seconds: int | None = Field(default=None, ge=0, le=MAX_SECONDS, strict=True)
     """Time from the enqueue to the end, waiting for people included."""
     warn_percent: int | None = Field(default=None, ge=1, le=100, strict=True)
-    """Of a limit: where it is passed, it is told once, and nothing else happens; 80 if it is absent."""
+    """Percent of a limit. Passing it publishes one warning and changes nothing else; 80 if it is absent."""
 
     @model_validator(mode="after")
     def _warns_of_something(self) -> Self:

@@ -12,7 +12,7 @@ from pydantic import Field, PlainSerializer
 from turnstile.schema.base import Strict
 
 DEFAULT_MAX_TOKENS = 4096
-"""The most tokens of an answer in a turn with a budget, where the profile gives no limit; the provider is told it."""
+"""The most tokens of an answer in a turn with a budget, if the profile gives no limit; sent to the provider."""
 
 Rate = Annotated[
     Decimal,

@@ -90,7 +90,7 @@ class BudgetView(Tolerant):
     until: datetime | None
     """When its time is over."""
     warn_percent: int
-    """Of a limit: where it is passed, it is told once."""
+    """Percent of a limit. Passing it publishes one warning."""
     warned_at: datetime | None
     """When that was."""
     ended_at: datetime | None

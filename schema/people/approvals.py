@@ -78,7 +78,7 @@ class ApprovalRule(Approval):
     """A JSON schema that the arguments must match for the call to wait; without it each call waits."""
 
     def asks(self, arguments: JsonObject) -> bool:
-        """Whether a call with these arguments waits; also if that cannot be told."""
+        """Whether a call with these arguments waits; true also if that cannot be decided."""
         if self.when is None:
             return True
         try:

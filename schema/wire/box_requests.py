@@ -71,7 +71,7 @@ _KINDS = ("box_id", "card_id", "text", "fields")
 
 
 def _kind_of(part: object) -> str | None:
-    """The key that tells what kind of part it is."""
+    """The key that names the kind of the part."""
     if isinstance(part, dict):
         return next((kind for kind in _KINDS if kind in part), None)
     return next((kind for kind in _KINDS if hasattr(part, kind)), None)

@@ -1,4 +1,4 @@
-"""Requests and replies of `push.set` and `push.remove`: whom to tell by HTTP of a turn (protocol §17.3)."""
+"""Requests and replies of `push.set` and `push.remove`: who is notified of a turn over HTTP (protocol §17.3)."""
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ class PushSetRequest(Strict):
     receiver_id: IdOf[ReceiverId] = Field(max_length=128, pattern=_ID)
     """The caller's own name for the receiver; the same again replaces what was set."""
     url: str = Field(max_length=2048, pattern=_VISIBLE)
-    """Where it is told: https, at a public address, unless the settings allow others."""
+    """Where notifications are posted: https, at a public address, unless the settings allow others."""
     token: str | None = Field(default=None, max_length=1024, pattern=_VISIBLE)
     """A secret that is sent with each notification and signs it."""
 

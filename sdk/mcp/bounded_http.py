@@ -106,7 +106,7 @@ async def bounded_http(
 ) -> AsyncGenerator[Streams]:
     """The server at the entry's address; raises `ConfigError` for a missing variable.
 
-    `words` are told why it cannot be used, where it wants to know who asks; and whether it may be one of the older
+    `words` receives why the server cannot be used, if it asks for credentials, and whether it may be one of the older
     transport, which refuse a POST to their address. `closed` is set when such a server does not take a message.
     """
     url, older = entry.url or "", entry.transport == "sse"
@@ -119,10 +119,10 @@ async def bounded_http(
         elif response.is_client_error and response.request.method == "POST" and response.request.url == url:
             words.refuses_post = True
 
-    given = {name: value_of_env(value.removeprefix(_ENV), environ) for name, value in entry.headers.items()}
+    configured = {name: value_of_env(value.removeprefix(_ENV), environ) for name, value in entry.headers.items()}
     client = httpx2.AsyncClient(
         transport=BoundedTransport(pace, entry.max_message_bytes, closed if older else None),
-        headers={**given, "accept-encoding": "identity"},
+        headers={**configured, "accept-encoding": "identity"},
         timeout=httpx2.Timeout(_SECONDS, read=None),  # calls have a time of their own
         event_hooks={"response": [look]},
         auth=credentials,

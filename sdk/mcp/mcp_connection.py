@@ -54,9 +54,9 @@ class McpUnavailable(TurnstileError):
 
     code: str = "mcp_unavailable"
 
-    def __init__(self, message: str, said: str = "", *, refuses_post: bool = False) -> None:
+    def __init__(self, message: str, stderr: str = "", *, refuses_post: bool = False) -> None:
         super().__init__(message)
-        self.said = said
+        self.said = stderr
         """The last words of its program, for operators only."""
         self.refuses_post = refuses_post
         """Whether it may be one of the older transport over HTTP."""
@@ -154,7 +154,7 @@ class McpConnection:
     ) -> types.CallToolResult:
         """What the tool answers; raises `ToolFailed` if it does not, or asks for what it does not get.
 
-        It is `waiting` while a question could not be told from those of other calls.
+        It is `waiting` while a question could not be assigned to one call.
         """
         try:
             async with self._owners.running(tool, ask, waiting) as running:
@@ -316,8 +316,8 @@ async def connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> 
 
 @asynccontextmanager
 async def _connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> AsyncGenerator[McpConnection]:
-    for each in _QUIET:
-        logging.getLogger(each).setLevel(logging.CRITICAL)
+    for logger in _QUIET:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     connection, words, pace = McpConnection(name, entry), LastWords(), Pace()
     credentials = None if entry.oauth is None else ClientCredentials(entry.url or "", entry.oauth)
     pipes = (

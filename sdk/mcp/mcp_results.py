@@ -1,9 +1,9 @@
 """What an MCP server answers, as the result of a call (protocol §17.1). Pure.
 
 All of it is below `value` and `content`, so that no key of a server's is ever read as one of the kernel's. What is not
-text is told as a reference, `{type, mime_type, bytes, uri}`; its data are kept beside it under a key that is shown to
-no model, as far as there is room. Many servers repeat their blocks in the structured content, or that as a text: each
-is told once, and data of a block are nowhere in the value. A file of text is told with its text.
+text becomes a reference, `{type, mime_type, bytes, uri}`; its data are kept beside it under a key that no model sees,
+as far as there is room. Many servers repeat their blocks in the structured content, or that as a text: a repeat is
+left out, and the value never holds the data of a block. A text file keeps its text.
 """
 
 import json
@@ -38,12 +38,12 @@ def result_of(entry: McpServer, tool: RemoteTool, result: types.CallToolResult) 
     if tool.output_schema is not None:
         _check(tool.output_schema, result)
     references, data = _attachments(result, entry)
-    told: JsonObject = {"value": value}
+    fields: JsonObject = {"value": value}
     if references:
-        told["content"] = [*references]
+        fields["content"] = [*references]
     if data:
-        told[DATA_KEY] = data
-    return told
+        fields[DATA_KEY] = data
+    return fields
 
 
 def _value(result: types.CallToolResult, texts: list[str]) -> JsonValue:
@@ -54,14 +54,14 @@ def _value(result: types.CallToolResult, texts: list[str]) -> JsonValue:
     if result.structured_content is None:
         return joined if texts else None
     try:
-        given = _JSON.validate_python(result.structured_content)
+        received = _JSON.validate_python(result.structured_content)
     except ValidationError:
         raise ToolFailed("invalid_result", "the structured content of the MCP server's answer is no JSON") from None
-    if media and _repeats(result.content, given):
+    if media and _repeats(result.content, received):
         return joined if texts else None
-    structured = _cleared(media, given)
-    said = [_parsed(joined), joined, [_parsed(text) for text in texts], [*texts]]
-    repeated = any(structured in (each, {"result": each}) for each in said)
+    structured = _cleared(media, received)
+    values = [_parsed(joined), joined, [_parsed(text) for text in texts], [*texts]]
+    repeated = any(structured in (v, {"result": v}) for v in values)
     return structured if repeated or not texts else {"structured": structured, "text": joined}
 
 
@@ -83,9 +83,9 @@ def _cleared(media: Mapping[str, str], value: JsonValue) -> JsonValue:
         case str():
             return _without(media, value)
         case list():
-            return [_cleared(media, each) for each in value]
+            return [_cleared(media, item) for item in value]
         case dict():
-            return {name: _cleared(media, each) for name, each in value.items()}
+            return {name: _cleared(media, item) for name, item in value.items()}
         case _:
             return value
 
@@ -93,12 +93,12 @@ def _cleared(media: Mapping[str, str], value: JsonValue) -> JsonValue:
 def _repeats(content: Sequence[types.ContentBlock], structured: JsonValue) -> bool:
     """Whether a structured content is nothing but the blocks: a list of them, or one, also below one key."""
     inner = next(iter(structured.values())) if isinstance(structured, dict) and len(structured) == 1 else structured
-    said = inner if isinstance(inner, list) else [inner]
-    blocks = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in content]
-    return len(said) == len(blocks) and all(
-        isinstance(each, dict)
-        and block.items() <= {name: part for name, part in each.items() if part is not None}.items()
-        for each, block in zip(said, blocks, strict=True)
+    items = inner if isinstance(inner, list) else [inner]
+    blocks = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in content]
+    return len(items) == len(blocks) and all(
+        isinstance(item, dict)
+        and block.items() <= {name: part for name, part in item.items() if part is not None}.items()
+        for item, block in zip(items, blocks, strict=True)
     )
 
 

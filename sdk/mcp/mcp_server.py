@@ -125,7 +125,7 @@ class McpServer(Strict):
 
     def with_pins(self, project: str, pins: Mapping[str, str]) -> "McpServer":
         """The same with these pins of one project."""
-        others = {name: each for name, each in self.pins.items() if name != project}
+        others = {name: pin for name, pin in self.pins.items() if name != project}
         return self.model_copy(update={"pins": others | ({project: dict(sorted(pins.items()))} if pins else {})})
 
 
@@ -137,5 +137,5 @@ def value_of_env(name: str, environ: Mapping[str, str]) -> str:
 
 
 def call_meta(call: ToolCallId) -> dict[str, str]:
-    """What a server is told of a call: its id, which is the same each time it is run."""
+    """The metadata that a server gets with a call: its id, which is the same each time it is run."""
     return {"turnstile/tool_call_id": call}

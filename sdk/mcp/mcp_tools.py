@@ -98,7 +98,7 @@ class McpTools:
 
 
 async def _watch(call: ToolCall, over: asyncio.Event) -> None:
-    """Set `over` once nobody waits for the result; the server is then told that the call is canceled."""
+    """Set `over` once nobody waits for the result; the server then gets a cancel notification."""
     pause, longest = _WATCH_SECONDS
     while True:
         await asyncio.sleep(pause)
@@ -131,18 +131,18 @@ async def ask_person(server: str, call: ToolCall, params: types.ElicitRequestPar
     question = f"The MCP server {server} asks ({call.tool_name}): {seen(text)[:_LONGEST]}"
     try:
         key = hashlib.sha256(canonical({"question": question, "form": form})).hexdigest()[:40]
-        told = await call.ask_human(question, response_schema=form, key=key)
+        answer = await call.ask_human(question, response_schema=form, key=key)
     except Refused as error:
         if error.code == "no_answer":
             return types.ElicitResult(action="cancel")
         raise ToolFailed(error.code, f"the question of the MCP server is not asked: {error}") from None
     except BadRequest as error:
         raise ToolFailed("tool_error", f"the question of the MCP server is not asked: {error}") from None
-    if told.decision == "reject":
+    if answer.decision == "reject":
         return types.ElicitResult(action="decline")
-    if not isinstance(told.response, dict):
+    if not isinstance(answer.response, dict):
         return types.ElicitResult(action="accept")
-    return types.ElicitResult(action="accept", content=content_of(form, told.response))
+    return types.ElicitResult(action="accept", content=content_of(form, answer.response))
 
 
 def content_of(form: JsonObject, response: JsonObject) -> dict[str, str | int | float | bool | list[str] | None] | None:

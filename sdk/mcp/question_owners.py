@@ -69,14 +69,14 @@ class QuestionOwners(Generic[Asker]):
                 self._lost += 1
             if answered and tool not in self._asking:
                 self._quiet.add(tool)
-            await asyncio.shield(self._tell())
+            await asyncio.shield(self._notify())
 
     @asynccontextmanager
     async def asking(self, call: RunningCall[Asker]) -> AsyncGenerator[None]:
         """Around a question of a call to a person."""
         call.questions += 1
         call.open_questions += 1
-        await self._tell()
+        await self._notify()
         try:
             yield
         finally:
@@ -89,7 +89,7 @@ class QuestionOwners(Generic[Asker]):
             self.names_calls = False
             call = await self._left_alone()
         may_be_it = self._running if call is None else {call}
-        self._asking |= {each.tool for each in may_be_it}
+        self._asking |= {call.tool for call in may_be_it}
         self._quiet -= self._asking
         return call
 
@@ -98,8 +98,8 @@ class QuestionOwners(Generic[Asker]):
             return False
         if self.names_calls or tool in self._quiet:
             return True
-        others = [each for each in self._running if each.tool not in self._quiet]
-        return not others if tool in self._asking else all(each.open_questions for each in others)
+        others = [c for c in self._running if c.tool not in self._quiet]
+        return not others if tool in self._asking else all(c.open_questions for c in others)
 
     async def _left_alone(self) -> RunningCall[Asker] | None:
         lost = self._lost
@@ -115,6 +115,6 @@ class QuestionOwners(Generic[Asker]):
                 self._held -= 1
                 self._moved.notify_all()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._moved:
             self._moved.notify_all()

@@ -78,16 +78,16 @@ async def stdio_pipes(
         start_new_session=True,
     )
     heard, hears = anyio.create_memory_object_stream[Message](0)
-    says, said = anyio.create_memory_object_stream[SessionMessage](0)
+    says, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     pipes = [
         asyncio.create_task(_read(process, heard, pace, words)),
-        asyncio.create_task(_write(process, said, heard)),
+        asyncio.create_task(_write(process, outgoing, heard)),
         asyncio.create_task(_listen(process, words)),
     ]
     try:
         yield hears, says
     finally:
-        await asyncio.shield(asyncio.create_task(_end(process, pipes, (heard, hears, says, said))))
+        await asyncio.shield(asyncio.create_task(_end(process, pipes, (heard, hears, says, outgoing))))
 
 
 async def _read(process: Process, heard: MemoryObjectSendStream[Message], pace: Pace, words: LastWords) -> None:
@@ -117,16 +117,16 @@ async def _read(process: Process, heard: MemoryObjectSendStream[Message], pace: 
 
 
 async def _write(
-    process: Process, said: MemoryObjectReceiveStream[SessionMessage], heard: MemoryObjectSendStream[Message]
+    process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], heard: MemoryObjectSendStream[Message]
 ) -> None:
     assert process.stdin is not None  # noqa: S101 -- it is a pipe
     try:
-        async with said:
-            async for each in said:
-                line = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+        async with outgoing:
+            async for message in outgoing:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(line.encode() + b"\n")
                 await process.stdin.drain()
-    except (ConnectionError, OSError):  # it reads no more: whoever waits for an answer is told so
+    except (ConnectionError, OSError):  # it reads no more: whoever waits for an answer gets an error
         await heard.aclose()
 
 

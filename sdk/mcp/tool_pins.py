@@ -86,17 +86,17 @@ def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
     _check("its input schema", parameters)
     if tool.output_schema is not None:
         _check("its output schema", tool.output_schema)
-    told = tool.annotations
+    annotations = tool.annotations
     hints: JsonObject = (
         {}
-        if told is None
+        if annotations is None
         else {
             name: value
             for name, value in (
-                ("read_only", told.read_only_hint),
-                ("destructive", told.destructive_hint),
-                ("idempotent", told.idempotent_hint),
-                ("open_world", told.open_world_hint),
+                ("read_only", annotations.read_only_hint),
+                ("destructive", annotations.destructive_hint),
+                ("idempotent", annotations.idempotent_hint),
+                ("open_world", annotations.open_world_hint),
             )
             if value is not None
         }
@@ -113,13 +113,13 @@ def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
         raise Unacceptable(f"its definition has a character that nobody sees, U+{ord(unseen):04X}")
     try:
         digest = hashlib.sha256(canonical(pinned)).hexdigest()
-        found = RemoteTool(tool.name, description, object_schema(parameters), tool.output_schema, hints, digest)
-        found.definition(server, entry)
+        remote = RemoteTool(tool.name, description, object_schema(parameters), tool.output_schema, hints, digest)
+        remote.definition(server, entry)
     except ValidationError as error:
         raise Unacceptable(describe_faults(error, ToolDefinition, most=1)[:300]) from None
     except (BadRequest, ValueError) as error:
         raise Unacceptable(str(error)[:300]) from None
-    return found
+    return remote
 
 
 def _texts(value: JsonValue) -> Iterator[str]:

@@ -133,8 +133,10 @@ def _filled(spec: ToolSpec, arguments: JsonObject, environ: Mapping[str, str]) -
         if not isinstance(placeholder, dict) or set(placeholder) != {_ENV_KEY}:
             continue
         if placeholder[_ENV_KEY] != allowed:
-            wanted = str(placeholder[_ENV_KEY])[:128]
-            raise ToolFailed("missing_env", f"{name} asks for env variable {wanted}; the tool allows it only {allowed}")
+            env_name = str(placeholder[_ENV_KEY])[:128]
+            raise ToolFailed(
+                "missing_env", f"{name} asks for env variable {env_name}; the tool allows it only {allowed}"
+            )
         if allowed not in environ:
             raise ToolFailed("missing_env", f"the tool service has no env variable {allowed}, which {name} needs")
         filled[name] = environ[allowed]

@@ -27,8 +27,8 @@ from turnstile.schema.wire.progress import MESSAGE_CHARACTERS, ProgressRequest
 from turnstile.sdk.requests import Budget, budget_of
 
 
-class Asks(Protocol):
-    """Asks a bridge for children of a call, or a person, until they are answered for."""
+class CallRequests(Protocol):
+    """Sends the requests of one call, for children or to people, and repeats each until it has its result."""
 
     async def __call__(self, request: DelegateRequest) -> JsonObject:
         """Return what they came to; raise `Refused` with the code of why there are none."""
@@ -43,8 +43,8 @@ class Asks(Protocol):
         ...
 
 
-Tells: TypeAlias = Callable[[ProgressRequest], Awaitable[None]]
-"""Tells a bridge how far a call is, best effort."""
+SendProgress: TypeAlias = Callable[[ProgressRequest], Awaitable[None]]
+"""Publishes how far a call is, best effort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,17 @@ class ChildTask:
     def arguments(self) -> JsonObject:
         """As the delegating tools take it; raises `BadRequest` unless exactly one agent is named."""
         named = (("new", self.profile), ("reuse", self.reuse), ("clone", self.clone))
-        given = [(strategy, ref) for strategy, ref in named if ref is not None]
-        if len(given) != 1:
+        targets = [(strategy, ref) for strategy, ref in named if ref is not None]
+        if len(targets) != 1:
             raise BadRequest("a task names exactly one of profile, reuse and clone")
-        [(strategy, ref)] = given
-        told: JsonObject = {"target_strategy": strategy, "target_ref": ref, "instruction": self.instruction}
-        told |= {} if self.context_box_id is None else {"context_box_id": str(self.context_box_id)}
-        told |= {} if self.label is None else {"label": self.label}
-        told |= {} if self.budget is None else {"budget": budget_of(self.budget)}
+        [(strategy, ref)] = targets
+        task: JsonObject = {"target_strategy": strategy, "target_ref": ref, "instruction": self.instruction}
+        task |= {} if self.context_box_id is None else {"context_box_id": str(self.context_box_id)}
+        task |= {} if self.label is None else {"label": self.label}
+        task |= {} if self.budget is None else {"budget": budget_of(self.budget)}
         if self.result_fields is not None:
-            told["result_fields"] = [_field(result_field) for result_field in self.result_fields]
-        return told
+            task["result_fields"] = [_field(result_field) for result_field in self.result_fields]
+        return task
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ class ToolCall:
     """1, or more if the command was delivered before."""
     resume_deadline: datetime | None
     """When the turn stops waiting for this call, as the run began; a question to a person puts it off."""
-    asks: Asks | None = field(default=None, repr=False, compare=False)
+    requests: CallRequests | None = field(default=None, repr=False, compare=False)
     """Set by the service that runs the call."""
-    tells: Tells | None = field(default=None, repr=False, compare=False)
-    """As `asks`."""
+    send_progress: SendProgress | None = field(default=None, repr=False, compare=False)
+    """As `requests`."""
     _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
 
     async def delegate(
@@ -206,33 +206,33 @@ class ToolCall:
         arguments |= {} if choices is None else {"choices": list(choices)}
         arguments |= {} if response_schema is None else {"response_schema": response_schema}
         arguments |= {} if expires_after_seconds is None else {"expires_after_seconds": expires_after_seconds}
-        told = HumanReply.model_validate(await self._ask("ask_human", arguments, key))
-        return HumanAnswer(told.decision, told.response, told.message)
+        reply = HumanReply.model_validate(await self._ask("ask_human", arguments, key))
+        return HumanAnswer(reply.decision, reply.response, reply.message)
 
     async def waits(self) -> bool:
         """Whether the result is still wanted: False once the turn has ended, was stopped, or waits no longer.
 
         Costs a request. Without a bridge that answers it is True.
         """
-        return self.asks is None or await self.asks.waits()
+        return self.requests is None or await self.requests.waits()
 
     def standing_still(self) -> AbstractContextManager[None]:
         """Around what is not the call's own time: the service's timeout does not count it, the turn's deadline does."""
-        return nullcontext() if self.asks is None else self.asks.standing_still()
+        return nullcontext() if self.requests is None else self.requests.standing_still()
 
     async def progress(self, progress: float, *, total: float | None = None, message: str = "") -> None:
         """Tell whoever watches the turn how far the call is, best effort: at most twice a second, the rest is dropped.
 
         It waits a second at most, and never raises for trouble of servers; `BadRequest` if a number is not finite.
         """
-        if self.tells is None:
-            raise ConfigError("only a call that a ToolService runs can tell its progress")
+        if self.send_progress is None:
+            raise ConfigError("only a call that a ToolService runs can publish progress")
         cut = message if len(message) <= MESSAGE_CHARACTERS else message[: MESSAGE_CHARACTERS - 1] + "…"
         try:
-            told = ProgressRequest(tool_call_id=self.tool_call_id, progress=progress, total=total, message=cut)
+            request = ProgressRequest(tool_call_id=self.tool_call_id, progress=progress, total=total, message=cut)
         except ValidationError:
             raise BadRequest("progress and total are finite numbers") from None
-        await self.tells(told)
+        await self.send_progress(request)
 
     async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
         answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))
@@ -243,7 +243,7 @@ class ToolCall:
 
     async def _ask(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> JsonObject:
         place = str(next(self._places))
-        if self.asks is None:
+        if self.requests is None:
             raise ConfigError("only a call that a ToolService runs can ask agents and people")
         try:
             request = DelegateRequest(
@@ -251,8 +251,8 @@ class ToolCall:
             )
         except ValidationError:
             raise BadRequest("a key has 1 to 64 characters of A-Z a-z 0-9 _ . : -") from None
-        return await self.asks(request)
+        return await self.requests(request)
 
 
-def _field(given: ResultField | Mapping[str, Any]) -> JsonObject:
-    return given.model_dump(mode="json") if isinstance(given, ResultField) else dict(given)
+def _field(field: ResultField | Mapping[str, Any]) -> JsonObject:
+    return field.model_dump(mode="json") if isinstance(field, ResultField) else dict(field)

@@ -22,7 +22,7 @@ from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.progress import PROGRESS_RATE, ProgressRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.answer import DescribedCall, ToolReport, failed, too_large
-from turnstile.sdk.tools.call import Asks, Tells, ToolCall
+from turnstile.sdk.tools.call import CallRequests, SendProgress, ToolCall
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
@@ -73,7 +73,7 @@ class CallCommand:
         """The same command under another span of its trace."""
         return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
 
-    def context(self, described: DescribedCall, asks: Asks, tells: Tells) -> ToolCall:
+    def context(self, described: DescribedCall, requests: CallRequests, send_progress: SendProgress) -> ToolCall:
         """The call as it is passed to the tool's function."""
         return ToolCall(
             tool_call_id=self.tool_call_id,
@@ -86,8 +86,8 @@ class CallCommand:
             traceparent=self.headers.get(headers.TRACEPARENT),
             delivery=self.delivery,
             resume_deadline=described.resume_deadline,
-            asks=asks,
-            tells=tells,
+            requests=requests,
+            send_progress=send_progress,
         )
 
 
@@ -96,7 +96,7 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
     subject = subjects.parse(msg.subject)
     if project is not None and subject.project_id != project:
         raise BadRequest(f"a command of project {subject.project_id} reached the tools of {project}")
-    given = headers_of(msg)
+    sent = headers_of(msg)
     try:
         payload = ToolCommandPayload.model_validate_json(msg.data)
     except ValidationError:
@@ -105,11 +105,11 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
     return CallCommand(
         project_id=subject.project_id,
         channel_id=subject.channel_id,
-        tool_call_id=ToolCallId(token(given.get(headers.TOOL_CALL_ID, ""), headers.TOOL_CALL_ID)),
+        tool_call_id=ToolCallId(token(sent.get(headers.TOOL_CALL_ID, ""), headers.TOOL_CALL_ID)),
         tool_name=payload.tool_name,
         tool_call_card_id=payload.tool_call_card_id,
         subject=msg.subject,
-        headers=given,
+        headers=sent,
         stream_seq=place.sequence.stream,
         delivery=place.num_delivered,
     )
@@ -130,9 +130,9 @@ class CallClient:
 
         Also raises `Refused` if the command does not match the call: the kernel did not send it.
         """
-        asked: JsonObject = {"tool_call_id": command.tool_call_id, **({} if begins is None else {"begins": begins})}
+        arguments: JsonObject = {"tool_call_id": command.tool_call_id, **({} if begins is None else {"begins": begins})}
         sent = self._headers(command)
-        reply = await self._client(command).request("describe", asked, headers=sent, timeout=_REQUEST_SECONDS)
+        reply = await self._client(command).request("describe", arguments, headers=sent, timeout=_REQUEST_SECONDS)
         _raise_unless_accepted(reply)
         try:
             call = DescribedCall.model_validate(reply.get("call"))
@@ -158,24 +158,24 @@ class CallClient:
 
         Raises `Refused` if there will be none, else as `describe` does.
         """
-        asked, sent = request.model_dump(mode="json"), self._headers(command)
-        reply = await self._client(command).request("delegate", asked, headers=sent, timeout=_DELEGATE_SECONDS)
+        arguments, sent = request.model_dump(mode="json"), self._headers(command)
+        reply = await self._client(command).request("delegate", arguments, headers=sent, timeout=_DELEGATE_SECONDS)
         _raise_unless_accepted(reply)
         try:
             return DelegateReply.model_validate(reply).answer
         except ValidationError:
             raise BridgeFailed("the bridge's answer cannot be read") from None
 
-    async def progress(self, command: CallCommand, told: ProgressRequest) -> None:
+    async def progress(self, command: CallCommand, request: ProgressRequest) -> None:
         """Say how far the call is, best effort: what comes too fast is dropped, trouble is logged."""
         if self._rates.take(f"{command.project_id}/{command.tool_call_id}"):
             return
-        given, sent = told.model_dump(mode="json"), self._headers(command)
+        arguments, sent = request.model_dump(mode="json"), self._headers(command)
         try:
-            reply = await self._client(command).request("progress", given, headers=sent, timeout=_PROGRESS_SECONDS)
+            reply = await self._client(command).request("progress", arguments, headers=sent, timeout=_PROGRESS_SECONDS)
             _raise_unless_accepted(reply)
         except (ServerUnavailable, BridgeFailed, Refused, BadRequest) as error:
-            self._log.warning("progress", "the progress of a call was not told: %s", error)
+            self._log.warning("progress", "the progress of a call was not published: %s", error)
 
     async def report(self, command: CallCommand, report: ToolReport) -> bool:
         """Report; returns True if a bridge has accepted it, False if it is in the stream for a bridge to apply later.

@@ -199,8 +199,8 @@ class ToolService:
         conn = await connect(nats_url, name="turnstile-tools-declare")
         try:
             for spec in self._specs.values():
-                wanted = spec.consumer(self._project), spec.filter(self._project)
-                await declare_consumer(conn, *wanted, ack_wait_seconds=self._ack_wait_seconds)
+                consumer = spec.consumer(self._project), spec.filter(self._project)
+                await declare_consumer(conn, *consumer, ack_wait_seconds=self._ack_wait_seconds)
         finally:
             await conn.drain()
 
@@ -288,13 +288,13 @@ def _on_signals(stop: asyncio.Event) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def undo() -> None:
-        for each in _SIGNALS:
-            loop.remove_signal_handler(each)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
 
     def on_signal() -> None:
         undo()
         stop.set()
 
-    for each in _SIGNALS:
-        loop.add_signal_handler(each, on_signal)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
     return undo

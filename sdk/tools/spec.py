@@ -125,12 +125,12 @@ def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     takers = [p for p in parameters if hints.get(p) is ToolCall]
-    visible = {each: parameter for each, parameter in parameters.items() if each not in takers}
+    visible = {p: parameter for p, parameter in parameters.items() if p not in takers}
     about, descriptions = _docstring(function, visible)
     # fields are renamed, so that a parameter may be called `schema`, `json` or `_x`
-    fields = {each: f"argument_{position}" for position, each in enumerate(visible)}
+    fields = {p: f"argument_{position}" for position, p in enumerate(visible)}
     defined: dict[str, Any] = {  # what create_model takes is not typed
-        fields[each]: _field(parameter, hints, descriptions.get(each)) for each, parameter in visible.items()
+        fields[p]: _field(parameter, hints, descriptions.get(p)) for p, parameter in visible.items()
     }
     arguments: type[BaseModel] = create_model(name or "tool", __config__=ConfigDict(extra="forbid"), **defined)
     definition = ToolDefinition.model_validate(

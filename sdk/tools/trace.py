@@ -22,33 +22,33 @@ class CallTrace:
 
     telemetry: Telemetry
     command: CallCommand
-    own: str = ""
+    traceparent: str = ""
     error_code: str | None = None
     started: int = field(default_factory=time.time_ns)
 
     def __post_init__(self) -> None:
-        given = self.command.headers.get(headers.TRACEPARENT, "")
-        if self.telemetry.tracer.enabled and headers.span_id(given):
-            self.own = headers.child_span(given)
+        received = self.command.headers.get(headers.TRACEPARENT, "")
+        if self.telemetry.tracer.enabled and headers.span_id(received):
+            self.traceparent = headers.child_span(received)
 
     @contextmanager
     def part(self, name: str, kind: SpanKind = "internal") -> Generator[CallCommand]:
         """Record the block as a part of the work; yields the command under the part's span."""
-        if not self.own:
+        if not self.traceparent:
             yield self.command
             return
-        place, started, code = headers.child_span(self.own), time.time_ns(), "failed"
+        place, started, code = headers.child_span(self.traceparent), time.time_ns(), "failed"
         try:
             yield self.command.under(place)
             code = None
         finally:
-            self._record(name, place, headers.span_id(self.own), started, code, kind)
+            self._record(name, place, headers.span_id(self.traceparent), started, code, kind)
 
     def ended(self) -> None:
         """Record the `tool` span: this replica's work on the call has ended."""
-        if self.own:
+        if self.traceparent:
             parent = headers.span_id(self.command.headers[headers.TRACEPARENT])
-            self._record("tool", self.own, parent, self.started, self.error_code, "consumer")
+            self._record("tool", self.traceparent, parent, self.started, self.error_code, "consumer")
 
     def ran(self, status: str, error_code: str | None) -> None:
         """Count a run of the function, or a failure to prepare its arguments."""
@@ -58,15 +58,15 @@ class CallTrace:
         meter.observe(Metric.TOOL_RUN_SECONDS, (time.time_ns() - self.started) / 1e9, tool=tool)
 
     def _record(self, name: str, place: str, parent: str, started: int, code: str | None, kind: SpanKind) -> None:
-        given = self.command.headers
+        received = self.command.headers
         attributes: Attributes = {
             **gen_ai.tool(self.command.tool_name, self.command.tool_call_id),
-            **gen_ai.conversation(given, None),
+            **gen_ai.conversation(received, None),
             "turnstile.project_id": self.command.project_id,
             "turnstile.delivery": self.command.delivery,
         }
-        if agent := given.get(headers.AGENT_ID):
+        if agent := received.get(headers.AGENT_ID):
             attributes |= gen_ai.agent(agent)
-        if turn := given.get(headers.TURN_ID):
+        if turn := received.get(headers.TURN_ID):
             attributes["turnstile.agent_turn_id"] = turn
         self.telemetry.tracer.record(Span(name, place, parent, started, time.time_ns(), attributes, code, kind))

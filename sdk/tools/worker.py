@@ -57,8 +57,8 @@ FAILURES = 8
 _PAUSE_SECONDS = 0.1, 2.0
 
 
-class Questions:
-    """Asks a bridge for children of a call, or a person, until it says what they came to (protocol §12, §13).
+class RepeatedRequests:
+    """Sends the requests of one call to a bridge until each has its result (protocol §12, §13).
 
     Every request is idempotent by the call and its key, so it is simply repeated: while the children run or nobody has
     answered, while no bridge or no database is there, and by another replica that runs the call again. A bridge that
@@ -245,8 +245,8 @@ class ToolWorker:
             del self._held[command.key]
         if disposition is not None:
             await self._settle(msg, disposition)
-        for each in run:
-            await self._await_end(each)
+        for r in run:
+            await self._await_end(r)
 
     async def _await_end(self, run: ToolRun) -> None:
         """Wait until a function that exceeded its timeout has ended: it occupies a slot until then."""
@@ -315,8 +315,8 @@ class ToolWorker:
         return Done()
 
     def _context(self, command: CallCommand, described: DescribedCall, time_left: RunTime) -> ToolCall:
-        asks = Questions(self._calls, command, time_left)
-        return command.context(described, asks, partial(self._calls.progress, command))
+        requests = RepeatedRequests(self._calls, command, time_left)
+        return command.context(described, requests, partial(self._calls.progress, command))
 
     async def _over(self, command: CallCommand, described: DescribedCall) -> Disposition:
         """Tell the tool, if it wants to know, of a call that waits no more: a dead replica may have run it."""
