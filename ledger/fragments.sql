@@ -19,6 +19,11 @@ coalesce(state.as_uuid({turn}.payload ->> 'output_box_id'), (
       AND v.channel_id = {turn}.channel_id
       AND v.project_id = {turn}.project_id))
 
+-- fragment: full_of_boxes(cards)
+-- The code of the limit that a caller, who makes a box of so many cards, has reached; null: none.
+CASE WHEN state.is_full('boxes', :project_id, :maker::text, :most_boxes::int) THEN 'boxes_full'
+     WHEN state.is_full('cards', :project_id, :maker::text, :most_cards::int, {cards}) THEN 'cards_full' END
+
 -- fragment: turn_on_head
 -- What a lease sets on the head `h`, which it takes of the queued turn `n`, and begins to count anew.
 updated_at = now(),

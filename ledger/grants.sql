@@ -15,7 +15,7 @@ FROM unnest(:roles::text[]) AS wanted (role);
 WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('public.boxes',  -- UPDATE: to lock a row
-     'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),
+     'SELECT, INSERT, UPDATE (updated_at, unused_of)', 'SELECT, INSERT, UPDATE (updated_at, unused_of)'),
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles',
      'SELECT, INSERT, UPDATE (profile_box_id, name, worker_target, tags, system_prompt_compiled, settings, updated_at)',

@@ -21,6 +21,7 @@ from turnstile.schema.ids import worker_target as checked_target
 from turnstile.schema.profiles import Profile, memory_problem
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
+from turnstile.schema.wire.limits import MADE_LIMITS, UNCOUNTED, Maker, made_limited
 from turnstile.schema.wire.roster_requests import AgentLine, AgentPutRequest
 
 StatusAction = Literal["pause", "resume", "retire"]
@@ -167,12 +168,12 @@ async def add_agent(
 
 
 async def put_agent(
-    pool: Pool, project: ProjectId, request: AgentPutRequest, origin: Origin
+    pool: Pool, project: ProjectId, request: AgentPutRequest, origin: Origin, maker: Maker = UNCOUNTED
 ) -> tuple[Literal["added", "changed", "same"], str]:
     """Add the agent, or change what is given; returns what was done, and its worker target.
 
     Raises `BadRequest`, or `Refused`: unknown_profile; agent_busy for another worker target while it has turns;
-    agent_inactive.
+    agent_inactive; `Limited` (agents_full).
     """
     target = request.worker_target
     arguments = {
@@ -184,6 +185,8 @@ async def put_agent(
         "tags": None if request.tags is None else json.dumps(request.tags),
         "metadata": None if request.metadata is None else json.dumps(request.metadata),
         "edge_id": uuid7(),
+        "made_by": maker.name,
+        "most": maker.limits.max_agents,
         **origin.columns(),
     }
 
@@ -199,6 +202,8 @@ async def put_agent(
             return verdict, row["worker_target"]
         case "unknown_profile":
             raise Refused("unknown_profile", f"project {project} has no profile {request.profile_name!r}: put it first")
+        case limit if limit in MADE_LIMITS:
+            raise made_limited(limit, maker)
         case "agent_busy":
             raise Refused("agent_busy", "an agent with turns keeps its worker target until they are over")
         case _:

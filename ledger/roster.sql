@@ -118,6 +118,8 @@ plan AS MATERIALIZED (
     SELECT w.*, CASE
                WHEN w.profile_box_id IS NULL THEN 'unknown_profile'
                WHEN k.status = 'inactive' THEN 'agent_inactive'
+               WHEN k.agent_id IS NULL AND state.is_full('agents', :project_id, :made_by::text, :most::int)
+               THEN 'agents_full'
                WHEN k.agent_id IS NULL THEN 'added'
                WHEN (k.profile_box_id, k.worker_target, k.display_name, k.tags, k.metadata)
                     IS NOT DISTINCT FROM (w.profile_box_id, w.worker_target, w.display_name, w.tags,
@@ -134,8 +136,10 @@ plan AS MATERIALIZED (
 ),
 added AS (
     INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target,
-                                         tags, display_name, metadata)
-    SELECT :project_id, :agent_id, p.profile_box_id, p.worker_target, p.tags, p.display_name, p.metadata FROM plan p
+                                         tags, display_name, metadata, made_by)
+    SELECT :project_id, :agent_id, p.profile_box_id, p.worker_target, p.tags, p.display_name, p.metadata,
+           :made_by::text
+    FROM plan p
     WHERE p.verdict = 'added' ON CONFLICT DO NOTHING RETURNING worker_target
 ),
 head AS (

@@ -242,8 +242,17 @@ RERUN = Verb(
         request_headers=IDEMPOTENT | WAITING,
     ),
 )
-BOX_FORK = Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT, durable=True)
-BOX_MAKE = Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT, durable=True)
+BOX_FORK = Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT, durable=True, caller="may")
+BOX_MAKE = Verb(
+    name="box_make",
+    summary="Make a box of parts.",
+    section="6",
+    request=BoxMakeRequest,
+    reply=BoxMakeReply,
+    callers=_CLIENT,
+    durable=True,
+    caller="may",
+)
 BOX_REPLACE = Verb(
     name="box_replace",
     summary="Set an agent's boxes.",
@@ -260,6 +269,7 @@ CONVERSATION_PUT = Verb(
     request=ConversationPutRequest,
     reply=ConversationPutReply,
     callers=_CLIENT,
+    caller="may",
 )
 DELEGATE = Verb(
     name="delegate",
@@ -414,10 +424,19 @@ PUSH_SET = Verb(
     request=PushSetRequest,
     reply=PushReply,
     callers=_CLIENT,
+    caller="may",
 )
 PUSH_REMOVE = Verb("push.remove", "Tell a receiver no more.", "17.3", PushRemoveRequest, PushReply, _CLIENT)
 SEND = Verb("send", "Send a message to a listener.", "9", SendRequest, SendReply, _CLIENT, durable=True)
-AGENT_PUT = Verb("agent.put", "Add an agent, or change it.", "6", AgentPutRequest, AgentPutReply, _OPERATOR)
+AGENT_PUT = Verb(
+    name="agent.put",
+    summary="Add an agent, or change it.",
+    section="6",
+    request=AgentPutRequest,
+    reply=AgentPutReply,
+    callers=_OPERATOR,
+    caller="may",
+)
 AGENT_LIST = Verb("agent.list", "List the agents of a project.", "6", ListRequest, AgentListReply, _OPERATOR)
 AGENT_PAUSE = Verb(
     name="agent.pause",

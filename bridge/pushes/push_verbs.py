@@ -8,14 +8,15 @@ from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.outbound import Names, destination
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire import headers
+from turnstile.schema.wire.limits import UNLIMITED, Admission
 from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
 
 
 class PushVerbs:
     """The verbs over one ledger; each sees the channel of its subject alone."""
 
-    def __init__(self, pool: Pool, names: Names, *, private: bool) -> None:
+    def __init__(self, pool: Pool, names: Names, *, private: bool, admission: Admission = UNLIMITED) -> None:
+        self._admission = admission
         self._pool = pool
         self._names = names
         self._private = private
@@ -25,7 +26,10 @@ class PushVerbs:
         return {"push.set": self.set, "push.remove": self.remove}
 
     async def set(self, request: VerbRequest) -> PushReply:
-        """Tell a receiver; raises `Refused` (push_url_refused, unknown_turn, too_many_receivers)."""
+        """Tell a receiver.
+
+        Raises `Refused` (push_url_refused, unknown_turn, too_many_receivers), or `Limited` (pushes_full).
+        """
         body = request.parse(PushSetRequest)
         await destination(body.url, self._names, request.project_id, private=self._private)
         await self._pool.run(
@@ -37,7 +41,7 @@ class PushVerbs:
                 body.receiver_id,
                 url=body.url,
                 token=body.token,
-                created_by=request.headers.get(headers.SENDER, "client")[:128],
+                maker=request.maker(self._admission),
             )
         )
         hit(Fault.RECEIVER_SET)

@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,7 @@ from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.verbs import verb_named
 from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.limits import Admission, Maker
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import encode, headers_of
 from turnstile.transport.limited_log import LimitedLog
@@ -41,7 +42,6 @@ _WAITING_PER_SLOT = 4
 _SHOWN_FAULTS = 5
 _PROJECT_TOKEN = 2
 _PROJECTS = 2
-_CALLER_TOKEN = 3
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
@@ -169,6 +169,10 @@ class VerbRequest:
             raise BadRequest(f"ask req.sys.bridge.{self.verb}.{{principal}}: the subject's end says who you are")
         return self.caller
 
+    def maker(self, limits: Admission) -> Maker:
+        """Who makes what is asked for, and how much of it one caller may have."""
+        return Maker("" if self.caller is None else self.caller.name, limits)
+
 
 VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
 
@@ -248,12 +252,19 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
     for name, value in named:
         if sent.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
-    verb, caller = ".".join(subject.rest[2:]), None
-    named_verb = verb_named(subject.rest[2]) if len(subject.rest) > _CALLER_TOKEN else None
-    if named_verb is not None and named_verb.caller != "none":
-        verb, caller = subject.rest[2], Caller.read(subject.rest[_CALLER_TOKEN:])
+    verb, caller = _verb_and_caller(subject.rest[2:])
+    if caller is not None:
         sent = {**sent, headers.SENDER: caller.name}
     return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), sent, source, caller=caller)
+
+
+def _verb_and_caller(tokens: Sequence[str]) -> tuple[str, Caller | None]:
+    """The verb, of one or two tokens, and the caller whom the tokens behind it name."""
+    for size in (1, 2):
+        declared = verb_named(".".join(tokens[:size]))
+        if declared is not None and declared.caller != "none" and len(tokens) > size:
+            return declared.name, Caller.read(tokens[size:])
+    return ".".join(tokens), None
 
 
 def _endpoint(verb: str) -> str:

@@ -243,8 +243,9 @@ class Verbs:
         body = request.parse(BoxForkRequest)
         name = body.correlation_id or (request.command_id and f"command-{request.command_id}")
         new_box = forked_box_id(request.project_id, name) if name else new_box_id()
+        maker = request.maker(self.admission)
         copied = await self.pool.run(
-            lambda conn: fork_box(conn, request.project_id, request.channel_id, body.box_id, new_box)
+            lambda conn: fork_box(conn, request.project_id, request.channel_id, body.box_id, new_box, maker)
         )
         hit(Fault.BOX_FORKED)
         return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not copied and name is not None)
@@ -254,9 +255,9 @@ class Verbs:
         body = request.parse(BoxMakeRequest)
         name = body.correlation_id or (request.command_id and f"command-{request.command_id}")
         box = made_box_id(request.project_id, name) if name else new_box_id()
-        author = request.headers.get(headers.SENDER, "client")[:128]
+        author, maker = request.headers.get(headers.SENDER, "client")[:128], request.maker(self.admission)
         cards, is_new = await self.pool.run(
-            lambda conn: compose_box(conn, request.project_id, request.channel_id, body, box, author)
+            lambda conn: compose_box(conn, request.project_id, request.channel_id, body, box, author, maker)
         )
         hit(Fault.BOX_MADE)
         return BoxMakeReply(
@@ -276,12 +277,7 @@ class Verbs:
         body, box = request.parse(ConversationPutRequest), new_box_id()
         put = await self.pool.run(
             lambda conn: put_conversation(
-                conn,
-                request.project_id,
-                request.channel_id,
-                body,
-                box,
-                most=self.admission.max_unused_conversations,
+                conn, request.project_id, request.channel_id, body, box, request.maker(self.admission)
             )
         )
         hit(Fault.CONVERSATION_PUT)

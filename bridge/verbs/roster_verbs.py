@@ -26,6 +26,7 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.states import AgentStatus, ReplyStatus
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.limits import UNLIMITED, Admission
 from turnstile.schema.wire.roster_requests import (
     AgentListReply,
     AgentPutReply,
@@ -50,7 +51,8 @@ Row = TypeVar("Row")
 class RosterVerbs:
     """The verbs over one ledger."""
 
-    def __init__(self, pool: Pool, publisher: Publisher) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, admission: Admission = UNLIMITED) -> None:
+        self._admission = admission
         self._pool = pool
         self._publisher = publisher
 
@@ -72,7 +74,8 @@ class RosterVerbs:
     async def put_agent(self, request: VerbRequest) -> AgentPutReply:
         """Add an agent, or change what is given."""
         body = request.parse(AgentPutRequest)
-        change, target = await put_agent(self._pool, request.project_id, body, origin_of(request))
+        maker = request.maker(self._admission)
+        change, target = await put_agent(self._pool, request.project_id, body, origin_of(request), maker)
         hit(Fault.AGENT_CHANGED)
         return AgentPutReply(
             status=ReplyStatus.ACCEPTED,

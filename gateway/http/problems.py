@@ -11,7 +11,7 @@ from pydantic import Field
 
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.wire.limits import SIZE_LIMITS
+from turnstile.schema.wire.limits import MADE_LIMITS, SIZE_LIMITS
 
 PROBLEM_TYPE = "application/problem+json"
 _STATUS: Mapping[str, int] = {
@@ -47,11 +47,11 @@ _BUSY = frozenset(
         "queue_full",
         "project_full",
         "instances_full",
-        "conversations_full",
         "threads_full",
         "too_many_streams",
         "too_many_steers",
     }
+    | MADE_LIMITS
 )
 
 

@@ -246,6 +246,10 @@ BEGIN
                 parents, wanted)
         WHERE x.wanted
     ),
+    used AS (
+        UPDATE public.boxes b SET unused_of = NULL
+        WHERE b.box_id IN (SELECT unnest(g.inherits || g.output_box_id) FROM go g) AND b.unused_of IS NOT NULL
+    ),
     made_cards AS (
         INSERT INTO public.cards (card_id, tenant_id, content, metadata)
         SELECT c ->> 'card_id', project, c -> 'content', c -> 'metadata' || jsonb_build_object(

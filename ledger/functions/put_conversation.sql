@@ -1,10 +1,9 @@
 -- Makes a conversation of a channel, gives it to an agent, or moves its pointer to a box with more or fewer cards
 -- (protocol §6, conversation.put). The conversation is locked before the head, as an enqueue and a compaction do.
--- `seen` is the box of which the caller knows the cards. A project has at most `most` conversations that are no
--- agent's yet (0: any number): those who make one wait for each other, so that each counts all before.
+-- `seen` is the box of which the caller knows the cards. A maker has at most `most` conversations that no agent has.
 -- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
 CREATE OR REPLACE FUNCTION state.put_conversation(project text, channel text, conversation text, agent text, note jsonb,
-    seen uuid, added uuid, dropped text[], new_box uuid, card_limit int, most int,
+    seen uuid, added uuid, dropped text[], new_box uuid, card_limit int, maker text, most int,
     OUT verdict text, OUT of_agent text, OUT box uuid, OUT noted jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -34,19 +33,13 @@ BEGIN
             verdict := CASE names WHEN 0 THEN 'unknown_conversation' ELSE 'again' END;
             RETURN;
         END IF;
-        IF most > 0 THEN
-            PERFORM pg_advisory_xact_lock(hashtextextended('put_conversation/' || project, 0));
-            IF most <= (SELECT count(*) FROM (
-                SELECT FROM state.conversations x
-                WHERE x.project_id COLLATE "C" = project AND x.agent_id COLLATE "C" = '' AND x.conversation_id >= ''
-                LIMIT most) counted)
-            THEN
-                verdict := 'conversations_full';
-                RETURN;
-            END IF;
+        IF state.is_full('conversations', project, maker, most) THEN
+            verdict := 'conversations_full';
+            RETURN;
         END IF;
-        INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, notes)
-        VALUES (project, channel, '', conversation, new_box, coalesce(note, '{}')) ON CONFLICT DO NOTHING;
+        INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, notes,
+            made_by)
+        VALUES (project, channel, '', conversation, new_box, coalesce(note, '{}'), maker) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             verdict := 'again';
             RETURN;
@@ -55,6 +48,7 @@ BEGIN
         INSERT INTO public.box_cards (box_id, position, card_id)
         SELECT new_box, row_number() OVER (ORDER BY b.position), b.card_id
         FROM public.box_cards b WHERE b.box_id = added;
+        UPDATE public.boxes b SET unused_of = NULL WHERE b.box_id = added AND b.unused_of IS NOT NULL;
         SELECT 'accepted', '', new_box, coalesce(note, '{}') INTO verdict, of_agent, box, noted;
         RETURN;
     END IF;
@@ -94,6 +88,7 @@ BEGIN
             SELECT 2, b.position, b.card_id FROM public.box_cards b
             WHERE b.box_id = added AND NOT EXISTS (
                 SELECT FROM public.box_cards o WHERE o.box_id = c.output_box_id AND o.card_id = b.card_id)) x;
+        UPDATE public.boxes b SET unused_of = NULL WHERE b.box_id = added AND b.unused_of IS NOT NULL;
         UPDATE state.agent_state_pointers p SET last_output_box_id = new_box, updated_at = now()
         WHERE p.agent_id = c.agent_id AND p.project_id = project AND p.last_output_box_id = c.output_box_id;
         UPDATE state.channel_pointers p SET last_output_box_id = new_box, updated_at = now()

@@ -12,6 +12,7 @@ from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, ReceiverId
+from turnstile.schema.wire.limits import MADE_LIMITS, Maker, made_limited
 
 MOST_RECEIVERS: Final = 10
 """Of one turn."""
@@ -62,9 +63,9 @@ async def set_receiver(
     *,
     url: str,
     token: str | None,
-    created_by: str,
+    maker: Maker,
 ) -> None:
-    """Tell a receiver of a turn; raises `Refused` (unknown_turn, too_many_receivers)."""
+    """Tell a receiver of a turn; raises `Refused` (unknown_turn, too_many_receivers), `Limited` (pushes_full)."""
     row = await query("set_receiver").one(
         conn,
         project_id=project,
@@ -73,10 +74,13 @@ async def set_receiver(
         receiver_id=receiver,
         url=url,
         token=token,
-        created_by=created_by,
+        created_by=maker.name or "",
         most=MOST_RECEIVERS,
+        most_open=maker.limits.max_open_pushes,
     )
-    if (verdict := row["verdict"]) != "accepted":
+    if (verdict := row["verdict"]) in MADE_LIMITS:
+        raise made_limited(verdict, maker)
+    if verdict != "accepted":
         raise Refused(verdict, _REFUSALS[verdict])
 
 

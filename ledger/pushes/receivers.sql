@@ -2,27 +2,35 @@
 
 -- name: set_receiver :one
 -- Tells a receiver of a turn from now on: of its end, if it is over. The same receiver again has what is given now. A
--- turn has at most `most` receivers.
+-- turn has at most `most` receivers, a caller `most_open` that still get notifications.
 WITH turn AS MATERIALIZED (SELECT i.* FROM {request_of(:agent_turn_id)} i WHERE i.channel_id = :channel_id),
 held AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE p.status = 'active' AND p.receiver_id <> :receiver_id) AS others
     FROM state.push_receivers p
     WHERE p.agent_turn_id = :agent_turn_id
+), allowed AS MATERIALIZED (
+    SELECT CASE
+               WHEN h.others >= :most::int THEN 'too_many_receivers'
+               WHEN NOT EXISTS (SELECT FROM state.push_receivers p
+                                WHERE p.agent_turn_id = :agent_turn_id AND p.receiver_id = :receiver_id
+                                  AND p.status = 'active' AND p.created_by = :created_by)
+                    AND state.is_full('pushes', t.project_id, :created_by, :most_open::int) THEN 'pushes_full'
+               ELSE 'accepted'
+           END AS verdict
+    FROM turn t CROSS JOIN held h
 ), written AS (
     INSERT INTO state.push_receivers (agent_turn_id, receiver_id, project_id, channel_id, url,
                                       token, created_by, told_state)
     SELECT t.agent_turn_id, :receiver_id, t.project_id, t.channel_id, :url, :token, :created_by,
            CASE WHEN EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = t.agent_turn_id) THEN NULL
                 ELSE {told_state(t)} END
-    FROM turn t, held WHERE held.others < :most::int
+    FROM turn t CROSS JOIN allowed WHERE allowed.verdict = 'accepted'
     ON CONFLICT (agent_turn_id, receiver_id) DO UPDATE SET url = excluded.url, token = excluded.token,
                                                            created_by = excluded.created_by,
         status = 'active', told_state = excluded.told_state, attempts = 0, next_at = now(), last_error = NULL
     RETURNING receiver_id
 )
-SELECT CASE WHEN NOT EXISTS (SELECT FROM turn) THEN 'unknown_turn'
-            WHEN NOT EXISTS (SELECT FROM written) THEN 'too_many_receivers'
-            ELSE 'accepted' END AS verdict;
+SELECT coalesce((SELECT a.verdict FROM allowed a), 'unknown_turn') AS verdict;
 
 -- name: remove_receiver :one
 -- Tells a receiver no more, and forgets its secret; says whether the turn is there.

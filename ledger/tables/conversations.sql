@@ -12,6 +12,7 @@ CREATE TABLE state.conversations (
     notes           jsonb,
     created_at      timestamptz NOT NULL DEFAULT now(),
     updated_at      timestamptz NOT NULL DEFAULT now(),
+    made_by         text,
     PRIMARY KEY (agent_id, conversation_id, channel_id, project_id)
 ) WITH (fillfactor = 70);
 
@@ -32,6 +33,10 @@ CREATE INDEX conversations_channel ON state.conversations (project_id COLLATE "C
     output_box_id)
     WHERE conversation_id >= '';
 
+-- Those of a caller that no agent has: see is_full.
+CREATE INDEX conversations_unused ON state.conversations (project_id COLLATE "C", made_by) WHERE agent_id = '';
+
+COMMENT ON COLUMN state.conversations.made_by IS 'the caller who made it; null: its first turn did';
 COMMENT ON COLUMN state.conversations.turn_count IS 'turns enqueued so far, queued ones included';
 COMMENT ON COLUMN state.conversations.agent_id IS 'empty: a client made it, and no agent has had a turn in it';
 COMMENT ON COLUMN state.conversations.notes IS 'what a client keeps with it: {metadata, removed}; null: nothing';

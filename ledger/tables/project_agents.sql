@@ -11,6 +11,7 @@ CREATE TABLE resource.project_agents (
     metadata       jsonb NOT NULL DEFAULT '{}',
     created_at     timestamptz NOT NULL DEFAULT now(),
     last_seen_at   timestamptz,
+    made_by        text,
     PRIMARY KEY (agent_id, project_id)
 );
 
@@ -24,3 +25,9 @@ CREATE INDEX project_agents_instances ON resource.project_agents (project_id COL
 -- [limits].max_instances counts only those that requests have made.
 CREATE INDEX project_agents_asked ON resource.project_agents (project_id COLLATE "C", status)
     WHERE metadata ? 'instance_of' AND NOT metadata ? 'spawned_by';
+-- Those of a caller: see is_full.
+CREATE INDEX project_agents_made ON resource.project_agents (project_id COLLATE "C", made_by)
+    WHERE made_by IS NOT NULL;
+
+COMMENT ON COLUMN resource.project_agents.made_by IS
+    'the caller who put it on the roster; null: a request or a call made it, or a program with the database';

@@ -22,3 +22,6 @@ CREATE TABLE state.push_receivers (
 );
 
 CREATE INDEX push_receivers_due ON state.push_receivers (next_at) WHERE status = 'active';
+-- Those of a caller that still get notifications: see is_full.
+CREATE INDEX push_receivers_open ON state.push_receivers (project_id COLLATE "C", created_by)
+    WHERE status = 'active';

@@ -12,7 +12,7 @@ from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
-from turnstile.schema.errors import Limited, Refused
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.box_requests import (
@@ -31,6 +31,7 @@ from turnstile.schema.wire.conversation_requests import (
     ConversationPutRequest,
 )
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+from turnstile.schema.wire.limits import MADE_LIMITS, UNCOUNTED, Maker, made_limited
 
 _REFUSALS = {
     "correlation_conflict": "this correlation_id was used before, with other content",
@@ -49,28 +50,51 @@ _REFUSALS = {
 }
 
 
-async def fork_box(conn: Connection, project: ProjectId, channel: ChannelId, source: BoxId, new_box: BoxId) -> bool:
+async def fork_box(
+    conn: Connection,
+    project: ProjectId,
+    channel: ChannelId,
+    source: BoxId,
+    new_box: BoxId,
+    maker: Maker = UNCOUNTED,
+) -> bool:
     """Make `new_box` a copy of the box `source`; returns False if an earlier fork made it.
 
-    Raises `Refused` (correlation_conflict, unknown_box), or `Again`.
+    Raises `Refused` (correlation_conflict, unknown_box), `Limited` (boxes_full, cards_full), or `Again`.
     """
     named = {"project_id": project, "channel_id": channel, "box_id": source, "new_box_id": new_box}
-    row = await query("fork_box").one(conn, **named)
+    row = await query("fork_box").one(conn, **named, **_counted(maker))
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             return verdict == "accepted"
-        case "again":
-            raise Again
-        case refusal:
-            raise Refused(refusal, _REFUSALS[refusal])
+        case verdict:
+            raise _refusal(verdict, maker)
+
+
+def _counted(maker: Maker) -> JsonObject:
+    limits = maker.limits
+    return {"maker": maker.name, "most_boxes": limits.max_unused_boxes, "most_cards": limits.max_unused_cards}
+
+
+def _refusal(verdict: str, maker: Maker) -> Again | Refused:
+    if verdict == "again":
+        return Again()
+    return made_limited(verdict, maker) if verdict in MADE_LIMITS else Refused(verdict, _REFUSALS[verdict])
 
 
 async def compose_box(
-    conn: Connection, project: ProjectId, channel: ChannelId, request: BoxMakeRequest, new_box: BoxId, author: str
+    conn: Connection,
+    project: ProjectId,
+    channel: ChannelId,
+    request: BoxMakeRequest,
+    new_box: BoxId,
+    author: str,
+    maker: Maker = UNCOUNTED,
 ) -> tuple[int, bool]:
     """Make `new_box` of the parts; returns the number of its cards, and False if an earlier request made it.
 
-    Raises `Refused` (text_too_large, correlation_conflict, unknown_box, unknown_card, too_many_cards), or `Again`.
+    Raises `Refused` (text_too_large, correlation_conflict, unknown_box, unknown_card, too_many_cards), `Limited`
+    (boxes_full, cards_full), or `Again`.
     """
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: make several boxes")
@@ -87,17 +111,16 @@ async def compose_box(
         card_ids=columns["card_ids"],
         card_contents=columns["card_contents"],
         card_metadatas=columns["card_metadatas"],
+        **_counted(maker),
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             return row["cards"], verdict == "accepted"
-        case "again":
-            raise Again
         case "unknown_box" | "unknown_card" as code:
             what = "box" if code == "unknown_box" else "card that is in a box"
             raise Refused(code, f"part {row['refused_place']} names no {what} of this project and channel")
-        case refusal:
-            raise Refused(refusal, _REFUSALS[refusal])
+        case verdict:
+            raise _refusal(verdict, maker)
 
 
 def _stored_parts(
@@ -160,15 +183,12 @@ async def put_conversation(
     channel: ChannelId,
     request: ConversationPutRequest,
     new_box: BoxId,
-    *,
-    most: int = 0,
+    maker: Maker = UNCOUNTED,
 ) -> ConversationPutReply:
     """Make or change a conversation of the channel; a box that it needs has the id `new_box`. Returns it as it is now.
 
-    A project may have `most` that are no agent's yet, 0 any number; beyond it is `Limited` (conversations_full).
-
     Raises `Refused` (unknown_conversation, ambiguous, unknown_box, unknown_card, too_many_cards,
-    conversation_changed, conversation_locked, conversation_of_another), or `Again`.
+    conversation_changed, conversation_locked, conversation_of_another), `Limited` (conversations_full), or `Again`.
     """
     fields = {"metadata": request.metadata, "removed": request.removed}
     notes = {name: value for name, value in fields.items() if value is not None}
@@ -184,15 +204,10 @@ async def put_conversation(
         drop_card_ids=list(request.drop_card_ids),
         new_box_id=new_box,
         card_limit=CARD_LIMIT,
-        most=most,
+        maker=maker.name,
+        most=maker.limits.max_unused_conversations,
     )
     match row["verdict"]:
-        case "conversations_full" as limit:
-            raise Limited(
-                limit,
-                f"the project has {most} conversations that are no agent's yet: use some of them, or wait until"
-                " retention removes them",
-            )
         case "accepted" | "duplicate":
             return ConversationPutReply(
                 status=ReplyStatus.ACCEPTED,
@@ -201,10 +216,8 @@ async def put_conversation(
                 box_id=row["box_id"],
                 notes=ConversationNotes.model_validate_json(row["notes"]),
             )
-        case "again":
-            raise Again
-        case refusal:
-            raise Refused(refusal, _REFUSALS[refusal])
+        case verdict:
+            raise _refusal(verdict, maker)
 
 
 async def agent_boxes(conn: Connection, project: ProjectId, channel: ChannelId, agent: AgentId) -> AgentBoxes:

@@ -14,9 +14,15 @@ source AS MATERIALIZED (  -- locked: retention skips it; if retention has the lo
     WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id AND NOT EXISTS (SELECT FROM earlier)
       AND NOT state.is_abroad(:project_id, :channel_id, b.box_id) FOR KEY SHARE
 ),
+full_of AS MATERIALIZED (
+    SELECT s.cards, {full_of_boxes(s.cards)} AS code
+    FROM (SELECT count(*) AS cards FROM source JOIN public.box_cards p ON p.box_id = source.box_id) s
+    WHERE EXISTS (SELECT FROM source)
+),
 made AS (
-    INSERT INTO public.boxes (box_id, tenant_id, parent_ids)
-    SELECT :new_box_id::uuid, :project_id, ARRAY[source.box_id] FROM source
+    INSERT INTO public.boxes (box_id, tenant_id, parent_ids, unused_of, unused_cards)
+    SELECT :new_box_id::uuid, :project_id, ARRAY[source.box_id], :maker::text, f.cards
+    FROM source CROSS JOIN full_of f WHERE f.code IS NULL
     ON CONFLICT DO NOTHING
     RETURNING box_id
 ),
@@ -29,7 +35,7 @@ SELECT CASE
            WHEN (SELECT e.same FROM earlier e) THEN 'duplicate'
            WHEN EXISTS (SELECT FROM earlier) THEN 'correlation_conflict'
            WHEN NOT EXISTS (SELECT FROM source) THEN 'unknown_box'
-           ELSE 'again'
+           ELSE coalesce((SELECT f.code FROM full_of f), 'again')
        END AS verdict;
 
 -- name: compose_box :one
@@ -93,14 +99,17 @@ moved AS (  -- the box of a single card went away while this waited for it: anot
     WHERE part.card_id IS NOT NULL AND part.box_id IS NOT NULL
       AND part.box_id NOT IN (SELECT held.box_id FROM held) LIMIT 1
 ),
+full_of AS MATERIALIZED (
+    SELECT t.cards, {full_of_boxes(t.cards)} AS code FROM (SELECT count(*) AS cards FROM taken) t
+    WHERE EXISTS (SELECT FROM part) AND NOT EXISTS (SELECT FROM moved) AND NOT EXISTS (SELECT FROM refused)
+      AND t.cards <= :card_limit::int
+),
 made AS (
-    INSERT INTO public.boxes (box_id, tenant_id, parent_ids, request_digest)
+    INSERT INTO public.boxes (box_id, tenant_id, parent_ids, request_digest, unused_of, unused_cards)
     SELECT :new_box_id::uuid, :project_id, coalesce((
                SELECT array_agg(DISTINCT part.box_id) FROM part WHERE part.box_id IS NOT NULL AND part.card_id IS NULL),
-                                                    '{}'), :request_digest
-    FROM (SELECT) AS always
-    WHERE EXISTS (SELECT FROM part) AND NOT EXISTS (SELECT FROM refused)
-      AND (SELECT count(*) FROM taken) <= :card_limit::int
+                                                    '{}'), :request_digest, :maker::text, f.cards
+    FROM full_of f WHERE f.code IS NULL
     ON CONFLICT DO NOTHING
     RETURNING box_id
 ),
@@ -121,7 +130,7 @@ SELECT CASE
            WHEN EXISTS (SELECT FROM moved) THEN 'again'
            WHEN EXISTS (SELECT FROM refused) THEN (SELECT r.code FROM refused r)
            WHEN (SELECT count(*) FROM taken) > :card_limit::int THEN 'too_many_cards'
-           ELSE 'again'
+           ELSE coalesce((SELECT f.code FROM full_of f), 'again')
        END AS verdict,
        (SELECT r.place FROM refused r) AS refused_place,
        CASE WHEN EXISTS (SELECT FROM made) THEN (SELECT count(*) FROM taken)
@@ -195,4 +204,4 @@ SELECT w.verdict, nullif(w.of_agent, '') AS agent_id, w.box::text AS box_id, w.n
 FROM state.put_conversation(:project_id, :channel_id, :conversation_id, :agent_id::text,
                             :notes::jsonb, :box_id::text::uuid, :add_box_id::text::uuid,
                             :drop_card_ids::text[], :new_box_id::text::uuid, :card_limit::int,
-                            :most::int) w;
+                            :maker::text, :most::int) w;

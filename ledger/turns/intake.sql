@@ -252,6 +252,12 @@ mine AS (
     ON CONFLICT DO NOTHING
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
 ),
+-- only for boxes
+used AS (  -- hold_boxes has locked a box that nothing has used as one that is written
+    UPDATE public.boxes b SET unused_of = NULL
+    WHERE b.box_id IN (SELECT h.box_id FROM held h CROSS JOIN mine) AND b.unused_of IS NOT NULL
+),
+-- end
 lease AS MATERIALIZED (
     SELECT o.inbox_id, o.agent_turn_id, o.channel_id, o.profile_box_id, o.context_box_id,
            {box_at_lease(o)} AS output_box_id, o.trace_id, o.parent_step_id, o.recursion_depth, o.context_headers

@@ -25,13 +25,60 @@ class Admission:
     max_instances: int = 0
     """Instances of profiles that one project may have awake."""
     max_unused_conversations: int = 0
-    """Conversations of one project that clients made and that are no agent's yet."""
+    """Conversations that one caller made and no agent has."""
+    max_unused_boxes: int = 0
+    """Boxes that one caller made and no turn or conversation has used."""
+    max_unused_cards: int = 0
+    """Cards in these boxes."""
+    max_agents: int = 0
+    """Agents that one caller put on the roster."""
+    max_open_pushes: int = 0
+    """Receivers that one caller set and that still get notifications."""
     wait_seconds: float = 0.0
     """Above 0, the project exceeds its rate limit for so long: only a repeat is accepted."""
 
 
 UNLIMITED = Admission()
 """For requests that were admitted before, and for operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Who makes something that counts against limits of its own (docs/limits.md), and these limits."""
+
+    name: str | None
+    """As the subject's end names the caller; empty: callers of the project whom no subject names, together."""
+    limits: Admission = UNLIMITED
+
+
+UNCOUNTED = Maker(None)
+"""A program that has the database."""
+
+_USE = "use some, or wait until `turnstile prune` removes them"
+_MADE: Final = {
+    "agents_full": ("max_agents", "agents on the roster", "remove some (`turnstile agent remove`)"),
+    "boxes_full": ("max_unused_boxes", "boxes that no turn or conversation has used", _USE),
+    "cards_full": ("max_unused_cards", "cards in boxes that no turn or conversation has used", _USE),
+    "conversations_full": ("max_unused_conversations", "conversations that no agent has", _USE),
+    "pushes_full": (
+        "max_open_pushes",
+        "receivers of turns that are not over",
+        "remove some, or wait for their ends",
+    ),
+}
+MADE_LIMITS: Final = frozenset(_MADE)
+"""The limits of what one caller makes."""
+
+
+def made_limited(code: str, maker: Maker) -> Limited:
+    """The refusal of a request beyond one of `MADE_LIMITS`."""
+    setting, things, cure = _MADE[code]
+    most: int = getattr(maker.limits, setting)
+    return Limited(
+        code,
+        f"one token may have {most} {things}, as [limits].{setting} says, and this would be more: {cure};"
+        " an operator can raise the limit",
+    )
 
 
 def rate_limited(wait_seconds: float) -> Limited:

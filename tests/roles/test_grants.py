@@ -191,7 +191,8 @@ async def test_a_gateway_only_reads(conn: Any) -> None:
 async def test_what_no_process_may(conn: Any, process: str) -> None:
     held = await Probe(conn, PROCESSES[process]).held()
     kept = {(each["verb"], each["column"]) for each in held if each["relation"] in KEPT}
-    assert kept == {("SELECT", None), ("INSERT", None), ("UPDATE", "updated_at")}  # of boxes: to lock one that is named
+    # of boxes: to lock one that is named, and to record that it is in use
+    assert kept == {("SELECT", None), ("INSERT", None), ("UPDATE", "updated_at"), ("UPDATE", "unused_of")}
     assert {each["verb"] for each in held} <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
     deletes = {each["relation"] for each in held if each["verb"] == "DELETE"}
     assert deletes == ({"state.workers", "state.listeners"} if process == "worker" else {"resource.tools"})

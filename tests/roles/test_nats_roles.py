@@ -16,8 +16,10 @@ GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
 CALLED_BY = tuple(verb.name for verb in verbs.VERBS if verb.caller != "none")
 """The verbs whose subject may name the caller at its end."""
 VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
-NOT_A_CLIENTS = ("decide", "raise_budget", "limit_project")
+NOT_A_CLIENTS = ("decide", "raise_budget", "limit_project", "agent.put")
 """Verbs that name who asks, and that a client of a project may not ask."""
+NOT_THE_GATEWAYS = ("box_fork", "agent.put")
+"""Such verbs that no request over HTTP needs."""
 
 MAY: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -54,9 +56,9 @@ MAY: dict[str, tuple[str, ...]] = {
         f"pub $JS.API.STREAM.INFO.{EVT}",
     ),
     "gateway": (
-        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}.token.ab" for verb in CALLED_BY),
+        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}.token.ab" for verb in CALLED_BY if verb not in NOT_THE_GATEWAYS),
         "pub cg.v1r4.p.c.req.sys.bridge.steer.operator.token.ab",
-        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("box_make", "report", "agent.pause", "agent.resume")),
+        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("report", "agent.pause", "agent.resume")),
         f"pub $JS.API.CONSUMER.INFO.{CMD}.{TOOL}",
         *(f"pub $JS.API.{call}.{STR}" for call in ("STREAM.INFO", "STREAM.CREATE", "DIRECT.GET")),
         *GATEWAY_HEARS,

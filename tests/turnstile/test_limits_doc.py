@@ -13,6 +13,7 @@ from turnstile.schema.people.steers import MOST_WAITING
 from turnstile.schema.pump.documents import LIMITS as XML
 from turnstile.schema.pump.documents import PayloadCode
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES, TEXT_LIMIT_BYTES
+from turnstile.schema.wire.limits import MADE_LIMITS
 from turnstile.settings import Settings
 from turnstile.settings.model import LimitsSettings
 from turnstile.temporal.converters import PAYLOAD_LIMIT_BYTES
@@ -61,11 +62,6 @@ def test_every_code_that_is_busy_is_in_the_table() -> None:
     sources = "\n".join(
         path.read_text() for room in ("schema", "ledger", "bridge") for path in (ROOT / room).rglob("*.py")
     )
-    raised = set(re.findall(r'Limited\(\s*"(\w+)"', sources)) | {
-        "queue_full",
-        "project_full",
-        "instances_full",
-        "conversations_full",
-        "overloaded",
-    }
+    raised = set(re.findall(r'Limited\(\s*"(\w+)"', sources)) | MADE_LIMITS
+    raised |= {"queue_full", "project_full", "instances_full", "overloaded"}
     assert raised == {code for _, answer, code in table().values() if answer == "busy"}

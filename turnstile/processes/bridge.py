@@ -88,10 +88,15 @@ class Bridge:
                 telemetry=telemetry,
                 claims=PromptClaims(self.claims, rules.starter, self.served),
             ).handlers(),
-            **RosterVerbs(pool, publisher).handlers(),
+            **RosterVerbs(pool, publisher, limits.admission).handlers(),
             **InterruptReads(pool).handlers(),
             **BudgetReads(pool).handlers(),
-            **PushVerbs(pool, Names(), private=settings.gateway.push_to_private_addresses).handlers(),
+            **PushVerbs(
+                pool,
+                Names(),
+                private=settings.gateway.push_to_private_addresses,
+                admission=limits.admission,
+            ).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)

@@ -6,6 +6,7 @@ embedded server: the one of this process, or that of a running `turnstile up`.
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
@@ -269,7 +270,7 @@ class PmoSettings(Strict):
 
 
 class LimitsSettings(Strict):
-    """`[limits]`: request rate and live turns of one project; 0 means no limit (docs/limits.md)."""
+    """`[limits]`: what one project has in hand, and what one caller makes; 0 means no limit (docs/limits.md)."""
 
     requests_per_second: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 200.0
     request_burst: int = Field(default=1000, ge=1, le=1_000_000)
@@ -278,16 +279,16 @@ class LimitsSettings(Strict):
     max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
     max_instances: int = Field(default=10_000, ge=0, le=1_000_000)
     max_unused_conversations: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_unused_boxes: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_unused_cards: int = Field(default=2_000_000, ge=0, le=1_000_000_000)
+    max_agents: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_open_pushes: int = Field(default=10_000, ge=0, le=1_000_000)
 
     @property
     def admission(self) -> Admission:
-        """The limits that an enqueue checks."""
-        return Admission(
-            max_queued_turns=self.max_queued_turns,
-            max_live_turns=self.max_live_turns,
-            max_instances=self.max_instances,
-            max_unused_conversations=self.max_unused_conversations,
-        )
+        """The limits that verbs check in the ledger."""
+        named = {field.name for field in fields(Admission)}
+        return Admission(**self.model_dump(include=named))
 
 
 def _network(value: str) -> str:

@@ -4,16 +4,15 @@ Hazard 21 in docs/hazards.md, and the walls of protocol §6.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.ledger.turns.test_enqueue import packed, texts
-from tests.support.ledger.agents import ALICE, BOB, CAROL, CHANNEL, PROJECT, add_agents, command, rows, send
+from tests.support.ledger.agents import ALICE, BOB, CAROL, CHANNEL, PROJECT, command, rows, send
 from tests.support.ledger.calls import sleeper
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.trees import child, forks, parent
 from tests.support.waiting import Counting, in_flight, overtaken
 from turnstile.ledger.queries import Connection
@@ -26,18 +25,6 @@ from turnstile.schema.wire.conversation_requests import ConversationPutRequest
 
 RED, BLUE = ChannelId("u_red"), CHANNEL
 Second = Callable[[Counting, BoxId], Coroutine[Any, Any, str]]
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=12)
-    await add_agents(pool, ALICE, BOB, CAROL)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 def asking(agent: AgentId, channel: ChannelId, **fields: Any) -> Callable[[Connection], Awaitable[Enqueued]]:

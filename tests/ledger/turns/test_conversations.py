@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -30,14 +29,12 @@ from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.access.pages import CONVERSATION_BEGIN, TurnAt, list_turns_after
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import LOCAL, add_agent, put_profile, set_agent_status
-from turnstile.ledger.turns.boxes import put_conversation
 from turnstile.ledger.turns.intake import Enqueued, enqueue
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, new_box_id
 from turnstile.schema.profiles import Memory
 from turnstile.schema.states import InboxStatus
-from turnstile.schema.wire.conversation_requests import ConversationPutRequest
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.limits import UNLIMITED, Admission
 
@@ -276,28 +273,6 @@ async def test_instances_have_a_limit_and_those_that_are_there_pass(agents: Pool
     with pytest.raises(Limited) as refused:
         await limited(agents, room, conversation_id="c3", **named)
     assert (refused.value.code, await counts(agents)) == ("instances_full", before)
-
-
-async def test_conversations_of_no_agent_have_a_limit_also_for_many_at_once(agents: Pool) -> None:
-    async def put(name: str, most: int = 3, agent: AgentId | None = None) -> str:
-        wanted = ConversationPutRequest(conversation_id=ConversationId(name), agent_id=agent)
-        try:
-            await agents.run(lambda conn: put_conversation(conn, PROJECT, CHANNEL, wanted, new_box_id(), most=most))
-        except Limited as error:
-            return error.code
-        return "made"
-
-    assert Counter(await asyncio.gather(*(put(f"c{number}") for number in range(8)))) == {
-        "made": 3,
-        "conversations_full": 5,
-    }
-    assert await put("c8", most=0) == "made"
-    assert await put("c8") == "made"  # it is there
-    before = await counts(agents)
-    assert (await put("c9"), await counts(agents)) == ("conversations_full", before)
-    [first, *_] = [line["conversation_id"] for line in await kept(agents, agent_id="")]
-    assert await put(first, agent=ALICE) == "made"
-    assert await put("c9", most=4) == "made"  # one of the four is Alice's now
 
 
 async def test_an_instance_that_sleeps_wakes_with_its_conversation(agents: Pool) -> None:

@@ -68,6 +68,7 @@ from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
+from turnstile.schema.wire.limits import Maker
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
 HEIDI, IVAN, JUDY, KATE = (AgentId(name) for name in ("heidi", "ivan", "judy", "kate"))
@@ -130,7 +131,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
 async def receiver_of(pool: Pool, turn: TurnRef) -> None:
     """A receiver of a turn, who is told where it stands."""
     named = (PROJECT, CHANNEL, turn.agent_turn_id, ReceiverId("one"))
-    await pool.run(lambda conn: set_receiver(conn, *named, url="https://x/", token="secret", created_by="me"))
+    await pool.run(lambda conn: set_receiver(conn, *named, url="https://x/", token="secret", maker=Maker("me")))
     for push in await pool.run(lambda conn: claim_pushes(conn, busy=[], share=9, hold_seconds=60, row_limit=9)):
         await pool.run(lambda conn, push=push: record_push(conn, push))
 

@@ -1,0 +1,21 @@
+"""Three agents behind a pool that counts deadlocks."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.waiting import Counting
+
+
+@pytest.fixture
+async def counting(database_url: str) -> AsyncIterator[Counting]:
+    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
+    pool = Counting(database_url, size=12)
+    await add_agents(pool, ALICE, BOB, CAROL)
+    yield pool
+    assert pool.deadlocks == 0
+    async with pool.connection() as conn:
+        await assert_invariants(conn)
+    await pool.close()
