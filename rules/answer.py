@@ -17,6 +17,7 @@ from turnstile.rules.text import storable
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Reasoning
 from turnstile.schema.errors import ModelError
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
@@ -50,6 +51,8 @@ class ModelAnswer:
     usage_kind: Literal["exact", "estimated", "unknown"]
     first_token_seconds: float | None
     """From the request to the first delta; None if the answer is empty."""
+    kept: Reasoning | None = None
+    """What its provider wants back of the reasoning."""
 
     @property
     def truncated(self) -> str | None:
@@ -149,6 +152,7 @@ class AnswerDraft:
             response_cost=self.done.response_cost,
             usage_kind=self.done.usage_kind,
             first_token_seconds=self.first_token_seconds,
+            kept=self.done.reasoning,
         )
 
 

@@ -131,7 +131,7 @@ def decide(request: StepRequest, answer: ModelAnswer) -> Decision:
         _Call(tool_call_id(request.step_id, index, request.turn.turn_epoch), call)
         for index, call in enumerate(answer.calls)
     ]
-    thought = _thought(request, answer.text, calls)
+    thought = _thought(request, answer, calls)
     if not calls:
         return _without_calls(request, answer, thought)
     match ending(answer.calls, request.config.choices, request.result_fields):
@@ -244,9 +244,9 @@ def _deliverable(request: StepRequest, content: CardContent, *, partial: bool | 
     return request.card(card_id, CardType.DELIVERABLE, Role.ASSISTANT, content, partial=partial)
 
 
-def _thought(request: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
+def _thought(request: StepRequest, answer: ModelAnswer, calls: Sequence[_Call]) -> tuple[Card, ...]:
     """The `agent.thought` of the step; none if the answer has neither text nor calls."""
-    if not text.strip() and not calls:
+    if not answer.text.strip() and not calls:
         return ()
     recorded = [
         ThoughtCall(
@@ -257,7 +257,8 @@ def _thought(request: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[C
         )
         for call in calls
     ]
-    card_id, content = step_card_id(request.step_id, "thought"), TextContent(text=text)
+    content = TextContent(text=answer.text, reasoning=answer.kept)
+    card_id = step_card_id(request.step_id, "thought")
     return (request.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None),)
 
 

@@ -18,6 +18,7 @@ Rules for what is rendered:
   rendered as JSON text.
 - `task.result_fields` and `sys.must_end_with_required` become user messages: some providers refuse a system message
   within a conversation, others move it.
+- A thought has its reasoning with it: the adapter sends that to the provider that gave it, and to no other.
 - A `memory.summary` becomes a user message that says so; a `memory.cut` is not for the model.
 - Images are replaced by a note, since requests hold text only. Recognised are data URIs in a text or result, parts of
   an OpenAI-style content list, and contents of an image type.
@@ -237,7 +238,9 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
         )
         for call in answered
     ]
-    yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
+    content = readable_content(card)
+    kept = content.reasoning if isinstance(content, TextContent) else None
+    yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls), reasoning=kept)
     for call, answer in zip(calls, answered, strict=True):
         result = answer.missing if answer.result is None else _result_text(answer.result, answer.edited)
         yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
@@ -322,7 +325,8 @@ def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
             merged.append(message)
             continue
         content = "\n\n".join(text for text in (last.content, message.content) if text.strip())
-        merged[-1] = message.model_copy(update={"content": content})
+        kept = message.reasoning or last.reasoning
+        merged[-1] = message.model_copy(update={"content": content, "reasoning": kept})
     return merged
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import Reasoning
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.wire.events import Message
 
@@ -41,6 +42,8 @@ class ModelMessage(Tolerant):
     tool_calls: tuple[ModelToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning: Reasoning | None = None
+    """On an assistant's message: what its provider, and nobody else, gets back with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class ModelDone:
     """The provider's id of the answer."""
     server: str | None = None
     """The base URL that was asked, where the operator set one."""
+    reasoning: Reasoning | None = None
+    """What the provider wants back of the reasoning."""
 
 
 ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone

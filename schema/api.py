@@ -14,7 +14,7 @@ from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimit
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.cards import Card, ResultField, ThoughtCall, without_added
+from turnstile.schema.cards import Card, ResultField, ThoughtCall, without_added, without_reasoning
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
@@ -453,9 +453,9 @@ class CardAnswer(Tolerant):
     def of(cls, card: Card) -> "CardAnswer":
         """A card without what is the kernel's own, and without what a tool's options added to a call (`Detail.ADDED`).
 
-        Readers of a turn share its events, so these are left out for all of them.
+        Readers of a turn share its events, so these are left out for all of them; a thought's reasoning, too.
         """
-        card, metadata = without_added(card), card.metadata
+        card, metadata = without_reasoning(without_added(card)), card.metadata
         return cls(
             card_id=card.card_id,
             type=metadata.type,

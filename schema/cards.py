@@ -4,6 +4,7 @@ Anyone may have written a card, so its content is kept raw and parsed where it i
 `CardUnreadable`, and its caller decides whether that matters.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated, Literal, cast
@@ -88,12 +89,25 @@ class _Content(BaseModel):
     )
 
 
+class Reasoning(Tolerant):
+    """What a provider wants back of a model's reasoning: texts, signatures, encrypted parts, in the provider's form."""
+
+    provider: str
+    """Who gave it, and takes it back: nobody else gets it."""
+    message: JsonObject = Field(default_factory=JsonObject)
+    """The fields of the assistant message."""
+    calls: list[str | None] = Field(default_factory=list[str | None], exclude_if=operator.not_)
+    """The signature of each call, where calls are signed."""
+
+
 class TextContent(_Content):
     """Plain text."""
 
     type_: Literal["TextContent"] = Field(default="TextContent", alias="__type__")
     text: str
     """The text."""
+    reasoning: Reasoning | None = Field(default=None, exclude_if=lambda value: value is None)
+    """On a thought: the reasoning that came before it."""
 
 
 class JsonContent(_Content):
@@ -296,10 +310,19 @@ def without_added(card: Card) -> Card:
     return card.model_copy(update={"content": call.model_dump(mode="json")})
 
 
+def without_reasoning(card: Card) -> Card:
+    """The card of a thought without its reasoning, which is for its provider alone; any other card as it is."""
+    if card.type != CardType.THOUGHT or not isinstance(card.content, dict) or "reasoning" not in card.content:
+        return card
+    said: JsonObject = {name: value for name, value in card.content.items() if name != "reasoning"}
+    return card.model_copy(update={"content": said})
+
+
 def seen_card(card: Card, sees: Callable[[Detail], bool]) -> Card | None:
     """The card for a reader who sees these details; None if there is nothing for them on it."""
     if card.type in PROMPT_CARDS and not sees(Detail.PROMPTS):
         return None
+    card = without_reasoning(card)
     return card if sees(Detail.ADDED) else without_added(card)
 
 

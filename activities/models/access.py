@@ -29,6 +29,11 @@ class ModelAccess:
         entry = _longest(self.api_bases, model)
         return None if entry is None else self.api_bases[entry]
 
+    def origin(self, model: str, provider: str) -> str:
+        """The name under which reasoning of the model is kept: its provider, and the entry of its own server."""
+        entry = _longest(self.api_bases, model)
+        return provider if entry in (None, provider) else f"{provider} at {entry}"
+
     def api_key(self, model: str) -> str | None:
         """The key in the file of the longest matching entry; None if no entry matches: the environment applies then.
 

@@ -4,14 +4,15 @@
 or change retries are refused (see `turnstile.activities.models.access`). Two providers need more than litellm does:
 
 - Gemini has no schema for "any JSON value", and litellm would make it an object, so it is written as a choice of types.
-- Anthropic refuses thinking if calls in the history have no signed thoughts. Cards keep no such thoughts, so reasoning
-  is left out once a conversation has a call.
+- Anthropic refuses thinking if the last assistant message has calls without the signed thoughts before them, as where
+  another provider made them: then reasoning is left out.
 """
 
 import copy
 
 from pydantic import JsonValue
 
+from turnstile.activities.models.reasoning import SIGNED, lacks_signed_thoughts, put_back
 from turnstile.runtime.ports import ModelMessage, ModelRequest, ModelToolCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
@@ -29,7 +30,6 @@ PARAMS = frozenset(
 """The parameters that `llm_config.params` may hold."""
 
 _REASONING = ("reasoning_effort", "thinking")
-_SIGNED = ("anthropic", "bedrock", "vertex_ai", "azure_ai", "databricks")
 _CHOICE: list[JsonValue] = [
     {"type": "string"},
     {"type": "number"},
@@ -39,16 +39,20 @@ _CHOICE: list[JsonValue] = [
 ]
 
 
-def request_form(request: ModelRequest, provider: str) -> JsonObject:
-    """Model, messages, tools and parameters; raises `ModelError` (`model_request_invalid`) for a refused parameter."""
+def request_form(request: ModelRequest, provider: str, origin: str | None = None) -> JsonObject:
+    """Model, messages, tools and parameters; raises `ModelError` (`model_request_invalid`) for a refused parameter.
+
+    `origin`: the name under which reasoning of this provider is kept, if that is not the provider's.
+    """
+    messages = [put_back(_message(message), message.reasoning, origin or provider) for message in request.messages]
     form: JsonObject = {
         "model": request.config.model,
-        "messages": [_message(message) for message in request.messages],
+        "messages": [*messages],
         **_parameters(request.config),
     }
     if request.tools:
         form["tools"] = [_tool(tool, provider) for tool in request.tools]
-    if provider in _SIGNED and any(message.tool_calls for message in request.messages):
+    if provider in SIGNED and lacks_signed_thoughts(messages):
         for name in _REASONING:
             form.pop(name, None)
     return form

@@ -16,8 +16,9 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+from turnstile.activities.models.reasoning import ReasoningPiece
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 
@@ -31,8 +32,10 @@ _ENVIRONMENT = {
 _SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
 _QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
 _ID_LENGTH = 256
+_SIGNATURE = "__thought__"
 _MADE_UP = re.compile(r"chatcmpl-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """An id as litellm makes one up for an answer that has none."""
+NOTHING_KEPT = ReasoningPiece()
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -49,6 +52,8 @@ class ToolCallFragment:
     id: str | None
     name: str | None
     arguments: str
+    signature: str | None = None
+    """What the provider wants back with the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Piece:
     text: str
     reasoning: str
     calls: tuple[ToolCallFragment, ...]
+    kept: ReasoningPiece = NOTHING_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +180,41 @@ def load_litellm() -> LitellmSdk:
 
 
 def _piece(delta: Any) -> Piece:
-    calls = tuple(
-        ToolCallFragment(call.index or 0, call.id, call.function.name, call.function.arguments or "")
-        for call in delta.tool_calls or ()
+    calls = tuple(map(_fragment, delta.tool_calls or ()))
+    return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls, _kept(delta))
+
+
+def _fragment(call: Any) -> ToolCallFragment:
+    # litellm writes Gemini's signature of a call into its id
+    call_id, _, written = (call.id or "").partition(_SIGNATURE)
+    signature = _own_field(call, "thought_signature")
+    return ToolCallFragment(
+        call.index or 0,
+        call_id or None,
+        call.function.name,
+        call.function.arguments or "",
+        signature if isinstance(signature, str) else written or None,
     )
-    return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls)
+
+
+def _kept(delta: Any) -> ReasoningPiece:
+    blocks, details = getattr(delta, "thinking_blocks", None), getattr(delta, "reasoning_details", None)
+    items, signatures = getattr(delta, "reasoning_items", None), _own_field(delta, "thought_signatures")
+    if not (blocks or details or items or signatures):
+        return NOTHING_KEPT
+    signed = [signature for signature in signatures or () if isinstance(signature, str)]
+    return ReasoningPiece(_objects(blocks), signed, _objects(details), _objects(items))
+
+
+def _own_field(of: Any, name: str) -> Any:
+    fields: Any = getattr(of, "provider_specific_fields", None)
+    return fields.get(name) if isinstance(fields, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- litellm's
+
+
+def _objects(values: Any) -> list[JsonObject]:
+    """litellm's objects of a list as JSON."""
+    objects = cast("list[Any]", values) if isinstance(values, list) else []
+    return [dict(value.model_dump() if hasattr(value, "model_dump") else value) for value in objects]
 
 
 def _own_id(chunk: Any) -> str | None:

@@ -17,6 +17,7 @@ from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
 from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
+from turnstile.activities.models.reasoning import ReasoningDraft
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,
@@ -27,6 +28,7 @@ from turnstile.runtime.ports import (
     ToolCallDelta,
 )
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Reasoning
 from turnstile.schema.errors import BadRequest, ModelError
 from turnstile.schema.json_reading import read_json_text
 
@@ -80,25 +82,31 @@ class LitellmModel:
         sdk = await self.warm_up()
         if own is None:
             provider = self._provider(sdk, model)
-            form = request_form(request, provider)
+            origin = self._access.origin(model, provider)
+            form = request_form(request, provider, origin)
             key, base = self._key(sdk, model, provider), self._access.api_base(model)
         else:
-            form = {**request_form(request, _OWN), "model": own.id}
+            provider, origin = _OWN, model.partition("/")[0]
+            form = {**request_form(request, provider, origin), "model": own.id}
             key, base = self._access.api_key(model) or NO_KEY, own.base
         pieces = sdk.stream(form, api_key=key, api_base=base, timeout=request.timeout_seconds + _GRACE_SECONDS)
-        streaming, calls = False, _Calls()
+        streaming, calls, reasoning = False, _Calls(), ReasoningDraft(origin, provider)
         try:
             async for piece in pieces:
                 if isinstance(piece, End):
-                    yield _done(piece, model, base)
+                    yield _done(piece, model, base, reasoning.kept())
                     return
                 streaming = True
+                reasoning.add(piece.reasoning, piece.kept)
                 if piece.reasoning:
                     yield ReasoningDelta(piece.reasoning)
                 if piece.text:
                     yield ContentDelta(piece.text)
                 for call in piece.calls:
-                    yield calls.delta(call)
+                    delta = calls.delta(call)
+                    if call.signature is not None:
+                        reasoning.sign(delta.index, call.signature)
+                    yield delta
         except Exception as error:  # noqa: BLE001 -- litellm raises its own classes and any other
             quotes, keys = self._access.provider_messages, _keys(key)
             raise model_error(error, model, streaming=streaming, quotes=quotes, keys=keys) from None
@@ -113,7 +121,8 @@ class LitellmModel:
         model = request.config.model
         sdk = await self.warm_up()
         provider = _OWN if own else self._provider(sdk, model)
-        form = request_form(request, provider)
+        origin = model.partition("/")[0] if own else self._access.origin(model, provider)
+        form = request_form(request, provider, origin)
         if own:
             form["model"] = f"{_OWN}/{model}"
         try:
@@ -170,11 +179,11 @@ def estimated_tokens(form: JsonObject) -> int:
     return -(-len(said.encode()) // _BYTES_PER_TOKEN)
 
 
-def _done(end: End, model: str, base: str | None) -> ModelDone:
+def _done(end: End, model: str, base: str | None, reasoning: Reasoning | None) -> ModelDone:
     if end.finish_reason is None:
         raise ModelError(STREAM_BROKEN, f"{model}: the stream ended without a finish reason", retryable=True)
     kind = "unknown" if not end.usage else "exact" if end.usage_reported else "estimated"
-    return ModelDone(end.finish_reason, end.usage, end.cost, kind, end.response_id, base)
+    return ModelDone(end.finish_reason, end.usage, end.cost, kind, end.response_id, base, reasoning)
 
 
 @dataclass(slots=True)

@@ -216,4 +216,5 @@ class CompactedStep:
         """The size of the request, which is more than its tokens."""
         said = sum(len(message.content.encode()) + _MESSAGE_BYTES for message in messages)
         calls = sum(len(call.model_dump_json()) + _MESSAGE_BYTES for message in messages for call in message.tool_calls)
-        return said + calls + len(json.dumps(self.question(messages).tools))
+        thought = sum(len(message.reasoning.model_dump_json()) for message in messages if message.reasoning is not None)
+        return said + calls + thought + len(json.dumps(self.question(messages).tools))

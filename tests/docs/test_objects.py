@@ -16,6 +16,7 @@ OF_ONE_CALL = {
         "BudgetGate",
         "AnswerDraft",
         "_Calls",
+        "ReasoningDraft",
         "ChunkWriter",
         "CallNames",
         "_Pairs",

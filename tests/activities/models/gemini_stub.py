@@ -10,6 +10,7 @@ from tests.activities.models.provider_stub import (
     API_KEY,
     COMPLETION_TOKENS,
     PROMPT_TOKENS,
+    Call,
     Fault,
     ProviderStub,
     Refused,
@@ -63,7 +64,7 @@ class GeminiStub(ProviderStub):
         parts: list[dict[str, object]] = [
             *({"text": text, "thought": True} for text in said.reasoning),
             *({"text": text} for text in said.text),
-            *({"functionCall": call} for call in calls),
+            *({"functionCall": call, **_signature(said.calls[place])} for place, call in enumerate(calls)),
         ]
         for part in parts:
             yield sse(_candidate(part))
@@ -78,6 +79,10 @@ class GeminiStub(ProviderStub):
     def error_body(self, fault: Fault) -> JsonObject:
         status = _STATUS.get(fault.status, "UNAVAILABLE" if fault.status == 503 else "INTERNAL")
         return {"error": {"code": fault.status, "message": fault.message, "status": status}}
+
+
+def _signature(call: Call) -> dict[str, object]:
+    return {} if call.signature is None else {"thoughtSignature": call.signature}
 
 
 def _candidate(part: dict[str, object], finish: str | None = None) -> dict[str, object]:

@@ -28,7 +28,7 @@ _PARAMETERS = {
 _KEYS = {
     "system": {"role", "content", "name"},
     "user": {"role", "content", "name"},
-    "assistant": {"role", "content", "name", "tool_calls", "refusal"},
+    "assistant": {"role", "content", "name", "tool_calls", "refusal", "reasoning_content"},
     "tool": {"role", "content", "tool_call_id", "name"},
 }
 

@@ -43,6 +43,8 @@ class Call:
     id: str | None = "call_0"
     index: int | None = None
     """Instead of its place among the calls."""
+    signature: str | None = None
+    """What a provider that signs calls wants back with it."""
 
 
 @dataclass(frozen=True, slots=True)
