@@ -51,7 +51,7 @@ async def bouncing(directory: Path, database_url: str, mode: str, extra: str = "
         return True
 
     try:
-        await until(there, 20, "pgbouncer listens")
+        await until(there, 25, "pgbouncer listens")
         yield f"postgresql://{to.username}@127.0.0.1:{port}{to.path}"
     finally:
         program.kill()

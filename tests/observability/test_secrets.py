@@ -285,7 +285,7 @@ class Run:
         ):
             await self.tenant.stack.conn.store(command, json.dumps(payload).encode())
         await self.tenant.stack.conn.store(command, text.encode())
-        await until(self._three_acks, 20, "three commands are answered")
+        await until(self._three_acks, 25, "three commands are answered")
         await self.ring_wrongly()
 
     async def ring_wrongly(self) -> None:
@@ -298,7 +298,7 @@ class Run:
         async def is_logged() -> bool:
             return "a doorbell cannot be read" in self.processes.bridge.log.read_text()[logged:]
 
-        await until(is_logged, 20, "the bridge names the doorbell")
+        await until(is_logged, 25, "the bridge names the doorbell")
 
     async def _three_acks(self) -> bool:
         return len(await self.tenant.events("sys.bridge.enqueue_ack")) == 3

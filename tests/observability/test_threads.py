@@ -110,7 +110,7 @@ async def test_conversations_are_counted(stack: Stack, told: dict[str, Observabi
         )
         return now if new >= 3 else None
 
-    after = await until(answered, 15, "three answers")
+    after = await until(answered, 25, "three answers")
     for case, each in labels.items():
         known = value(before, "thread_messages_total", **each)
         assert value(after, "thread_messages_total", **each) == known + 1, case

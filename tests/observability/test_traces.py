@@ -54,7 +54,7 @@ async def spans_of(collector: Collector, trace: str, count: int) -> list[Seen]:
         found = collector.of_trace(headers.trace_id(trace))
         return found if len(found) >= count else None
 
-    await until(all_there, 15, f"{count} spans")
+    await until(all_there, 25, f"{count} spans")
     await asyncio.sleep(0.3)  # batches later nothing has been added
     return collector.of_trace(headers.trace_id(trace))
 
@@ -143,7 +143,7 @@ async def test_a_call_that_failed_or_was_not_waited_for_says_so(stack: Stack, co
             view = await stack.pool.run(lambda conn: describe_turn(conn, PROJECT, turn))
             return view is not None and view.status == "suspended"
 
-        await until(asleep, 15, "the turn waits for its call")
+        await until(asleep, 25, "the turn waits for its call")
         await stack.client.request("stop", {"agent_turn_id": turn})
         assert (await waiter.wait(turn, 20)).status == "canceled"
     spans = await spans_of(collector, trace, 6)

@@ -144,7 +144,7 @@ async def asleep(cast: Cast, turn: AgentTurnId) -> None:
             == 1
         )
 
-    await until(suspended, 10, "the turn sleeps")
+    await until(suspended, 25, "the turn sleeps")
 
 
 async def test_a_turn_with_a_tool(cast: Cast, word_count: None) -> None:

@@ -49,7 +49,7 @@ class Guarded:
         async def nothing() -> bool:
             return set((await gauges(self.metrics)).values()) == {0.0}
 
-        await until(nothing, 15, "connections, streams and feeds are gone", pause=0.2)
+        await until(nothing, 25, "connections, streams and feeds are gone", pause=0.2)
 
 
 async def ended(reader: asyncio.StreamReader) -> tuple[float, bytes]:

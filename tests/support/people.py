@@ -26,7 +26,7 @@ class Person:
             found = [each for each in await self.all() if each.status is InterruptStatus.OPEN]
             return found if len(found) >= count else None
 
-        return await until(there, 10, f"{count} questions are open")
+        return await until(there, 25, f"{count} questions are open")
 
     async def closed(self) -> list[Interrupt]:
         """The questions of the project that are closed, the oldest first."""

@@ -114,7 +114,7 @@ class Tenant:
         return made
 
     async def ask(
-        self, payload: JsonObject, *, headers: dict[str, str] | None = None, timeout: float = 10.0
+        self, payload: JsonObject, *, headers: dict[str, str] | None = None, timeout: float = 25.0
     ) -> EnqueueReply:
         """Call `enqueue`; returns its reply, accepted or not."""
         reply = await self.client.request("enqueue", payload, headers=headers, timeout=timeout)
@@ -145,7 +145,7 @@ class Tenant:
             return None
         return Wakeup.model_validate_json(found.data or b"")
 
-    async def ended(self, turn: AgentTurnId, timeout: float = 20.0) -> Ended:
+    async def ended(self, turn: AgentTurnId, timeout: float = 25.0) -> Ended:
         """Wait until the turn's outcome is announced; returns the turn."""
 
         async def announced() -> TurnView | None:

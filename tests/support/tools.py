@@ -89,10 +89,10 @@ class Hand:
         async def enough() -> bool:
             return len(self.commands) >= count
 
-        await until(enough, 10, f"{count} commands are heard")
+        await until(enough, 25, f"{count} commands are heard")
         return list(self.commands)
 
-    async def called(self, call: ToolCallId, times: int = 1, timeout: float = 10.0) -> list[Command]:
+    async def called(self, call: ToolCallId, times: int = 1, timeout: float = 25.0) -> list[Command]:
         """Wait until the tool has received `times` commands of the call; returns them."""
 
         async def often() -> bool:
@@ -109,7 +109,7 @@ class Hand:
         async def heard() -> bool:
             return len({command.call for command in self.commands}) > before
 
-        await until(heard, 10, "a call is out")
+        await until(heard, 25, "a call is out")
         return turn
 
     async def answer(self, call: ToolCallId, result: Any = "found", **fields: Any) -> ReportReply:
@@ -153,7 +153,7 @@ class Hand:
             row = await self.head()
             return row if values.items() <= row.items() else None
 
-        return await until(there, 10, f"the head has {values}")
+        return await until(there, 25, f"the head has {values}")
 
     async def waits(self, turn: AgentTurnId) -> dict[str, str]:
         """`wait_status` of the turn's calls."""
@@ -177,7 +177,7 @@ class Hand:
             [row] = await self.inbox(correlation, *types)
             return (row["status"], row["last_error"]) if row["archived_at"] is not None else None
 
-        return await until(final, 10, "the inbox row is final")
+        return await until(final, 25, "the inbox row is final")
 
     async def rejections(self) -> list[tuple[str, JsonObject]]:
         """Codes and ids of the project's rejections."""

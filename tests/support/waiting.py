@@ -39,7 +39,7 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_ba
 
 async def until_waiting(pool: Pool, clients: int = 1) -> None:
     """Wait until `clients` connections of this database wait for a lock."""
-    async with asyncio.timeout(5), pool.connection() as conn:
+    async with asyncio.timeout(25), pool.connection() as conn:
         while (await conn.fetch(_WAITERS))[0]["waiting"] < clients:  # noqa: ASYNC110 -- the server sets no event
             await asyncio.sleep(0.002)
 

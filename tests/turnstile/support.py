@@ -81,7 +81,7 @@ async def _forked(*arguments: str | Path, cwd: Path, **variables: str) -> Ran:
         return Ran(code, *await asyncio.to_thread(lambda: (out.read_text(), err.read_text())))
 
 
-async def read_until(stream: asyncio.StreamReader | None, words: str, timeout: float = 30.0) -> str:
+async def read_until(stream: asyncio.StreamReader | None, words: str, timeout: float = 60.0) -> str:
     """Read up to a line with the words; returns the text read."""
     assert stream is not None
     text = ""
@@ -110,4 +110,4 @@ async def until_gone(data: Path) -> None:
     async def gone() -> bool:
         return not await processes_of(data)
 
-    await until(gone, 15, f"nothing runs on {data}", pause=0.05)
+    await until(gone, 25, f"nothing runs on {data}", pause=0.05)

@@ -162,7 +162,7 @@ async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: S
         return found if found[f"target {target}"].status == "ok" else None
 
     async with running_here(stack, run_both):
-        found = await until(served, 10, "the target is served")
+        found = await until(served, 25, "the target is served")
     await rows(stack.pool, "DELETE FROM resource.project_agents WHERE agent_id = 'misled'")
     wrong = found[f"target {target}x"]
     assert wrong.status == "fail"

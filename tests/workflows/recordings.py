@@ -111,7 +111,7 @@ async def restart_worker_in_second_step(tenant: Tenant, processes: Processes) ->
     async def asked() -> bool:
         return directory.joinpath("asked-2-1").exists()
 
-    await until(asked, 20, "the second step asks")
+    await until(asked, 25, "the second step asks")
     await processes.worker.kill()
     directory.joinpath("2").touch()
     await processes.worker.start()
@@ -158,7 +158,7 @@ async def _late_card(tenant: Tenant, _: Processes) -> AgentTurnId:
             [row] = await hand.inbox(call)
             return row["status"] == "deferred"
 
-        await until(deferred, 10, "the report is deferred")
+        await until(deferred, 25, "the report is deferred")
         await write_card(tenant.pool, made, tenant.project)
         assert (await hand.ended(turn)).view.status == "success"
     return turn
@@ -231,7 +231,7 @@ async def _over(tenant: Tenant, thread: ThreadId, *answers: str) -> ThreadId:
         found = await tenant.pool.run(lambda conn: find_thread(conn, tenant.project, thread))
         return found is not None and found.status == "ended"
 
-    await until(ended, 20, "the thread is over")
+    await until(ended, 25, "the thread is over")
     replies = await tenant.pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=9))
     assert [each.payload and each.payload.removeprefix("<done><text>").split("<")[0] for each in replies] == [
         answer or None for answer in answers
@@ -247,7 +247,7 @@ async def _held(tenant: Tenant, thread: ThreadId | None = None) -> tuple[ThreadI
     async def held() -> bool:
         return file.with_suffix(".held").exists()
 
-    await until(held, 10, "the handler waits")
+    await until(held, 25, "the handler waits")
     return thread, file
 
 
@@ -286,7 +286,7 @@ async def _woken_while_it_runs(tenant: Tenant, _: Processes) -> ThreadId:
         replies = await tenant.pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=9))
         return len(replies) == 2
 
-    await until(counted, 10, "the others are answered")
+    await until(counted, 25, "the others are answered")
     file.touch()
     return await _over(tenant, thread, "counted", "counted", "let go")
 

@@ -103,7 +103,7 @@ class Stage:
         async def is_done() -> bool:
             return done()
 
-        await until(is_done, 10, "the stage is set")
+        await until(is_done, 25, "the stage is set")
 
 
 async def nothing(*_: object) -> ThreadAdvanced:
@@ -215,7 +215,7 @@ async def test_a_long_history_is_left_with_its_signals_and_nothing_is_forgotten(
         is_long[0] = (await handle.describe()).run_id == handle.first_execution_run_id
         return not is_long[0]
 
-    await until(continued, 10, "it goes on in a new history", pause=0.01)
+    await until(continued, 25, "it goes on in a new history", pause=0.01)
     assert await ended(handle) == 9
     assert stage.advanced == {M1: 1, M2: 1}
 

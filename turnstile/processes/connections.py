@@ -133,14 +133,17 @@ async def open_servers(
     """
     patience = settings.database.patience_seconds
     async with AsyncExitStack() as stack:
+        silent = "PostgreSQL"
         try:
             async with asyncio.timeout(patience):
                 pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, 4, name))
+                silent = "NATS"
                 conn = await stack.enter_async_context(open_nats(settings.nats, endpoints.nats_url, name))
+                silent = f"Temporal at {endpoints.temporal_address}"
                 check = partial(check_engine, settings)
                 client = await open_client(settings, endpoints, turnstile_plugin(), check=check)
         except TimeoutError:
-            raise ServerUnavailable(f"not all servers answered within {amount(patience)} s") from None
+            raise ServerUnavailable(f"{silent} did not answer within {amount(patience)} s") from None
         yield pool, conn, client
 
 

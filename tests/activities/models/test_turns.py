@@ -196,7 +196,7 @@ async def _until_told(stack: Stack, turn: AgentTurnId) -> None:
         details = [payload.data for each in pending for payload in each.heartbeat_details.payloads]
         return any(b"model_server_error" in each and b"attempt_lost" in each for each in details)
 
-    await until(told, 15, "a heartbeat told the attempts", pause=0.1)
+    await until(told, 25, "a heartbeat told the attempts", pause=0.1)
 
 
 async def test_the_doctor(stack: Stack) -> None:

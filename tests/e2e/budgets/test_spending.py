@@ -213,7 +213,7 @@ async def test_a_stopped_model_is_booked_whole(tenant: Tenant) -> None:
         async def reserved() -> bool:
             return bool(await reservations(tenant, turn))
 
-        await until(reserved, 10, "the model is asked")
+        await until(reserved, 25, "the model is asked")
         await tenant.client.request("stop", {"agent_turn_id": turn})
         await hand.ended(turn)
     assert [each[2] for each in await reservations(tenant, turn)] == ["unsettled"]

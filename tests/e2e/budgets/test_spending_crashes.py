@@ -74,7 +74,7 @@ async def test_who_answers_beside_another_worker_is_booked_once(tenant: Tenant, 
     async def asked() -> bool:
         return bool(await reservations(tenant, turn))
 
-    await until(asked, 10, "its model is asked")
+    await until(asked, 25, "its model is asked")
     ref = await taken_over(tenant, turn)
     if late:
         await commit_uses(tenant.pool, ref, uses((2, 50, 0)))

@@ -104,7 +104,7 @@ async def test_what_starts_before_the_servers_waits_for_each_but_nats(
                 return set(await load.tenant.task_events()) == set(turns)
             return False
 
-        await until(announced, 20, "the ends are published")
+        await until(announced, 25, "the ends are published")
         ended = await new_tenant(stack).run("plain")
         assert ended.view.status == "success"
         assert await load.tenant.task_events() == dict.fromkeys(turns, 1)
@@ -183,7 +183,7 @@ async def test_turns_in_hand_survive_servers_that_die(
     tenant = new_tenant(stack)
     slow = await tenant.agents("slow", AGENTS)
     turns = [turn_of(await tenant.enqueue(agent, "hello")) for agent in slow for _ in range(EACH)]
-    await until(lambda: some_run(tenant), 20, "some turns ended, and some run")
+    await until(lambda: some_run(tenant), 25, "some turns ended, and some run")
     for name in names:
         await own_servers.kill(name)
     down = time.monotonic()
@@ -345,7 +345,7 @@ async def test_a_claim_that_the_engine_does_not_take_is_given_back_and_says_why(
         await starter.claim([(tenant.project, agent)], "test")
         return await tenant.count("state.agent_inbox", "status = 'processing'") == 1
 
-    await until(claimed, 20, "the row is claimed")
+    await until(claimed, 25, "the row is claimed")
 
 
 async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_does(
@@ -363,7 +363,7 @@ async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_
     watchdog = replace(net, rules=replace(net.rules, publisher=once)).watchdog("unannounced")
     await own_servers.kill("nats")
     try:
-        await until(lambda: is_away(stack), 10, "the connection to NATS is lost")
+        await until(lambda: is_away(stack), 25, "the connection to NATS is lost")
         for _ in range(3):
             [swept] = await watchdog.once(dry_run=False)
             assert (swept.mended, swept.failed is None) == (0, False)
@@ -413,9 +413,9 @@ async def test_a_worker_signs_on_while_the_engine_answers_and_counts_as_new_afte
         return "not signed on: Temporal" in caplog.text
 
     signing = asyncio.create_task(sign_on(stack.pool, "w", ["w"], stop, reach=partial(ensure_engine, stack.temporal)))
-    first = await until(signed_on, 10, "it signs on")
+    first = await until(signed_on, 25, "it signs on")
     with hanging(own_servers):
-        await until(says_so, 10, "the engine does not answer")
+        await until(says_so, 25, "the engine does not answer")
         before = await signed_on()
         assert before is not None
         await asyncio.sleep(0.3)
@@ -496,7 +496,7 @@ async def test_an_enqueue_into_the_ledger_while_nats_is_down_is_delivered(
     async def ended_unannounced() -> bool:
         return await tenant.count("state.turn_outcomes", "announced_at IS NULL") == 1
 
-    await until(ended_unannounced, 20, "the turn ends without NATS")  # the safety net's poll is a doorbell to itself
+    await until(ended_unannounced, 25, "the turn ends without NATS")  # the safety net's poll is a doorbell to itself
     await own_servers.restart("nats")
     back = time.monotonic()
     ended = await tenant.ended(turn)

@@ -170,7 +170,7 @@ async def test_what_a_tool_asks_is_asked_once_whoever_dies(
         async def forked() -> bool:
             return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 3 * len(points) + 2
 
-        await until(forked, 20, "the tool waits for two agents")
+        await until(forked, 25, "the tool waits for two agents")
         tool.kill()
         tool.wait()
         with comparing(apart):

@@ -58,7 +58,7 @@ async def children_of(tenant: Tenant, turn: AgentTurnId, *statuses: str) -> list
     async def there() -> bool:
         return [each.status for each in (await nodes(tenant, turn))[1:]] == list(statuses)
 
-    await until(there, 10, f"the children are {statuses}")
+    await until(there, 25, f"the children are {statuses}")
     return [each.agent_turn_id for each in (await nodes(tenant, turn))[1:]]
 
 

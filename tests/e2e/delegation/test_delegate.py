@@ -88,7 +88,7 @@ async def test_a_child_is_found_in_temporal_by_its_parent(tenant: Tenant) -> Non
     async def found() -> list[str] | None:
         return [each.id async for each in tenant.stack.temporal.list_workflows(query)] or None
 
-    assert await until(found, 10, "the child is listed") == [turn_workflow_id(child)]
+    assert await until(found, 25, "the child is listed") == [turn_workflow_id(child)]
 
 
 async def test_a_child_reads_what_it_inherits_before_its_instruction(tenant: Tenant) -> None:
@@ -301,4 +301,4 @@ async def _rejections(tenant: Tenant, count: int) -> list[str]:
         )
         return [row["error_code"] for row in rows] if len(rows) >= count else None
 
-    return await until(found, 10, f"{count} rejections")
+    return await until(found, 25, f"{count} rejections")

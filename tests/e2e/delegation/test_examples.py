@@ -117,7 +117,7 @@ async def test_a_tree_is_stopped_in_mid_stream(tenant: Tenant) -> None:
         nodes = await walked(tenant, turn)
         return [each.status for each in nodes if each.depth == 2] == ["running"] * 4
 
-    await until(streaming, 20, "four plodders are at work")
+    await until(streaming, 25, "four plodders are at work")
     reply = await tenant.client.request("stop", {"agent_turn_id": turn, "reason": "enough"})
     assert (reply["status"], reply["marked"]) == ("accepted", 7)
     await tenant.all_ended([turn] * 7, 20)

@@ -143,7 +143,7 @@ async def test_commands_for_a_fork_that_waits_make_no_more_children(tenant: Tena
     async def forked() -> bool:
         return await children(tenant) == 2
 
-    await until(forked, 10, "two children are there")
+    await until(forked, 25, "two children are there")
     subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.pmo.internal."
     body: JsonObject = {"tool_call_card_id": "x", "tool_name": "fork_join", "after_execution": "suspend"}
     call: dict[str, str] = {headers.TOOL_CALL_ID: call_of(turn)}
@@ -167,7 +167,7 @@ async def test_commands_for_a_fork_that_waits_make_no_more_children(tenant: Tena
         )
         return [row["error_code"] for row in rows] if len(rows) >= len(forged) - 1 else None
 
-    assert await until(recorded, 10, "all but one are recorded") == ["bad_request"] * 4 + ["not_your_call"] * 4
+    assert await until(recorded, 25, "all but one are recorded") == ["bad_request"] * 4 + ["not_your_call"] * 4
     assert (await children(tenant), await tenant.count("state.pmo_batches")) == (2, 1)
     await tenant.client.request("stop", {"agent_turn_id": turn, "reason": "enough"})
     await tenant.all_ended([turn] * 3, 30)
@@ -261,7 +261,7 @@ async def test_a_stop_of_the_parent_reaches_those_it_waits_for(tenant: Tenant) -
     async def forked() -> bool:
         return await children(tenant) == 2
 
-    await until(forked, 10, "two children are there")
+    await until(forked, 25, "two children are there")
     stopped = await tenant.client.request("stop", {"agent_turn_id": reply.agent_turn_id, "reason": "enough"})
     assert stopped["status"] == "accepted"
     await tenant.all_ended([reply.agent_turn_id] * 3, 30)
@@ -277,7 +277,7 @@ async def test_the_command_stops_whom_it_is_told_to_and_says_how_many(tenant: Te
     async def streams() -> bool:
         return await tenant.count("state.agent_state_head", f"status = 'running' AND agent_id <> '{CHIEF}'") == 2
 
-    await until(streams, 20, "two children stream")
+    await until(streams, 25, "two children stream")
     turn = str(reply.agent_turn_id)
     own = ("--config", str(tenant.stack.config), "--project", tenant.project)
     ran = await turnstile("turn", "stop", turn, *own, cwd=Path.cwd())

@@ -125,7 +125,7 @@ async def test_a_stop_of_the_caller_reaches_what_its_tool_waits_for(tenant: Tena
         async def asks() -> bool:
             return await children(tenant) == 1
 
-        await until(asks, 10, "the child is there")
+        await until(asks, 25, "the child is there")
         stopped = await tenant.client.request("stop", {"agent_turn_id": turn_of(reply)})
         assert (stopped["status"], stopped["marked"]) == ("accepted", 2)
         await tenant.all_ended([turn_of(reply)] * 2, 30)
@@ -159,7 +159,7 @@ async def test_a_forged_request_makes_no_child(tenant: Tenant) -> None:
         async def asks() -> bool:
             return await children(tenant) == 1
 
-        await until(asks, 10, "the child is there")
+        await until(asks, 25, "the child is there")
         arguments: JsonObject = {"target_strategy": "new", "target_ref": "worker", "instruction": "x"}
         call = call_of(turn)
         asked: JsonObject = {"tool_call_id": call, "key": "2", "tool": "delegate_async", "arguments": arguments}

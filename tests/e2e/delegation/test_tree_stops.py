@@ -156,7 +156,7 @@ async def test_those_that_nobody_waits_for_end_only_with_all(tenant: Tenant) -> 
     async def streaming() -> bool:
         return await heads(tenant, "running") == 3
 
-    await until(streaming, 20, "three turns stream")
+    await until(streaming, 25, "three turns stream")
     reply, answered_at = await stopped(tenant, root)
     assert (reply.marked, reply.on_their_way) == (2, 1)
     await announced(tenant, 2, 20)

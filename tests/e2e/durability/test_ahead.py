@@ -51,7 +51,7 @@ async def beyond_ledger(tenant: Tenant) -> list[tuple[str, str]]:
         )
         return [(row["turn"], row["error"].partition(" was told")[0]) for row in rows]
 
-    return await until(found, 20, "what is beyond the ledger is told")
+    return await until(found, 25, "what is beyond the ledger is told")
 
 
 @asynccontextmanager
@@ -93,16 +93,16 @@ async def test_what_an_asynchronous_standby_has_not_received_is_found_and_told(
         await tenant.agent("plain", OTHER)
         known = [await each.suspended(calling("search"), calling("search"), DONE) for each in hands]
         for each, turn in zip(hands, known, strict=True):
-            await until(lambda each=each, turn=turn: asleep(each.tenant, turn), 10, "it sleeps")
+            await until(lambda each=each, turn=turn: asleep(each.tenant, turn), 25, "it sleeps")
         await pair.until_standby_has_all()
         await pair.cut()
         for number in (1, 2):
             await answer(ended, number)
-        await until(lambda: over(ended.tenant, known[0]), 10, "a known turn ends in the lost part")
+        await until(lambda: over(ended.tenant, known[0]), 25, "a known turn ends in the lost part")
         await answer(stepped, 1)
         lost_call = (await stepped.heard(2))[1].call
         lost = turn_of(await tenant.enqueue(OTHER, correlation_id="once"))
-        await until(lambda: over(tenant, lost), 10, "a turn of the lost part ends")
+        await until(lambda: over(tenant, lost), 25, "a turn of the lost part ends")
         heard = len(ended.commands)
         await pair.kill("a")
         await pair.promote("b")
@@ -115,7 +115,7 @@ async def test_what_an_asynchronous_standby_has_not_received_is_found_and_told(
         log.warning("what was in hand had ended %.1f s after the promotion", time.monotonic() - promoted)
         again = turn_of(await tenant.enqueue(OTHER, correlation_id="once"))
         assert again != lost
-        await until(lambda: over(tenant, again), 20, "who asks again is served")
+        await until(lambda: over(tenant, again), 25, "who asks again is served")
         assert (both.worker.pid, both.bridge.pid) == pids
         [era] = await pair.fetch("b", "SELECT * FROM state.ledger_era")
         assert (era["era"], era["carried_count"]) == (1, 2)

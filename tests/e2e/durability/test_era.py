@@ -49,7 +49,7 @@ async def test_a_sleeping_turn_is_carried_over_although_the_bridge_dies_there(
         assert not await is_carried(apart, turn)
         processes.bridge.env = {}
         await processes.bridge.start()
-        await until(lambda: is_carried(apart, turn), 20, "the turn is carried over")
+        await until(lambda: is_carried(apart, turn), 25, "the turn is carried over")
         await hand.report(command.call)
         assert (await hand.ended(turn)).view.status == "success"
     [told] = await apart.events("agent.*.task")

@@ -49,7 +49,7 @@ async def test_the_table_has_every_point_that_a_kind_passes(here: Stack, kind: s
             await playing
             await settled(scene)
             if Fault.TURN_FINISHED in passed:
-                await until(partial(_announced, passed), 10, "the last turn has passed its last point")
+                await until(partial(_announced, passed), 25, "the last turn has passed its last point")
     assert " ".join(sorted(passed)) == " ".join(sorted(PASSED[kind]))
 
 

@@ -113,7 +113,7 @@ async def test_nothing_waits_for_the_hour_where_it_is_set_back(stack: Stack, ten
             async def restarted() -> bool:
                 return (await repairs(stack.pool)).get("engine", 0) > 0
 
-            await until(restarted, 20, "its workflow is started again")
+            await until(restarted, 25, "its workflow is started again")
             await hand.report(call_of(gone))
             await tenant.ended(gone)
     assert await statuses(tenant) == {"success": 4}

@@ -103,7 +103,7 @@ async def test_what_a_power_failure_loses(
             events = dict.fromkeys([announced, *ended] if kept else ended, 1)
             if kept:
                 events |= dict.fromkeys([await accepted(tenant, "acknowledged")], 1)
-            await until(lambda: has_events(tenant, events), 10, f"these events are stored: {events}")
+            await until(lambda: has_events(tenant, events), 25, f"these events are stored: {events}")
             # the streams go on, whatever their consumers had seen
             assert await command(tenant, "afterwards")
             assert (await tenant.ended(await accepted(tenant, "afterwards"))).view.status == "success"
@@ -135,7 +135,7 @@ async def test_a_power_failure_under_load_takes_nothing_that_was_acknowledged_if
     async def many() -> bool:
         return len(known) > 500
 
-    await until(many, 20, "500 messages are acknowledged")
+    await until(many, 25, "500 messages are acknowledged")
     server.kill()
     await asyncio.gather(*publishers)
     await conn.close()  # it would send what it has in its buffer
@@ -189,7 +189,7 @@ async def accepted(tenant: Tenant, name: str) -> AgentTurnId:
         )
         return rows[0]["agent_turn_id"] if rows else None
 
-    return await until(found, 10, f"the command {name} is done")
+    return await until(found, 25, f"the command {name} is done")
 
 
 async def has_events(tenant: Tenant, wanted: dict[AgentTurnId, int]) -> bool:

@@ -93,7 +93,7 @@ async def only_turn(tenant: Tenant) -> TurnView:
         [turn] = page
         return await tenant.pool.run(lambda conn: describe_turn(conn, tenant.project, turn.agent_turn_id))
 
-    return await until(found, 10, "a turn is there")
+    return await until(found, 25, "a turn is there")
 
 
 async def test_a_question_is_answered(gpt: AsyncOpenAI, tenant: Tenant) -> None:
@@ -187,7 +187,7 @@ async def test_a_completion_ends_with_its_token(gpt: AsyncOpenAI, here: Stack, t
         async def begun() -> bool:
             return await tenant.count("state.agent_inbox", "message_type = 'turn'") == 2
 
-        await until(begun, 10, "both were asked")
+        await until(begun, 25, "both were asked")
         await tenant.pool.run(lambda conn: revoke_token(conn, tenant.project, known.token_id))
         ended = await asyncio.gather(*asking, return_exceptions=True)
     assert [body_of(error)["code"] for error in ended if isinstance(error, openai.APIError)] == ["unauthenticated"] * 2
@@ -196,7 +196,7 @@ async def test_a_completion_ends_with_its_token(gpt: AsyncOpenAI, here: Stack, t
     async def stopped() -> bool:
         return await tenant.count("state.turn_outcomes", "error_code = 'stopped'") == 2
 
-    await until(stopped, 20, "both turns were stopped")
+    await until(stopped, 25, "both turns were stopped")
 
 
 async def test_steps_are_set_apart_and_the_usage_is_of_all(gpt: AsyncOpenAI, tenant: Tenant) -> None:
@@ -322,7 +322,7 @@ async def test_a_gateway_that_stops_ends_completions_with_an_error(here: Stack, 
         async def both() -> bool:
             return await tenant.count("state.agent_inbox", "message_type = 'turn'") == 2
 
-        await until(both, 10, "both were asked")
+        await until(both, 25, "both were asked")
         await asyncio.sleep(0.2)  # until the stream has begun
         await serves.__aexit__(None, None, None)
         ended = await asyncio.gather(*asking, return_exceptions=True)
@@ -333,7 +333,7 @@ async def test_a_gateway_that_stops_ends_completions_with_an_error(here: Stack, 
     async def stopped() -> bool:
         return await tenant.count("state.turn_outcomes", "error_code = 'stopped'") == 2
 
-    await until(stopped, 20, "both turns were stopped")
+    await until(stopped, 25, "both turns were stopped")
 
 
 async def test_models_are_agents_and_profiles_with_instances(gpt: AsyncOpenAI, tenant: Tenant) -> None:
@@ -503,7 +503,7 @@ async def test_who_may_not_ask_is_told_so(here: Stack, url: str, gpt: AsyncOpenA
         async def begun() -> bool:
             return await tenant.count("state.agent_inbox", "message_type = 'turn'") == 2
 
-        await until(begun, 10, "the first was asked")
+        await until(begun, 25, "the first was asked")
         with pytest.raises(openai.RateLimitError) as raised:
             await ask(one, says("a second one"))
         assert body_of(raised.value)["code"] == "too_many_streams"

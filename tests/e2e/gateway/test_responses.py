@@ -329,7 +329,7 @@ async def test_a_response_is_cancelled(ai: AsyncOpenAI, web: httpx.AsyncClient, 
         return next((each["agent_turn_id"] for each in listed if not each["ended_at"]), None)
 
     asked = asyncio.create_task(ai.responses.create(model=ALICE, input=SLOW))
-    turn = await until(running, 10, "the turn is there")
+    turn = await until(running, 25, "the turn is there")
     asked.cancel()
     assert (await tenant.ended(turn)).view.status == "canceled"
     for background, status in ((False, "canceled"), (True, "success")):

@@ -34,7 +34,7 @@ async def asleep(web: httpx.AsyncClient, hand: Hand) -> AgentTurnId:
     async def both() -> bool:
         return len({each.call for each in hand.commands}) == 2
 
-    await until(both, 10, "both calls are out")
+    await until(both, 25, "both calls are out")
     await hand.report(hand.commands[0].call, "found")
     await stopped(web, turn)
     return turn

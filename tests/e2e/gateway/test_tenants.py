@@ -309,7 +309,7 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
             found = (await web.get("/v1/interrupts", params={"agent_turn_id": waiting})).json()
             return bool(found["interrupts"])
 
-        await until(asked_of_people, 10, "the turn asks")
+        await until(asked_of_people, 25, "the turn asks")
         await web.post(f"/v1/turns/{waiting}/stop", json={})
     await tenant.ended(AgentTurnId(waiting))
     ended = await tenant.ended(AgentTurnId(made["agent_turn_id"]))

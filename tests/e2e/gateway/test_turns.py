@@ -95,7 +95,7 @@ async def test_a_running_turn_is_steered_and_its_stream_tells(web: httpx.AsyncCl
     async def runs() -> bool:
         return (await web.get(f"/v1/turns/{turn}")).json()["status"] == "running"
 
-    await until(runs, 10, "the turn runs")
+    await until(runs, 25, "the turn runs")
     body, key = {"text": "use Python"}, {"Idempotency-Key": "s-1"}
     said = [await web.post(f"/v1/turns/{turn}/steer", json=body, headers=key) for _ in range(2)]
     assert [(each.status_code, each.json()["duplicate"]) for each in said] == [(202, False), (202, True)]

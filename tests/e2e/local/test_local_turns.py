@@ -119,7 +119,7 @@ async def test_a_stop_in_the_middle_frees_the_slot(tenant: Tenant, local: LocalS
         await anext(pieces)
         assert await busy_slots(local) == 1
         assert await turn.stop()
-    await until(lambda: idle(local), 10, "the server stopped writing")
+    await until(lambda: idle(local), 25, "the server stopped writing")
     ended = await tenant.ended((await turn.result(30)).agent_turn_id)
     assert ended.view.status == TurnStatus.CANCELED
     [said] = re.findall(r"n_tokens = (\d+), truncated", local.log_of(SMOLLM2.name).read_text())[-1:]

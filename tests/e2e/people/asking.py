@@ -39,7 +39,7 @@ async def asked(hand: Hand, turn: AgentTurnId, count: int = 1) -> list[Interrupt
         found = await people(hand.tenant).interrupts(agent_turn_id=turn)
         return found if len(found) >= count else None
 
-    found = await until(there, 10, f"{count} questions of {turn}")
+    found = await until(there, 25, f"{count} questions of {turn}")
     return sorted(found, key=lambda each: [call_of(turn, n) for n in range(9)].index(each.view.tool_call_id))
 
 

@@ -169,7 +169,7 @@ async def changed_arguments_never_run(tenant: Tenant, tries: int) -> None:
                 assert await code_of(person.says(target.id, "edit", digest, **more)) == "digest_mismatch"
             await person.says(approved.id, "approve", digest)
             assert await code_of(person.says(approved.id, "edit", digest, arguments={"amount": y})) == "already_decided"
-            await until(lambda before=before: _more(hand, before), 10, "the approved call is out")
+            await until(lambda before=before: _more(hand, before), 25, "the approved call is out")
             assert await sent_arguments(hand, before) == {"amount": x, "account": f"of {tenant.project}"}
             command = hand.commands[before]
             subject = f"cg.v1r4.{tenant.project}.public.cmd.tool.pay.run"

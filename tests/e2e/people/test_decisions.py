@@ -162,14 +162,14 @@ async def test_a_workflow_sleeps_until_the_question_expires_and_hears_of_the_dea
         async def slept() -> list[timedelta]:
             return await timers(tenant, turn)
 
-        [first] = await until(slept, 10, "the workflow sleeps")
+        [first] = await until(slept, 25, "the workflow sleeps")
         assert timedelta(days=6) < first <= timedelta(days=7)
         await person.decide(asked)
 
         async def again() -> bool:
             return len(await timers(tenant, turn)) == 2
 
-        await until(again, 10, "the workflow sleeps again")
+        await until(again, 25, "the workflow sleeps again")
         deadline = (await hand.head())["resume_deadline"]
         assert abs(datetime.now(UTC) + (await timers(tenant, turn))[1] - deadline) < timedelta(seconds=15)
         await hand.report(call_of(turn))

@@ -110,7 +110,7 @@ async def second(hand: Hand, turn: AgentTurnId, step: int = 2) -> Interrupt:
         found = await people(hand.tenant).interrupts(agent_turn_id=turn)
         return next((each for each in found if each.view.tool_call_id == call_of(turn, 0, step)), None)
 
-    return await until(there, 10, f"step {step} of {turn} asks")
+    return await until(there, 25, f"step {step} of {turn} asks")
 
 
 async def code_of(deciding: Awaitable[object]) -> str | None:
@@ -207,4 +207,4 @@ async def child_of(tenant: Tenant, turn: AgentTurnId) -> AgentTurnId:
         found = await tenant.rows("SELECT agent_turn_id FROM state.turn_nodes WHERE parent_turn_id = $1", turn)
         return AgentTurnId(found[0]["agent_turn_id"]) if found else None
 
-    return await until(there, 10, f"{turn} has a child")
+    return await until(there, 25, f"{turn} has a child")

@@ -122,7 +122,7 @@ async def test_while_a_tool_asks_its_call_does_not_time_out(tenant: Tenant) -> N
             [row] = await tenant.rows("SELECT now() - $1::timestamptz > interval '3 s' AS is_over", call["created_at"])
             return row["is_over"]
 
-        await until(thought_it_over, 10, "the call would be late")
+        await until(thought_it_over, 25, "the call would be late")
         await dora.decide(asked, Decision.RESPOND, response="at last")
         assert result(await tenant.ended(turn))["response"] == "at last"
 

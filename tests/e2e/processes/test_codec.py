@@ -132,7 +132,7 @@ async def test_a_new_key_encrypts_and_the_old_one_still_opens(stack: Stack) -> N
             await hand.report(hand.commands[0].call)
             assert (await hand.ended(turn)).view.status == "success"
             handle = stack.temporal.get_workflow_handle(f"turn-{turn}")
-            await until(lambda: all_closed(stack), 20, "the turn is closed: the old key alone could not close it")
+            await until(lambda: all_closed(stack), 25, "the turn is closed: the old key alone could not close it")
             assert sealed_by(await handle.fetch_history()) >= {"k1", "k2"}
 
 
@@ -168,7 +168,7 @@ async def test_a_worker_with_a_wrong_key_says_so_and_no_turn_is_held_up(
     tenant = new_tenant(stack)
     agents = await tenant.agents("plain", 2)
     async with running_here(stack):  # a worker that could not read a turn of before would not start
-        await until(lambda: all_closed(stack), 20, "Temporal lists no open turn")
+        await until(lambda: all_closed(stack), 25, "Temporal lists no open turn")
     async with running_here(stack, run_bridge):
         async with running_here(rekeyed(stack, WRONG), run_worker):
             turns = [turn_of(await tenant.enqueue(agent)) for agent in agents]

@@ -110,14 +110,14 @@ async def test_a_standby_serves_once_the_holder_has_ended(
 
     agent = await tenant.agent("plain")
     async with running_here(stack):
-        await until(lambda: says(SERVED, 2), 10, "a bridge and a worker serve")
+        await until(lambda: says(SERVED, 2), 25, "a bridge and a worker serve")
         first = await tenant.turn(agent)
         standby = running_here(stack)
         await standby.__aenter__()
         await until(lambda: says("standing by", 2), 10, "the others stand by")
         assert said(SERVED) == 2
     try:
-        await until(lambda: says(SERVED, 4), 10, "the others serve")
+        await until(lambda: says(SERVED, 4), 25, "the others serve")
         second = await tenant.turn(agent)
     finally:
         await standby.__aexit__(None, None, None)

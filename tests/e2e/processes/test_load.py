@@ -124,7 +124,7 @@ async def test_an_enqueue_made_while_the_bridge_is_down_is_delivered(apart: Tena
         acks = await apart.events("sys.bridge.enqueue_ack")
         return acks[0].payload if acks else None
 
-    ack = await until(acknowledged, 10, "the enqueue is answered")
+    ack = await until(acknowledged, 25, "the enqueue is answered")
     assert (ack["status"], ack["request_id"]) == ("accepted", "while-down")
     ended = await apart.ended(turn_of(EnqueueReply.model_validate(ack)))
     assert ended.deliverable() == "It is done."
@@ -138,11 +138,11 @@ async def test_a_worker_told_to_stop_gives_its_step_back(apart: Tenant, processe
     async def asked(attempt: int) -> bool:
         return tmp_path.joinpath(f"asked-1-{attempt}").exists()
 
-    await until(lambda: asked(1), 20, "the model is asked")
+    await until(lambda: asked(1), 25, "the model is asked")
     assert await processes.worker.stop() == 0
     assert await apart.count("state.agent_state_head", "status = 'running'") == 1
     await processes.worker.start()
-    await until(lambda: asked(2), 20, "the model is asked again")
+    await until(lambda: asked(2), 25, "the model is asked again")
     tmp_path.joinpath("1").touch()
     tmp_path.joinpath("2").touch()
     ended = await apart.ended(turn)

@@ -20,6 +20,6 @@ async def test_processes_that_end_as_they_should_are_not_listed_as_gone(stacks: 
         [target] = stack.settings.worker.worker_targets
         for _ in range(2):
             async with running_here(stack):
-                await until(partial(both_are_there, stack, target), 10, "bridge and worker sign on")
+                await until(partial(both_are_there, stack, target), 25, "bridge and worker sign on")
             async with stack.pool.connection() as conn:
                 assert await conn.fetch(PRESENT) == []

@@ -53,7 +53,7 @@ async def test_one_turn_and_one_stop_pass_a_flood(small: Stack) -> None:
 
     ended = await quiet.turn(agent)
     stopped = turn_of(await quiet.enqueue(await quiet.agent("tarries", AgentId("bob"))))
-    await until(lambda: running(quiet), 20, "it runs")
+    await until(lambda: running(quiet), 25, "it runs")
     await quiet.client.request("stop", {"agent_turn_id": stopped})
     assert (await quiet.ended(stopped)).view.status == "canceled"
     assert await loud.count("state.turn_outcomes") < FLOOD, "the flood is still there"

@@ -125,7 +125,7 @@ async def acked(client: BridgeClient, tap: Wiretap, verb: str, payload: JsonObje
         acks = [decode_object(msg.data) for msg in tap.said if msg.subject.endswith(f".{verb}_ack")]
         return next((each for each in acks if each.get("request_id") == request), None)
 
-    return await until(answer, 10, f"{verb} is answered")
+    return await until(answer, 25, f"{verb} is answered")
 
 
 async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
@@ -150,7 +150,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             async def complete() -> bool:
                 return tap.seen() >= expected() - AMONG_TOOLS - OF_ANOTHER_PROJECT
 
-            await until(complete, 10, "all of it is said")
+            await until(complete, 25, "all of it is said")
         assert tap.seen() | AMONG_TOOLS | OF_ANOTHER_PROJECT == expected()
 
 
@@ -261,7 +261,7 @@ async def test_what_replicas_of_a_tool_ask_each_other_fits_its_schema(here: Stac
                 return False
             return True
 
-        await until(held, 10, "the replica runs the call")
+        await until(held, 25, "the replica runs the call")
         release.set()
         await hand.ended(turn)
     stop.set()

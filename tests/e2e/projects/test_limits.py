@@ -89,7 +89,7 @@ async def test_a_repeat_is_answered_over_the_rate_and_a_command_hears_busy(tight
         acks = await tenant.events("sys.bridge.enqueue_ack")
         return acks[0].payload if acks else None
 
-    ack = await until(acknowledged, 10, "the command is answered")
+    ack = await until(acknowledged, 25, "the command is answered")
     assert (ack["status"], ack["error_code"], ack["request_id"]) == ("busy", "rate_limited", "by-command")
     assert await tenant.count("state.agent_inbox") == before
     assert (await tenant.client.request("stop", {"agent_turn_id": replies[0].agent_turn_id}))["status"] == "accepted"

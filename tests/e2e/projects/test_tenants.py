@@ -585,7 +585,7 @@ async def answered(tenant: Tenant, call: str) -> None:
     async def taken() -> bool:
         return (await tenant.client.request("report", report))["error_code"] != "unknown_call"
 
-    await until(taken, 10, f"{call} is out")
+    await until(taken, 25, f"{call} is out")
 
 
 async def seen(tenant: Tenant, turn: AgentTurnId) -> JsonObject:

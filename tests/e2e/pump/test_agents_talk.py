@@ -432,7 +432,7 @@ async def test_a_turn_that_was_asked_otherwise_before_is_ended(caller: Caller) -
         )
         return rows == [{"status": "idle"}]
 
-    await until(is_free, 10, "the turn is stopped")
+    await until(is_free, 25, "the turn is stopped")
 
 
 # Tools.

@@ -87,7 +87,7 @@ async def until_heads(caller: Caller, **wanted: tuple[str, bool, int]) -> None:
     async def there() -> bool:
         return wanted.items() <= (await heads(caller)).items()
 
-    await until(there, 15, f"the heads are {wanted}")
+    await until(there, 25, f"the heads are {wanted}")
 
 
 async def test_several_agents_work_in_one_thread(caller: Caller) -> None:
@@ -174,7 +174,7 @@ async def test_a_response_stops_turns_in_hand_asleep_and_queued(caller: Caller, 
         async def waits() -> bool:
             return gate.with_suffix(".begun").exists()
 
-        await until(waits, 10, "the broker waits")
+        await until(waits, 25, "the broker waits")
         jobs = [
             Job(to="alice", play=play(HANGS)),
             Job(to="bob", play=play(calling("search"))),

@@ -47,7 +47,7 @@ async def caller(here: Stack) -> AsyncIterator[Caller]:
         async def kept() -> bool:
             return len(await caller.stored()) >= len(caller.events)
 
-        await until(kept, 10, "the stream has every answer that was heard")  # who listens may hear it first
+        await until(kept, 25, "the stream has every answer that was heard")  # who listens may hear it first
         stored = await caller.stored()
         assert sorted(stored) == sorted(set(stored)) == sorted(caller.events)
 
@@ -285,7 +285,7 @@ async def test_operators_list_listeners_peers_and_schemas(caller: Caller) -> Non
         reply: Any = await client.request("listener.list", {})
         return reply if reply["listeners"] else None
 
-    every = await until(listed, 15, "a worker has declared its listeners")
+    every = await until(listed, 25, "a worker has declared its listeners")
     found = {each["listener"]: each for each in every["listeners"]}
     shouter = found["shouter"]
     assert (shouter["root_tag"], shouter["is_agent"], shouter["agent_id"], shouter["workers"]) == (

@@ -136,7 +136,7 @@ async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
     took = time.monotonic() - began
     assert heard.payload == "<relayed><text>5&gt;4&gt;3&gt;2&gt;1&gt;|&lt;&lt;&lt;&lt;&lt;</text></relayed>"
     assert KILLS == HOPS + 1
-    await until(lambda: died(workers, KILLS), 10, "the last one is dead")
+    await until(lambda: died(workers, KILLS), 25, "the last one is dead")
     (directory / "fates").unlink()
     log.info("%d messages, %d kills, %.1f s", HOPS + 1, KILLS, took)
     assert len(await caller.messages(sent)) == HOPS + 1
@@ -170,7 +170,7 @@ async def test_a_handler_that_blocks_its_process_is_a_timeout_for_its_caller(
     async def unblocked() -> bool:
         return effects(directory)["unblocked"] == 1
 
-    await until(unblocked, 10, "the handler has come to its end")
+    await until(unblocked, 25, "the handler has come to its end")
     await asyncio.sleep(0.3)  # time to settle, were it heard
     lines = await caller.messages(sent)
     assert [(each.status, each.effect, each.attempt) for each in lines] == [

@@ -45,7 +45,7 @@ async def begun(gate: Path) -> None:
     async def waits() -> bool:
         return gate.with_suffix(".begun").exists()
 
-    await until(waits, 10, f"a handler waits for {gate.name}")
+    await until(waits, 25, f"a handler waits for {gate.name}")
 
 
 async def at_gate(caller: Caller, gate: Path, **fields: object) -> SendReply:
@@ -181,4 +181,4 @@ async def test_a_long_thread_goes_on_in_a_new_history(caller: Caller, monkeypatc
         assert found.count(None) == 0
         return len(found) if len(found) > 3 else 0
 
-    await until(runs, 10, "there are several runs")
+    await until(runs, 25, "there are several runs")

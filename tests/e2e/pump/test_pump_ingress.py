@@ -197,7 +197,7 @@ async def test_a_command_goes_once_however_often_it_is_delivered(caller: Caller)
         found = [SendReply.model_validate(event.payload) for event in await tenant.events("sys.bridge.send_ack")]
         return found if len(found) == 4 else []
 
-    found = await until(acks, 10, "the commands are answered")
+    found = await until(acks, 25, "the commands are answered")
     assert {reply.status for reply in found} == {"accepted"}
     assert len({reply.message_id for reply in found}) == len({reply.thread_id for reply in found}) == 2
     assert sorted(reply.duplicate for reply in found) == [False, False, True, True]

@@ -89,7 +89,7 @@ async def begun(*gates: Path) -> None:
     async def wait() -> bool:
         return all(gate.with_suffix(".begun").exists() for gate in gates)
 
-    await until(wait, 10, "handlers wait")
+    await until(wait, 25, "handlers wait")
 
 
 @pytest.mark.long
@@ -109,7 +109,7 @@ async def test_conversations_go_on_though_the_engine_forgets_them(
         lines = await caller.messages(through)
         return [each.status for each in lines] == ["handled", "handled", "pending"]
 
-    await until(is_settled, 10, "the handler's response is kept without the engine")
+    await until(is_settled, 25, "the handler's response is kept without the engine")
     while_away = await caller.send("shouter", Shout(text="while it is away"))
     await own_servers.restart("temporal")
     assert (await caller.heard(through, timeout=30)).said.startswith("clerk said")
@@ -143,8 +143,8 @@ async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
     async def given_up() -> bool:
         return caplog.text.count("left to the safety net") >= len(gates)
 
-    await until(settled, 20, "all are answered, and no answer is announced")
-    await until(given_up, 20, "the worker has left it to the safety net")
+    await until(settled, 25, "all are answered, and no answer is announced")
+    await until(given_up, 25, "the worker has left it to the safety net")
     await own_nats.restart("nats")
 
     async def announced() -> bool:
@@ -156,5 +156,5 @@ async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
         repairs = await beside.tenant.pool.run(list_repairs)
         return any(each.rule == "thread_reply" for each in repairs)
 
-    await until(repaired, 10, "the rule has done it")
+    await until(repaired, 25, "the rule has done it")
     assert (await beside.ask("worker", Order(do="say", what="as ever"))).said == "as ever"

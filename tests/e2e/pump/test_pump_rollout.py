@@ -91,7 +91,7 @@ async def test_a_message_waits_for_a_listener_that_was_served_until_now(
     async def is_told() -> bool:
         return any(re.fullmatch(told, each.getMessage()) for each in caplog.records)
 
-    await until(is_told, 10, "the safety net tells of it")
+    await until(is_told, 25, "the safety net tells of it")
     assert [each.status for each in await caller.messages(sent)] == ["pending"]
     checks = [each for each in await examine(after_the_change(stack).settings, None, ()) if each.name == "listeners"]
     assert [each.status for each in checks] == ["fail", "warn"]

@@ -69,7 +69,7 @@ async def test_what_a_handler_returns_that_held_up_its_worker_is_its_answer(
             return any("event loop" in each.getMessage() for each in caplog.records)
 
         try:
-            await until(is_told, 20, "the log tells of it, after more than two heartbeat timeouts")
+            await until(is_told, 25, "the log tells of it, after more than two heartbeat timeouts")
         finally:
             release.touch()
         assert (await caller.heard(sent)).said == 'clerk said {"said":"too late"}'

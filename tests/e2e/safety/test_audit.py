@@ -89,7 +89,7 @@ async def test_ledger_and_engine_apart_are_told(stack: Stack) -> None:
         told = [each for each in await found(stack, project) if each.rule in {LOST, OVER}]
         return told if len(told) == 2 else None
 
-    lost, over = await until(apart, 10, "both are told")  # visibility lags
+    lost, over = await until(apart, 25, "both are told")  # visibility lags
     assert (lost.rule, lost.ids["agent_turn_id"], lost.ids["agent_id"]) == (LOST, terminated, "sleeper-1")
     assert lost.detail == "the head is suspended, and the workflow is terminated"
     assert (over.rule, over.ids["workflow_id"]) == (OVER, f"turn-{ended}")

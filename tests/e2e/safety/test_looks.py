@@ -70,7 +70,7 @@ async def until_visible(stack: Stack, turn: AgentTurnId) -> None:
     async def there() -> bool:
         return turn in await visible(stack)
 
-    await until(there, 10, f"the workflow of {turn} is visible")
+    await until(there, 25, f"the workflow of {turn} is visible")
 
 
 async def settled(tenant: Tenant, net: Net) -> None:

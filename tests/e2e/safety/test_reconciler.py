@@ -148,7 +148,7 @@ async def asked(directory: Path, step: int, attempt: int = 1) -> None:
     async def there() -> bool:
         return directory.joinpath(f"asked-{step}-{attempt}").exists()
 
-    await until(there, 20, f"the model is asked for step {step}, attempt {attempt}")
+    await until(there, 25, f"the model is asked for step {step}, attempt {attempt}")
 
 
 @pytest.mark.usefixtures("worker")
@@ -391,7 +391,7 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
     async def beats() -> bool:
         return (await engine._describe(lost)).heartbeat is not None
 
-    await until(beats, 10, "the step shows that it lives")
+    await until(beats, 25, "the step shows that it lives")
     await sign_on(tenant.stack)
     await pass_time(tenant)
     patient = silent_for(net, 60)
@@ -416,7 +416,7 @@ async def test_a_turn_whose_task_waits_for_a_worker_is_not_silent(tenant: Tenant
         async def queued() -> bool:
             return (await engine._describe(lost)).is_queued
 
-        await until(queued, 10, "its workflow task waits")
+        await until(queued, 25, "its workflow task waits")
         await sign_on(tenant.stack)
         await pass_time(tenant)
         earlier = "UPDATE state.agent_inbox SET created_at = created_at - $1::interval WHERE project_id = $2"
@@ -522,7 +522,7 @@ async def test_workflows_of_another_ledger_are_left_alone(tenant: Tenant, net: N
     async def there() -> bool:
         return stranger in await visible(tenant.stack)
 
-    await until(there, 10, "the stranger is visible")
+    await until(there, 25, "the stranger is visible")
     assert (await net.look("engine_over")).found == []
     assert await status_of(tenant.stack, stranger) is OPEN
     await terminate(tenant.stack, stranger)

@@ -68,7 +68,7 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
             return bool(await conn.fetch("SELECT FROM state.duties WHERE duty LIKE 'thread_engine:%'"))
 
     async with stacks.open(STILL) as opened, running_here(opened):
-        await until(has_looked, 10, "the bridge's own net took the last of its duties")
+        await until(has_looked, 25, "the bridge's own net took the last of its duties")
         yield opened
 
 
@@ -83,7 +83,7 @@ async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
     async def marked() -> bool:
         return not await tenant.rows("SELECT FROM state.turn_outcomes WHERE announced_at IS NULL")
 
-    await until(marked, 10, "all ends of earlier tests are marked")
+    await until(marked, 25, "all ends of earlier tests are marked")
     yield tenant
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
@@ -195,7 +195,7 @@ async def test_a_deadline_that_the_turns_own_timer_did_not_see_to(tenant: Tenant
             await net.look("doorbell")  # it was given back for a second: nobody was there to hear it
             return await tenant.count("state.turn_outcomes", "announced_at IS NOT NULL") == 1
 
-        await until(over, 10, "the turn ended")
+        await until(over, 25, "the turn ended")
         ended = await hand.ended(turn)
     assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
 
@@ -310,7 +310,7 @@ async def test_marked_turns_in_a_queue_and_in_hand(tenant: Tenant, net: Net) -> 
         async def told() -> bool:
             return await tenant.task_events() == dict.fromkeys([turn, first, second], 1)
 
-        await until(told, 10, "each end is told once")
+        await until(told, 25, "each end is told once")
 
 
 async def forked(tenant: Tenant, turn: AgentTurnId, deadline_seconds: float = 900.0) -> Forked:
@@ -335,7 +335,7 @@ async def all_over(tenant: Tenant, net: Net) -> None:
         await net.look("marked")
         return await tenant.count("state.turn_nodes", "NOT ended") == 0
 
-    await until(over, 10, "the tree is over")
+    await until(over, 25, "the tree is over")
 
 
 async def test_an_end_that_nobody_was_told_of(tenant: Tenant, net: Net) -> None:

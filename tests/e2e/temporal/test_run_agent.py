@@ -48,7 +48,7 @@ async def turn_of(theirs: Theirs) -> AgentTurnId:
             theirs.tenant.project,
         )
 
-    [row] = await until(there, 10, "a turn is enqueued")
+    [row] = await until(there, 25, "a turn is enqueued")
     return AgentTurnId(row["agent_turn_id"])
 
 
@@ -64,7 +64,7 @@ async def waited_for(handle: WorkflowHandle[Any, Any]) -> None:
         pending = (await handle.describe()).raw_description.pending_activities
         return any(each.activity_type.name == WAIT and each.HasField("last_started_time") for each in pending)
 
-    await until(begun, 15, "a worker waits for the turn")
+    await until(begun, 25, "a worker waits for the turn")
 
 
 async def test_a_call_is_a_turn_of_which_the_workflow_gets_ids(theirs: Theirs) -> None:

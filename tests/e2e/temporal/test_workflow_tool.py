@@ -72,7 +72,7 @@ class Shop:
         async def runs() -> bool:
             return (await self.theirs.client.count_workflows(listed)).count > 0
 
-        await until(runs, 20, "the workflow runs")
+        await until(runs, 25, "the workflow runs")
         return found
 
 

@@ -108,11 +108,11 @@ async def test_streams_of_v1_tell_it_to_who_follows_and_to_who_comes_later(tenan
             return gateway.feeds.readers == readers
 
         first = asyncio.create_task(events())
-        await until(lambda: followed(1), 10, "the stream is open")
+        await until(lambda: followed(1), 25, "the stream is open")
         await tenant.client.request("progress", {**told, "progress": 250.0})
         await tenant.client.request("progress", told)
         second = asyncio.create_task(events())
-        await until(lambda: followed(2), 10, "another stream is open")
+        await until(lambda: followed(2), 25, "another stream is open")
         await hand.report(call)
         await hand.ended(turn)
         for stream, amounts in ((await first, [250.0, 1250.0]), (await second, [1250.0])):

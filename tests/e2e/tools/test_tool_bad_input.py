@@ -200,7 +200,7 @@ async def test_a_report_under_the_wrong_agent_s_row_is_an_error(tenant: Tenant) 
             *(tenant.project, bob, call, turn),
         )
         assert await hand.settled(call, "timeout") == ("error", "protocol_violation")
-        [(code, ids)] = await until(hand.rejections, 10, "the row is refused")
+        [(code, ids)] = await until(hand.rejections, 25, "the row is refused")
         assert (code, ids["correlation_id"]) == ("protocol_violation", call)
         await hand.report(call)
         assert (await hand.ended(turn)).view.status == "success"

@@ -72,7 +72,7 @@ async def test_what_was_answered_before_the_deadline_is_kept_and_the_rest_times_
 async def test_a_result_after_the_deadline_changes_nothing_and_its_row_says_so(tenant: Tenant) -> None:
     async with hand_of(tenant, definition(), PATIENT) as hand:
         turn = await hand.suspended(calling("search"), calling("patient"))
-        await until(lambda: expired(hand, call_of(turn)), 10, "the call is expired")
+        await until(lambda: expired(hand, call_of(turn)), 25, "the call is expired")
         assert not (await hand.report(call_of(turn), "too late")).duplicate
         assert await hand.settled(call_of(turn)) == ("consumed", "already_settled")
         await hand.called(call_of(turn, step=2))
@@ -143,7 +143,7 @@ async def test_each_call_has_the_patience_of_its_tool_and_the_turn_the_earliest_
 async def test_of_two_calls_the_one_with_less_patience_times_out_alone(tenant: Tenant) -> None:
     async with hand_of(tenant, definition(), PATIENT) as hand:
         turn = await hand.suspended(calling("search", "patient"))
-        await until(lambda: expired(hand, call_of(turn)), 10, "the call is expired")
+        await until(lambda: expired(hand, call_of(turn)), 25, "the call is expired")
         head = await hand.head()
         assert (head["status"], head["waiting_tool_count"]) == ("suspended", 1)
         assert head["resume_deadline"] - datetime.now(UTC) > timedelta(seconds=30)

@@ -31,7 +31,7 @@ async def test_three_parallel_calls_answered_late_doubled_and_in_reverse_order_e
         replies: list[ReportReply] = []
         for call in reversed(calls):
             replies += [await hand.report(call, f"first {call}") for _ in range(2)]
-            await until(partial(is_applied, hand, turn, call), 10, f"{call} is applied")
+            await until(partial(is_applied, hand, turn, call), 25, f"{call} is applied")
         again = [await hand.report(call, f"again {call}") for call in calls]
         ended = await hand.ended(turn)
         late = await hand.report(calls[0], "after the end")
@@ -183,7 +183,7 @@ async def deferred(hand: Hand, call: str, retries: int) -> dict[str, Any]:
         [row] = await hand.inbox(call)
         return row if (row["status"], row["retry_count"]) == ("deferred", retries) else None
 
-    return await until(there, 10, f"the report is deferred {retries} times")
+    return await until(there, 25, f"the report is deferred {retries} times")
 
 
 async def hurry(tenant: Tenant) -> None:
@@ -245,7 +245,7 @@ async def test_a_suspended_turn_holds_no_database_connection(tenant: Tenant) -> 
             )
             return row["n"] == 0
 
-        await until(none_open, 10, "no connection is in use")
+        await until(none_open, 25, "no connection is in use")
         other = await hand.start()
         assert (await hand.ended(other)).view.status == "success"
         await asyncio.gather(*(hand.report(call_of(turn)) for turn in turns))

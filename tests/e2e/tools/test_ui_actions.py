@@ -194,7 +194,7 @@ async def test_the_unreadable_is_recorded_answered_where_it_can_be_and_never_see
         async def settled() -> bool:
             return len(await hand.rejections()) >= 6
 
-        await until(settled, 10, "all are recorded")
+        await until(settled, 25, "all are recorded")
         assert {code for code, _ in await hand.rejections()} == {"bad_request"}
         # with the agent in a header alone it is as good
         await raw(tenant, encode({"action_id": "a-4", "tool_name": "search", "args": ARGS}), whose)
@@ -297,13 +297,13 @@ async def test_an_action_that_is_stopped_while_its_result_ends_it_has_one_step(t
             async with conn.transaction():
                 await conn.fetch(held, tenant.project)
                 await hand.answer(call_of(turn), {"n": 2})
-                first = await until(lambda: tenant.rows(waiting), 20, "an end that waits")
+                first = await until(lambda: tenant.rows(waiting), 25, "an end that waits")
 
                 async def by_stop() -> bool:
                     return await tenant.rows(waiting) not in ([], first)
 
                 await workflow(tenant.stack, turn).cancel()
-                await until(by_stop, 20, "the end by the stop")
+                await until(by_stop, 25, "the end by the stop")
             ended = await hand.ended(turn)
     assert (ended.view.status, ended.view.error_code, len(ended.steps)) == ("canceled", "stopped", 1)
 
@@ -341,7 +341,7 @@ async def test_two_bridges_make_one_turn_of_actions_pressed_at_once(tenant: Tena
             async def all_told() -> bool:
                 return (await statuses(tenant)).count("accepted") == 20
 
-            await until(all_told, 10, "each is accepted")
+            await until(all_told, 25, "each is accepted")
             assert await refused(hand, action_id="a-2") == ("busy", "agent_busy")
             await hand.report(call_of(turn))
             assert (await waiter.last(10)).status == "done"

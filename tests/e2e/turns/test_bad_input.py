@@ -143,7 +143,7 @@ async def by_command(tenant: Tenant, sent: Sent) -> JsonObject:
         acks = await reader.events(f"sys.bridge.{sent.verb}_ack")
         return acks[seen].payload if len(acks) > seen else None
 
-    return await until(answered, 10, "the command is answered")
+    return await until(answered, 25, "the command is answered")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -226,7 +226,7 @@ async def test_doorbells_that_cannot_be_read_are_dropped(client: Tenant, caplog:
         for payload, told in bells:
             await conn.store(subject, payload, headers=told)
         await conn.store(subject, b'{"agent_id": "stranger"}')  # one that can be read, and rings for nobody
-        await until(lambda: drained(client.stack, target), 10, "all doorbells are settled")
+        await until(lambda: drained(client.stack, target), 25, "all doorbells are settled")
     unread = [record for record in caplog.records if record.name == "turnstile.bridge.inbox.doorbells"]
     assert len(unread) == len(bells)
     assert await counts(client) == before
@@ -261,7 +261,7 @@ async def settled(tenant: Tenant, inbox_id: str) -> dict[str, Any]:
         [row] = await tenant.rows("SELECT * FROM state.agent_inbox WHERE inbox_id = $1", inbox_id)
         return row if row["archived_at"] is not None else None
 
-    return await until(final, 20, "the row is settled")
+    return await until(final, 25, "the row is settled")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ async def test_an_illegal_row_becomes_an_error(
     before = await counts(client)
     row = await settled(client, inbox_id)
     assert (row["status"], row["last_error"]) == ("error", "protocol_violation")
-    progress = await until(lambda: told(client, inbox_id), 10, "it is told")
+    progress = await until(lambda: told(client, inbox_id), 25, "it is told")
     assert (progress["status"], progress["reason"]) == ("error", "protocol_violation")
     told_of = "SELECT error_code, error FROM state.rejections WHERE ids ->> 'inbox_id' = $1"
     [refused] = await client.rows(told_of, inbox_id)
@@ -313,7 +313,7 @@ async def test_an_illegal_row_that_names_a_turn_in_hand_ends_it(client: Tenant, 
     async def asked() -> bool:
         return tmp_path.joinpath("asked-1-1").exists()
 
-    await until(asked, 10, "the turn runs")
+    await until(asked, 25, "the turn runs")
     await insert(client, agent_id=carol, agent_turn_id=turn, turn_epoch=0)
     ended = await client.ended(turn)
     assert (ended.view.status, ended.view.error_code) == ("failed", "protocol_violation")

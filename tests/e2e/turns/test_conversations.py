@@ -152,7 +152,7 @@ async def test_a_turn_that_is_stopped_while_its_memory_is_summed_up_cuts_nothing
             {"model": "scripted/unending"},
         )
 
-    await until(asked, 20, "a summary is asked for")
+    await until(asked, 25, "a summary is asked for")
     await tenant.client.request("stop", {"agent_turn_id": turn})
     ended = await tenant.ended(turn)
     assert ended.view.status == "canceled"

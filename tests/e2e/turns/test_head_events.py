@@ -142,7 +142,7 @@ async def progress(tenant: Tenant, inbox_id: str) -> list[tuple[Any, Any]]:
         events = await tenant.events("agent.*.inbox_progress")
         return [event for event in events if event.payload["inbox_id"] == inbox_id]
 
-    events = await until(found, 10, "the row's end is told")
+    events = await until(found, 25, "the row's end is told")
     return [(event.payload["status"], event.payload["reason"]) for event in events]
 
 
@@ -183,7 +183,7 @@ async def test_a_row_whose_card_is_late_is_told_as_deferred_and_as_an_error_in_t
         call = call_of(turn)
         row = await written_report(tenant.pool, await hand.ref(turn), call, "card-of-nobody")
         for retries in (1, 2, 3):
-            await until(lambda retries=retries: is_deferred(hand, call, retries), 10, "the row is deferred")
+            await until(lambda retries=retries: is_deferred(hand, call, retries), 25, "the row is deferred")
             await tenant.rows("UPDATE state.agent_inbox SET next_retry_at = now() WHERE status = 'deferred'")
         await hand.ended(turn)
         late = ("deferred", "card_not_visible")

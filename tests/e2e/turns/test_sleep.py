@@ -68,7 +68,7 @@ async def test_suspended_turns_are_evicted_and_replayed_when_they_wake(
         hands = [Hand(tenant, agent, hand.commands) for agent in agents]
         turns = [await own.start(calling("search", "search")) for own in hands]
         await hand.heard(2 * SLEEPERS)
-        await until(evicted, 10, "the sleeping turns are out of memory", pause=0.1)
+        await until(evicted, 25, "the sleeping turns are out of memory", pause=0.1)
         assert await tenant.count("state.agent_state_head", "status = 'suspended'") == SLEEPERS
         before = made.copy()
         assert set(before) == set(turns)
@@ -85,7 +85,7 @@ async def test_an_evicted_turn_wakes_for_a_stop(tenant: Tenant, made: Counter[Ag
         hands = [Hand(tenant, agent, hand.commands) for agent in agents]
         turns = [await own.start(calling("search")) for own in hands]
         await hand.heard(SLEEPERS)
-        await until(evicted, 10, "the sleeping turns are out of memory", pause=0.1)
+        await until(evicted, 25, "the sleeping turns are out of memory", pause=0.1)
         before = made.copy()
         for turn in turns:
             await tenant.client.request("stop", {"agent_turn_id": turn})

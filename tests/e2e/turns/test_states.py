@@ -162,7 +162,7 @@ async def test_the_engine_shows_what_a_turn_waits_for_and_how_it_ended(tenant: T
             assert (found[TURN_PROJECT], found[WORKER_TARGET]) == (tenant.project, target)
             return found[TURN_STATUS] == "suspended"
 
-        await until(listed, 10, "its search attribute says that it is suspended")
+        await until(listed, 25, "its search attribute says that it is suspended")
         deadline = head["resume_deadline"].isoformat(timespec="seconds")
         calls = [call_of(turn, 0), call_of(turn, 1)]
         shown = await details(flow)

@@ -53,7 +53,7 @@ async def begun(hand: Hand, turn: AgentTurnId) -> None:
     async def consumed() -> bool:
         return await hand.tenant.count("state.agent_inbox", f"agent_turn_id = '{turn}' AND status = 'consumed'") == 1
 
-    await until(consumed, 10, "the turn is begun", pause=0.005)
+    await until(consumed, 25, "the turn is begun", pause=0.005)
 
 
 async def returned(tenant: Tenant, turn: AgentTurnId) -> None:

@@ -219,7 +219,7 @@ async def test_a_durable_stop_is_answered_by_its_ack(tenant: Tenant) -> None:
         async def answered() -> bool:
             return len(await tenant.events("sys.bridge.stop_ack")) == 1
 
-        await until(answered, 10, "the stop is answered")
+        await until(answered, 25, "the stop is answered")
         [ack] = await tenant.events("sys.bridge.stop_ack")
     assert (ack.payload["request_id"], ack.payload["status"]) == ("request-1", "accepted")
 

@@ -125,7 +125,7 @@ class Stack:
         await add_agent(self.pool, PROJECT, AgentId(name), name)
         return AgentId(name)
 
-    async def play(self, agent: AgentId, *calls: Call, timeout: float = 15) -> Played:
+    async def play(self, agent: AgentId, *calls: Call, timeout: float = 25) -> Played:
         """One turn that makes these calls in one step."""
         async with self.client.wait_task(agent) as waiter:
             instruction = json.dumps([{"name": each.name, "arguments": each.arguments} for each in calls])
@@ -144,7 +144,7 @@ class Stack:
             stop, ready = asyncio.Event(), asyncio.Event()
             run = service.run(self.endpoints.nats_url, stop=stop, ready=ready.set)
             running.append(Running(service, asyncio.create_task(run), stop))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(25):
                 await ready.wait()
         try:
             yield running
@@ -175,7 +175,7 @@ class Stack:
         await self.conn.store(command.subject, command.data, headers=sent)
 
 
-async def eventually(condition: Callable[[], object], timeout: float = 10.0) -> None:
+async def eventually(condition: Callable[[], object], timeout: float = 25.0) -> None:
     """Wait until `condition()` is true."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 -- conditions lie in servers and callbacks, which set no event

@@ -57,7 +57,7 @@ class Died:
             found = await questions(self.stack, self.agent)
             return found[0] if found else None
 
-        return await until(there, 15, "a person is asked")
+        return await until(there, 25, "a person is asked")
 
     async def decide(self, **fields: JsonValue) -> JsonObject:
         """Decide about it, as a person who looked at it."""

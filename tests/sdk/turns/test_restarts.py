@@ -40,7 +40,7 @@ async def test_a_gateway_that_is_killed_is_followed_by_another_and_no_text_is_lo
         text = aiter(turn)
         pieces += [await anext(text) for _ in range(5)]
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: is_free(urlsplit(url).port), 10, "the gateway is gone")
+        await until(lambda: is_free(urlsplit(url).port), 25, "the gateway is gone")
         async with serving(tenant.stack, port=urlsplit(url).port):
             pieces += [piece async for piece in text]
             assert (await waiting).value == WORDS == "".join(pieces)

@@ -150,7 +150,7 @@ async def test_a_stop_reaches_the_tree_below(client: Client) -> None:
     async def forked() -> bool:
         return [each.status for each in await turn.tree()].count("running") == 2
 
-    await until(forked, 20, "two children run")
+    await until(forked, 25, "two children run")
     chief, *children = await turn.tree()
     assert (chief.agent_turn_id, chief.parent_turn_id) == (await turn.start(), None)
     assert {each.parent_turn_id for each in children} == {chief.agent_turn_id}

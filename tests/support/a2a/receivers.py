@@ -56,7 +56,7 @@ class Receiver:
         """The states that it was told of a turn, in order."""
         return [note.state for note in self.notes if note.update["taskId"] == turn]
 
-    async def told(self, turn: str, state: str, timeout: float = 15.0) -> Note:
+    async def told(self, turn: str, state: str, timeout: float = 25.0) -> Note:
         """The first notification of a turn in a state."""
 
         async def there() -> Note | None:

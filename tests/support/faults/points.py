@@ -143,7 +143,7 @@ async def unharmed(stack: Stack) -> Rows:
     for kind, points in PASSED.items():
         with noted() as passed:
             found[kind] = await played(stack, kind)
-            await until(lambda passed=passed: _announced(passed), 10, "the turn has passed its last point")
+            await until(lambda passed=passed: _announced(passed), 25, "the turn has passed its last point")
         assert passed == set(points), kind
     assert {kind: len(each["cards"]) for kind, each in found.items()} == CARDS
     assert [dict(each["events"]) for each in found.values()] == [*[{"success": 1}] * 3, {"canceled": 1}]

@@ -82,7 +82,7 @@ async def turn_of(tenant: Tenant, action_id: str) -> AgentTurnId:
             *(tenant.project, action_id),
         )
 
-    [row] = await until(there, 20, f"the action {action_id} has a turn")
+    [row] = await until(there, 25, f"the action {action_id} has a turn")
     return AgentTurnId(row["agent_turn_id"])
 
 

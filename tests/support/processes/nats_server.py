@@ -13,7 +13,7 @@ from turnstile.transport.streams import declare_streams
 CHANNEL = ChannelId("c1")
 
 
-async def eventually(condition: Callable[[], object], timeout: float = 8.0) -> None:
+async def eventually(condition: Callable[[], object], timeout: float = 25.0) -> None:
     """Wait until `condition()` is true."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 - conditions lie in servers and callbacks, which set no event

@@ -87,7 +87,7 @@ class Net:
             looks.append(await self.look(name))
             return f"agent_turn_id={turn}" in looks[-1].found
 
-        await until(found, 10, f"{name} finds {turn}")
+        await until(found, 25, f"{name} finds {turn}")
         return looks[-1]
 
 
@@ -153,7 +153,7 @@ async def until_status(stack: Stack, turn: AgentTurnId, *wanted: WorkflowExecuti
     async def there() -> bool:
         return await status_of(stack, turn) in wanted
 
-    await until(there, 10, f"the workflow of {turn} is {wanted}")
+    await until(there, 25, f"the workflow of {turn} is {wanted}")
 
 
 async def terminate(stack: Stack, *turns: AgentTurnId) -> None:
@@ -174,7 +174,7 @@ async def until_invisible(stack: Stack, *turns: AgentTurnId) -> None:
     async def gone() -> bool:
         return not set(turns) & await visible(stack)
 
-    await until(gone, 10, "the workflows are not visible")
+    await until(gone, 25, "the workflows are not visible")
 
 
 async def delete(stack: Stack, turn: AgentTurnId) -> None:

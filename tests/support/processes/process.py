@@ -63,7 +63,7 @@ class TurnstileProcess:
         await self.launch()
         await self.until_it_says(f"{self.role} serves")
 
-    async def until_it_says(self, words: str, timeout: float = 30.0) -> None:
+    async def until_it_says(self, words: str, timeout: float = 60.0) -> None:
         """Wait until the log of this run contains the words."""
 
         async def said() -> bool:

@@ -75,7 +75,7 @@ class Caller:
         assert reply.status is ReplyStatus.ACCEPTED, reply
         return reply
 
-    async def heard(self, sent: SendReply | str, timeout: float = 15.0) -> Heard:
+    async def heard(self, sent: SendReply | str, timeout: float = 25.0) -> Heard:
         """Wait for the reply event of a message."""
         message = sent if isinstance(sent, str) else str(sent.message_id)
         async with asyncio.timeout(timeout):

@@ -70,7 +70,7 @@ async def test_a_run_that_is_killed_is_gone_on_with(ledger: Ledger) -> None:
     async def begun() -> bool:
         return await value(ledger.pool, COUNT) < before - 40
 
-    await until(begun, 20, "some batches have gone")
+    await until(begun, 25, "some batches have gone")
     busy = await ledger.run("prune", "--older-than", "30d", "--json")
     process.kill()
     await process.communicate()
@@ -81,7 +81,7 @@ async def test_a_run_that_is_killed_is_gone_on_with(ledger: Ledger) -> None:
     async def free() -> bool:
         return (await ledger.run("prune", "--older-than", "30d", "--json")).code == 0
 
-    await until(free, 20, "the killed run's lock is free")
+    await until(free, 25, "the killed run's lock is free")
     left = await value(ledger.pool, COUNT + " WHERE ended_at < now() - interval '30 days'")
     assert left <= 10  # the last turn of an agent stays
     assert (await audit(ledger.pool, Scope(), Bounds(), row_limit=9)).violations == []

@@ -145,8 +145,7 @@ async def test_a_server_that_is_away_is_named_and_not_waited_for_without_end(sta
     away = {"TURNSTILE__TEMPORAL__ADDRESS": "127.0.0.1:1", "TURNSTILE__DATABASE__PATIENCE_SECONDS": "1"}
     for ran in await asyncio.gather(run(stack, "watchdog", "--once", **away), run(stack, "rebuild-engine", **away)):
         assert ran.code == 3
-        assert "waiting for Temporal at 127.0.0.1:1" in ran.err
-        assert "not all servers answered within 1 s" in ran.err
+        assert "Temporal at 127.0.0.1:1 did not answer within 1 s" in ran.err
 
 
 async def test_an_engine_that_lost_its_data_is_rebuilt(tenant: Tenant, stack: Stack) -> None:

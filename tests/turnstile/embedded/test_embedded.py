@@ -56,7 +56,7 @@ def processes_of(data: Path) -> list[str]:
     return [" ".join(row) for row in rows if str(data) in row[2] and not row[1].startswith("Z") and row[0] != own]
 
 
-async def until(condition: Callable[[], bool], timeout: float = 20) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while True:
         if condition():

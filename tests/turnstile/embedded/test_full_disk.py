@@ -85,7 +85,7 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     async def told() -> bool:
         return bool(said)
 
-    await until(told, 10, "the refusal is told")
+    await until(told, 25, "the refusal is told")
     assert said[0].startswith("NATS cannot store events, and no turn is lost: the disk is full: 0 MB are free at ")
     assert "Its log says: " in said[0]
     assert "no space left on device" in said[0]
@@ -101,7 +101,7 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     async def again() -> bool:
         return said[-1] == "the streams of NATS take messages again"
 
-    await until(again, 15, "the streams take messages again")
+    await until(again, 25, "the streams take messages again")
     watching.cancel()
     assert nats.pid("nats") != before
     [refusal] = said[1:-1]
@@ -145,7 +145,7 @@ async def test_a_server_that_dies_on_a_full_disk_is_started_when_there_is_room_h
         async def often() -> bool:
             return sum(words in each for each in said) == times
 
-        await until(often, 10, f"up says {words!r} {times} times")
+        await until(often, 25, f"up says {words!r} {times} times")
 
     for times in (1, 2):
         disk.fill()
@@ -170,7 +170,7 @@ async def test_little_room_is_told_before_it_ends(disk: SmallDisk, nats: Embedde
     async def told() -> bool:
         return bool(said)
 
-    await until(told, 10, "the warning")
+    await until(told, 25, "the warning")
     watching.cancel()
     assert f" MB are free at {disk.path}: make room; below 32 MB servers refuse to write, or end" in said[0]
     [line] = check_disks([disk.path])

@@ -106,7 +106,7 @@ async def test_it_ends_with_its_parent_however_that_ends(weights: Path, tmp_path
     async def ended() -> bool:
         return gone(pid)
 
-    await until(ended, 20, "the server ended")
+    await until(ended, 25, "the server ended")
 
 
 async def test_a_model_served_by_itself_is_where_workers_look(weights: Path) -> None:

@@ -19,7 +19,7 @@ async def test_a_turn_is_told_something_and_run_again_with_another_model(people:
             await people.tenant.client.request("progress", progress)
             return "3 of 8: reading" in await one.text()
 
-        await until(reported, 20, "the page shows the progress")
+        await until(reported, 25, "the page shows the progress")
         await page.get_by_text("Steer", exact=True).click()
         await page.get_by_label("What the model should read next").fill("and mind the gap")
         await page.get_by_label("When").select_option("when_idle")

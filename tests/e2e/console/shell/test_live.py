@@ -53,7 +53,7 @@ class Hints:
         async def more() -> bool:
             return self.count > before
 
-        await until(more, 10, "a hint")
+        await until(more, 25, "a hint")
 
     async def end(self) -> None:
         """Wait until the gateway has ended the stream."""
@@ -61,7 +61,7 @@ class Hints:
         async def ended() -> bool:
             return self.over
 
-        await until(ended, 10, "the stream's end")
+        await until(ended, 25, "the stream's end")
 
 
 @asynccontextmanager

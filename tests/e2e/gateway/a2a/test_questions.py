@@ -77,7 +77,7 @@ async def test_a_call_is_approved_by_its_digest_alone(client: Client, paying: Ha
     async def ended() -> bool:
         return state_of(await client.get_task(GetTaskRequest(id=task.id))) == DONE
 
-    await until(ended, 10, "the task is over")
+    await until(ended, 25, "the task is over")
 
 
 async def test_a_call_is_rejected_with_a_reason(client: Client, paying: Hand) -> None:

@@ -54,7 +54,7 @@ async def page_at() -> AsyncIterator[str]:
             return True
         return False
 
-    await until(serves, 20, "the page is served")
+    await until(serves, 25, "the page is served")
     yield f"http://127.0.0.1:{port}"
     server.terminate()
     await server.wait()

@@ -220,7 +220,7 @@ async def doubted(hand: Hand, call: ToolCallId) -> None:
                 await settle_unknown(conn, each, "Was it done?", "d" * 64)
         return own[0] if own else None
 
-    asked = await until(opened, 10, "a person is asked")
+    asked = await until(opened, 25, "a person is asked")
     subject = agent_event(tenant.project, asked.channel_id, asked.agent_id, "interrupt")
     payload = json.dumps({"agent_turn_id": asked.agent_turn_id}).encode()
     await tenant.stack.conn.js.publish(subject, payload)

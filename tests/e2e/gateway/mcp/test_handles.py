@@ -128,7 +128,7 @@ async def test_a_gateway_that_stops_answers_with_the_handle(here: Stack, operato
             async def there(before: int = before) -> bool:
                 return await tenant.count("state.agent_inbox", "message_type = 'turn'") > before
 
-            await until(there, 10, "a turn is there")
+            await until(there, 25, "a turn is there")
             await first.__aexit__(None, None, None)
             found = (await asking).json()["result"]["structuredContent"]
         assert found["status"] == "running"
