@@ -7,9 +7,8 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import nats
@@ -95,15 +94,23 @@ async def cast(
 
 
 @pytest.fixture(scope="module")
-def word_count(cast: Cast, guarded: GuardedNats) -> Iterator[None]:
-    """The example's process, its consumer made by the admin."""
-    run = [sys.executable, EXAMPLE.with_suffix(".py"), "--project", DEMO]
-    declare = {**os.environ, "NATS_URL": guarded.url_of("admin")}
-    subprocess.run([*run, "--declare"], env=declare, check=True, capture_output=True)
-    process = subprocess.Popen(run, env={**os.environ, "NATS_URL": guarded.url_of("tool")}, stderr=subprocess.PIPE)
+async def word_count(cast: Cast, guarded: GuardedNats) -> AsyncIterator[None]:
+    """The example's process, its consumer made by the admin; it waits for commands."""
+    run = [sys.executable, str(EXAMPLE.with_suffix(".py")), "--project", DEMO]
+    admin = guarded.url_of("admin")
+    declared = await asyncio.create_subprocess_exec(*run, "--declare", env={**os.environ, "NATS_URL": admin})
+    assert await declared.wait() == 0
+    environment = {**os.environ, "NATS_URL": guarded.url_of("tool")}
+    process = await asyncio.create_subprocess_exec(*run, env=environment, stderr=asyncio.subprocess.PIPE)
+
+    async def pulls() -> bool:
+        consumer = await cast.owner.conn.js.consumer_info("cg_cmd_v1r4", f"turnstile_tool_text_count@{DEMO}")
+        return bool(consumer.num_waiting)
+
+    await until(pulls, 60, "the tool's process waits for commands")
     yield
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=10)
+    _, told = await asyncio.wait_for(process.communicate(), 10)
     assert process.returncode == 0
     assert "violation" not in told.decode().lower()
 
