@@ -83,7 +83,7 @@ class Gateway:
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
         events, roster = Events(*shared), Roster(self.pool)
-        verbs = _verbs(asking, turns, Interrupts(self.pool), Budgets(self.pool, asking))
+        verbs = _verbs(asking, turns, conversations, Interrupts(self.pool), Budgets(self.pool, asking))
         self.endpoints = endpoints(turns, conversations, events, verbs, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
         self.openai = openai_endpoints(kernel)
@@ -158,11 +158,14 @@ class Gateway:
         return (error_response if path.startswith(PREFIX) else problem_response)(problem)
 
 
-def _verbs(asking: Asking, turns: Turns, interrupts: Interrupts, budgets: Budgets) -> VerbEndpoints:
+def _verbs(
+    asking: Asking, turns: Turns, conversations: Conversations, interrupts: Interrupts, budgets: Budgets
+) -> VerbEndpoints:
     return VerbEndpoints(
         asking=asking,
         lookups={
             "agent_turn_id": turns.lookup,
+            "conversation_id": conversations.lookup,
             "interrupt_id": interrupts.lookup,
             "budget_id": budgets.lookup,
             "period": budgets.lookup_period,

@@ -142,6 +142,9 @@ class Verb(Generic[Request_co, Answer_co]):
     """Whether it is also a durable command `cmd.sys.bridge.{name}`, answered by the event `{name}_ack`."""
     caller: Literal["none", "may", "must"] = "none"
     """Whether the subject may or must name the caller at its end, as NATS permissions fix it."""
+    counted: Literal["all", "new", "none"] = "all"
+    """Which of its requests the project's rate limits. `new`: above the rate the handler answers repeats, and refuses
+    others itself. `none`: it ends work that was admitted before, or has a rate of its own."""
     route: Route | None = None
     """Its endpoint, if it has one."""
 
@@ -157,6 +160,7 @@ ENQUEUE = Verb(
     callers=_CLIENT,
     durable=True,
     caller="may",
+    counted="new",
     route=Route(
         name="create_turn",
         method="POST",
@@ -169,7 +173,7 @@ ENQUEUE = Verb(
         request_headers=IDEMPOTENT | WAITING,
     ),
 )
-REPORT = Verb("report", "Answer a call.", "6", ReportRequest, ReportReply, _TOOL, durable=True)
+REPORT = Verb("report", "Answer a call.", "6", ReportRequest, ReportReply, _TOOL, durable=True, counted="none")
 STOP = Verb(
     name="stop",
     summary="End a turn.",
@@ -179,6 +183,7 @@ STOP = Verb(
     callers=_CLIENT,
     durable=True,
     caller="may",
+    counted="none",
     route=Route(
         name="stop_turn",
         method="POST",
@@ -278,6 +283,7 @@ DELEGATE = Verb(
     request=DelegateRequest,
     reply=DelegateReply,
     callers=_TOOL,
+    counted="new",
 )
 PROGRESS = Verb(
     name="progress",
@@ -286,6 +292,7 @@ PROGRESS = Verb(
     request=ProgressRequest,
     reply=ProgressReply,
     callers=_TOOL,
+    counted="none",
 )
 DECIDE = Verb(
     name="decide",
@@ -427,7 +434,7 @@ PUSH_SET = Verb(
     caller="may",
 )
 PUSH_REMOVE = Verb("push.remove", "Tell a receiver no more.", "17.3", PushRemoveRequest, PushReply, _CLIENT)
-SEND = Verb("send", "Send a message to a listener.", "9", SendRequest, SendReply, _CLIENT, durable=True)
+SEND = Verb("send", "Send a message to a listener.", "9", SendRequest, SendReply, _CLIENT, durable=True, counted="new")
 AGENT_PUT = Verb(
     name="agent.put",
     summary="Add an agent, or change it.",

@@ -10,30 +10,46 @@ Any number of threads may share one. Ctrl-C leaves a wait at once; the turn goes
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
-from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentTurnId, InterruptId
+from turnstile.schema.ids import InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import DecideReply, InterruptStatus
-from turnstile.schema.people.steers import SteerReply
+from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
-from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
-from turnstile.sdk.budgets import Dollars
 from turnstile.sdk.interrupts import Interrupt
 from turnstile.sdk.requests import Budget
-from turnstile.sdk.turn import Cascade, Stopped, Turn, TurnResult
+from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client, Conversation
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
+Method: TypeAlias = Callable[Concatenate[Any, P], Awaitable[Result]]
+Blocking: TypeAlias = Callable[Concatenate[Any, P], Result]
+
+
+def _waiting(method: Method[P, Result]) -> Blocking[P, Result]:
+    """A method of `Turn`, `Interrupt`, `Conversation` or `Client`, for its blocking counterpart."""
+
+    @wraps(method)
+    def wait(self: "_Blocks", *args: P.args, **kwargs: P.kwargs) -> Result:
+        client, awaited = self._parts()
+        return client.call(lambda: getattr(awaited, method.__name__)(*args, **kwargs))
+
+    return wait
+
+
+class _Blocks(Protocol):
+    def _parts(self) -> tuple["SyncClient", object]:
+        """The client, and the object whose methods are awaited."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +64,15 @@ class SyncTurn:
         """The answer to the request, once the turn is started: agent, boxes, `duplicate`."""
         return self.turn.reply
 
-    def start(self) -> AgentTurnId:
-        """Enqueue the turn unless that was done, and return its id; raises `Refused` or `ServerUnavailable`."""
-        return self.client.call(self.turn.start)
+    def _parts(self) -> tuple["SyncClient", Turn]:
+        return self.client, self.turn
+
+    start = _waiting(Turn.start)
+    describe = _waiting(Turn.describe)
+    result = _waiting(Turn.result)
+    stop = _waiting(Turn.stop)
+    steer = _waiting(Turn.steer)
+    tree = _waiting(Turn.tree)
 
     def __iter__(self) -> Generator[str]:
         """Pieces of the answer's text as the model writes it, until the turn has ended."""
@@ -78,25 +100,6 @@ class SyncTurn:
             with suppress(BadRequest):  # as above
                 self.client.call(lambda: streaming.__aexit__(None, None, None))
 
-    def describe(self) -> TurnView:
-        """Where the turn stands now; raises `Refused` or `ServerUnavailable`."""
-        return self.client.call(self.turn.describe)
-
-    def result(self, timeout: float | None = None) -> TurnResult:
-        """What the turn came to; raises `TimeoutError` after `timeout` seconds: the turn then goes on."""
-        return self.client.call(lambda: self.turn.result(timeout))
-
-    def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
-        """End the turn and the turns below it; false if it was over. Raises `Refused` or `ServerUnavailable`."""
-        return self.client.call(lambda: self.turn.stop(reason, cascade=cascade))
-
-    def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
-        """Say something to the turn while it runs: its next step asks the model with it (protocol §6, steer).
-
-        With `when_idle` only once the turn would end. Raises `Refused` or `ServerUnavailable`.
-        """
-        return self.client.call(lambda: self.turn.steer(text, when_idle=when_idle, correlation_id=correlation_id))
-
     def rerun(
         self,
         from_step: int | None = None,
@@ -113,10 +116,6 @@ class SyncTurn:
             )
         )
         return SyncTurn(self.client, turn)
-
-    def tree(self) -> Sequence[TreeTurn]:
-        """Every turn of the tree that it is in, parents before children."""
-        return self.client.call(self.turn.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +145,13 @@ class SyncInterrupt:
         """All arguments of the call; a model wrote them."""
         return self.interrupt.arguments
 
-    def approve(self, comment: str = "") -> DecideReply:
-        """Send the call as it is; raises `Refused` with a code, or `ServerUnavailable`."""
-        return self.client.call(lambda: self.interrupt.approve(comment))
+    def _parts(self) -> tuple["SyncClient", Interrupt]:
+        return self.client, self.interrupt
 
-    def edit(self, arguments: JsonObject, comment: str = "") -> DecideReply:
-        """Send the call with these arguments."""
-        return self.client.call(lambda: self.interrupt.edit(arguments, comment))
-
-    def reject(self, reason: str = "") -> DecideReply:
-        """Reject a call: it is not sent, and the model reads the reason."""
-        return self.client.call(lambda: self.interrupt.reject(reason))
-
-    def respond(self, response: JsonValue, comment: str = "") -> DecideReply:
-        """Answer a question; or answer a call yourself: it is not sent, and this is its result."""
-        return self.client.call(lambda: self.interrupt.respond(response, comment))
+    approve = _waiting(Interrupt.approve)
+    edit = _waiting(Interrupt.edit)
+    reject = _waiting(Interrupt.reject)
+    respond = _waiting(Interrupt.respond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,39 +273,14 @@ class SyncClient:
         """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
         return SyncInterrupt(self, self.call(lambda: self._client.interrupt(interrupt_id)))
 
-    def budgets(self, *, kind: str | None = None, status: str | None = None, limit: int = 100) -> list[BudgetView]:
-        """What turns of this channel and the project may spend, and have spent, the newest first."""
-        return self.call(lambda: self._client.budgets(kind=kind, status=status, limit=limit))
+    def _parts(self) -> tuple["SyncClient", Client]:
+        return self, self._client
 
-    def budget(self, budget_id: str) -> BudgetView:
-        """One of them; raises `Refused` (`unknown_budget`) or `ServerUnavailable`."""
-        return self.call(lambda: self._client.budget(budget_id))
-
-    def raise_budget(
-        self,
-        budget: str | BudgetView,
-        *,
-        tokens: int | None = None,
-        cost_usd: Dollars | None = None,
-        turns: int | None = None,
-        correlation_id: str | None = None,
-    ) -> BudgetView:
-        """Give a budget so much more, or with a minus take back what is free; see `Client.raise_budget`."""
-        return self.call(
-            lambda: self._client.raise_budget(
-                budget, tokens=tokens, cost_usd=cost_usd, turns=turns, correlation_id=correlation_id
-            )
-        )
-
-    def limits(self) -> list[ProjectLimits]:
-        """What the project may spend in a day or month; none if nothing limits it."""
-        return self.call(self._client.limits)
-
-    def limit_project(
-        self, period: str, *, tokens: int | None = None, cost_usd: Dollars | None = None, turns: int | None = None
-    ) -> BudgetView:
-        """Say what the project's turns may spend together in each day or month; see `Client.limit_project`."""
-        return self.call(lambda: self._client.limit_project(period, tokens=tokens, cost_usd=cost_usd, turns=turns))
+    budgets = _waiting(Client.budgets)
+    budget = _waiting(Client.budget)
+    raise_budget = _waiting(Client.raise_budget)
+    limits = _waiting(Client.limits)
+    limit_project = _waiting(Client.limit_project)
 
     def call(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """What `work` comes to in the client's event loop; raises `BadRequest` unless the client is connected."""

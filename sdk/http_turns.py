@@ -97,18 +97,17 @@ class HttpBackend(Backend):
         path, headers = route.path, dict[str, str]()
         if route.key is not None:
             path = _PARAMETER.sub(_part(route.key, str(fields.pop(route.key))), path)
-        model = route.query or route.body
-        declared = model.model_fields.keys() if model is not None else set[str]()
-        if "correlation_id" not in declared and (key := fields.pop("correlation_id", None)) is not None:
+        in_body, in_query = (set(model.model_fields) if model else set[str]() for model in (route.body, route.query))
+        if "correlation_id" not in in_body and (key := fields.pop("correlation_id", None)) is not None:
             headers = _idempotent(str(key))
-        if "channel_id" in declared and self.channel is not None:
-            fields["channel_id"] = self.channel
-        if route.body is not None:
-            return await self.request(route.method, path, route.answer, fields, headers)
         if "after" in fields:  # in `/v1` each page names the next by a cursor
             fields["cursor"] = fields.pop("after")
-        query = urlencode({name: value for name, value in fields.items() if value is not None})
-        return await self.request(route.method, f"{path}?{query}" if query else path, route.answer, headers=headers)
+        if "channel_id" in in_body | in_query and self.channel is not None:
+            fields["channel_id"] = self.channel
+        body = None if route.body is None else {name: fields[name] for name in fields.keys() - in_query}
+        asked = fields if body is None else {name: fields[name] for name in in_query & fields.keys()}
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        return await self.request(route.method, f"{path}?{query}" if query else path, route.answer, body, headers)
 
     async def close(self) -> None:
         await self.http.aclose()

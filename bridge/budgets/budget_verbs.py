@@ -5,9 +5,7 @@ ledger keeps who changed a limit. Nothing is published: no turn waits for a high
 ended, and what runs asks the ledger before each request to a model.
 """
 
-from collections.abc import Mapping
-
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.budgets.steering import More, limit_project, raise_budget
 from turnstile.ledger.pool import Pool
@@ -25,17 +23,13 @@ from turnstile.schema.ids import uuid7
 from turnstile.schema.states import ReplyStatus
 
 
-class BudgetReads:
+class BudgetVerbs:
     """The verbs over one ledger; each sees the project's budgets, and those of the turns of its subject's channel."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {"budget.list": self.list, "budget.get": self.get}
-
-    async def list(self, request: VerbRequest) -> BudgetListReply:
+    async def budget_list(self, request: VerbRequest) -> BudgetListReply:
         """A page of budgets."""
         body = request.parse(BudgetListRequest)
         project = request.project_id
@@ -55,7 +49,7 @@ class BudgetReads:
         more = page[-1].budget_id if len(rows) > len(page) else None
         return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=page, limits=tuple(limits), next=more)
 
-    async def get(self, request: VerbRequest) -> BudgetReply:
+    async def budget_get(self, request: VerbRequest) -> BudgetReply:
         """A budget; raises `Refused` (unknown_budget)."""
         name = request.parse(BudgetRequest).budget_id
         budget_id = await self._pool.run(lambda conn: budget_id_of(conn, request.project_id, name))
@@ -65,17 +59,6 @@ class BudgetReads:
         if budget is None:
             raise Refused("unknown_budget", "the channel has no such budget")
         return BudgetReply(status=ReplyStatus.ACCEPTED, budget=budget)
-
-
-class BudgetChanges:
-    """The verbs over one ledger."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {"raise_budget": self.raise_budget, "limit_project": self.limit_project}
 
     async def raise_budget(self, request: VerbRequest) -> BudgetReply:
         """Give a budget more, or take back what is free; answers it as it is then.

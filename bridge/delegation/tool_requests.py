@@ -9,13 +9,12 @@ statements for a repeat.
 comes faster than `PROGRESS_RATE` is dropped before anything is read; else it costs the look at the call.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from turnstile.bridge.delegation.handlers import Delegation
 from turnstile.bridge.people.tool_questions import ToolQuestions
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import OwnBatch, ParentCall, find_call, find_own_batch
 from turnstile.runtime.ports import Publisher
@@ -40,10 +39,6 @@ class ToolRequests:
     pool: Pool
     delegation: Delegation
     people: ToolQuestions
-
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handler by verb."""
-        return {"delegate": self.delegate}
 
     async def delegate(self, request: VerbRequest) -> DelegateReply:
         """Make the children, or tell how they stand; raises `Refused` with the code of why there are none."""
@@ -122,10 +117,6 @@ class ToolProgress:
     pool: Pool
     publisher: Publisher
     throttle: Throttle = field(default_factory=lambda: Throttle(PROGRESS_RATE, int(PROGRESS_RATE)))
-
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handler by verb."""
-        return {"progress": self.progress}
 
     async def progress(self, request: VerbRequest) -> ProgressReply:
         """Publish the event, or drop it; raises `Refused` if the call is not the sender's, or waits no more."""

@@ -7,13 +7,13 @@ published, or the doorbell of its result; where a crash comes between, the rules
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from pydantic import JsonValue
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
 from turnstile.ledger.pool import Pool
 from turnstile.rules.arguments import Patience, ready
@@ -50,10 +50,6 @@ class PeopleVerbs:
         self._pool = pool
         self._publisher = publisher
         self._signal = signal
-
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {"decide": self.decide}
 
     async def decide(self, request: VerbRequest) -> DecideReply:
         """Decide, once; raises `Refused` with the code of why not, and then nothing has changed."""

@@ -1,8 +1,6 @@
 """The verbs `interrupt.list` and `interrupt.get`: what the people of a channel are asked (protocol §13)."""
 
-from collections.abc import Mapping
-
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import Refused
@@ -21,11 +19,7 @@ class InterruptReads:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {"interrupt.list": self.list, "interrupt.get": self.get}
-
-    async def list(self, request: VerbRequest) -> InterruptListReply:
+    async def interrupt_list(self, request: VerbRequest) -> InterruptListReply:
         """A page of questions."""
         body = request.parse(InterruptListRequest)
         rows = await self._pool.run(
@@ -44,7 +38,7 @@ class InterruptReads:
         more = page[-1].interrupt_id if len(rows) > len(page) else None
         return InterruptListReply(status=ReplyStatus.ACCEPTED, interrupts=page, next=more)
 
-    async def get(self, request: VerbRequest) -> InterruptReply:
+    async def interrupt_get(self, request: VerbRequest) -> InterruptReply:
         """A question with its call; raises `Refused` (unknown_interrupt)."""
         interrupt_id = request.parse(InterruptRequest).interrupt_id
         interrupt = await self._pool.run(

@@ -6,10 +6,9 @@ reply does not reveal which listeners exist.
 
 import hashlib
 import re
-from collections.abc import Mapping
 
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
-from turnstile.bridge.serving.micro_service import REPLY_INBOX, VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import REPLY_INBOX, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import find_thread, list_listeners, list_thread_messages, list_thread_replies
 from turnstile.ledger.pump.threads import Send, ThreadLimits, send_message
@@ -38,10 +37,6 @@ class PumpVerbs:
         self._worker_target = worker_target
         self._limits = limits
 
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {"send": self.send, "thread.describe": self.describe, "listener.list": self.list_listeners}
-
     async def send(self, request: VerbRequest) -> SendReply:
         """Store a message and wake its thread; a command that is delivered twice sends one message."""
         body = request.parse(SendRequest)
@@ -60,7 +55,7 @@ class PumpVerbs:
             duplicate=sent.duplicate,
         )
 
-    async def describe(self, request: VerbRequest) -> ThreadDescribeReply:
+    async def thread_describe(self, request: VerbRequest) -> ThreadDescribeReply:
         """A thread of the caller's channel with its messages and replies; raises `Refused` if there is none."""
         body = request.parse(ThreadDescribeRequest)
         thread = await self._pool.run(lambda conn: find_thread(conn, request.project_id, body.thread_id))
@@ -72,7 +67,7 @@ class PumpVerbs:
             status=ReplyStatus.ACCEPTED, thread=thread, messages=tuple(messages), replies=tuple(replies)
         )
 
-    async def list_listeners(self, request: VerbRequest) -> ListenerListReply:
+    async def listener_list(self, request: VerbRequest) -> ListenerListReply:
         """The listeners that workers have declared, or one with its XSDs; raises `Refused` if there is none."""
         body = request.parse(ListenerListRequest)
         rows = await self._pool.run(

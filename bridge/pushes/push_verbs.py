@@ -1,8 +1,6 @@
 """The verbs `push.set` and `push.remove`: who is notified of a turn over HTTP (protocol §17.3)."""
 
-from collections.abc import Mapping
-
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
 from turnstile.runtime.faults import Fault, hit
@@ -21,11 +19,7 @@ class PushVerbs:
         self._names = names
         self._private = private
 
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {"push.set": self.set, "push.remove": self.remove}
-
-    async def set(self, request: VerbRequest) -> PushReply:
+    async def push_set(self, request: VerbRequest) -> PushReply:
         """Tell a receiver.
 
         Raises `Refused` (push_url_refused, unknown_turn, too_many_receivers), or `Limited` (pushes_full).
@@ -47,7 +41,7 @@ class PushVerbs:
         hit(Fault.RECEIVER_SET)
         return _accepted(body)
 
-    async def remove(self, request: VerbRequest) -> PushReply:
+    async def push_remove(self, request: VerbRequest) -> PushReply:
         """Tell a receiver no more."""
         body = request.parse(PushRemoveRequest)
         where = request.project_id, request.channel_id, body.agent_turn_id, body.receiver_id

@@ -29,7 +29,7 @@ from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, Turn
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import describe_faults
-from turnstile.schema.verbs import verb_named
+from turnstile.schema.verbs import VERBS, verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.limits import Admission, Maker
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -175,6 +175,18 @@ class VerbRequest:
 
 
 VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
+
+
+def handlers_of(*owners: object) -> dict[str, VerbHandler]:
+    """The handlers by verb: of each declared verb the method of its name, with `_` for `.`, that an owner has."""
+    found: dict[str, VerbHandler] = {}
+    for verb in VERBS:
+        named = (getattr(owner, verb.name.replace(".", "_"), None) for owner in owners)
+        for handler in filter(None, named):
+            if verb.name in found:
+                raise TypeError(f"two objects handle {verb.name}")
+            found[verb.name] = handler
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.inbox.prompt_claims import PromptClaims
@@ -14,7 +13,7 @@ from turnstile.bridge.people.multitask import MultitaskEnqueues
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.stop import stop_turn
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.people.unknown_calls import begin_call
@@ -104,21 +103,6 @@ class Verbs:
     def __post_init__(self) -> None:
         self._counts = AdmissionCache(self.admission.max_live_turns)
         self._over = MultitaskEnqueues(self.pool, self.publisher, self.telemetry)
-
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {
-            "enqueue": self.enqueue,
-            "report": self.report,
-            "stop": self.stop,
-            "steer": self.steer,
-            "describe": self.describe,
-            "box_fork": self.box_fork,
-            "box_make": self.box_make,
-            "box_replace": self.box_replace,
-            "conversation.put": self.conversation_put,
-            "rerun": self.rerun,
-        }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Create a turn; a command that is delivered twice creates one."""

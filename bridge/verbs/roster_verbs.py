@@ -4,11 +4,11 @@ They are requests only, each with a subject of two tokens, so that a permission 
 them. Each sets what it names, so that a repeat is harmless.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.serving.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import (
     Origin,
@@ -56,22 +56,7 @@ class RosterVerbs:
         self._pool = pool
         self._publisher = publisher
 
-    def handlers(self) -> Mapping[str, VerbHandler]:
-        """The handlers by verb."""
-        return {
-            "agent.put": self.put_agent,
-            "agent.list": self.list_agents,
-            "agent.pause": self.pause,
-            "agent.resume": self.resume,
-            "agent.retire": self.retire,
-            "profile.put": self.put_profile,
-            "profile.list": self.list_profiles,
-            "tool.put": self.put_tool,
-            "tool.list": self.list_tools,
-            "tool.remove": self.remove_tool,
-        }
-
-    async def put_agent(self, request: VerbRequest) -> AgentPutReply:
+    async def agent_put(self, request: VerbRequest) -> AgentPutReply:
         """Add an agent, or change what is given."""
         body = request.parse(AgentPutRequest)
         maker = request.maker(self._admission)
@@ -85,7 +70,7 @@ class RosterVerbs:
             duplicate=change == "same",
         )
 
-    async def list_agents(self, request: VerbRequest) -> AgentListReply:
+    async def agent_list(self, request: VerbRequest) -> AgentListReply:
         """The project's agents, a page at a time."""
         body = request.parse(ListRequest)
         rows = await list_agents(self._pool, request.project_id, after=body.after, row_limit=body.limit + 1)
@@ -94,7 +79,7 @@ class RosterVerbs:
             status=ReplyStatus.ACCEPTED, agents=tuple(lines), next=lines[-1].agent_id if more else None
         )
 
-    async def put_profile(self, request: VerbRequest) -> ProfilePutReply:
+    async def profile_put(self, request: VerbRequest) -> ProfilePutReply:
         """Store a profile; its agents have it from their next turn on."""
         profile = request.parse(ProfilePutRequest).profile
         box, created, agents = await put_profile(self._pool, request.project_id, profile)
@@ -103,7 +88,7 @@ class RosterVerbs:
             status=ReplyStatus.ACCEPTED, name=profile.name, profile_box_id=box, created=created, agents=agents
         )
 
-    async def list_profiles(self, request: VerbRequest) -> ProfileListReply:
+    async def profile_list(self, request: VerbRequest) -> ProfileListReply:
         """The project's profiles, a page at a time."""
         body = request.parse(ListRequest)
         rows = await list_profiles(self._pool, request.project_id, after=body.after, row_limit=body.limit + 1)
@@ -111,14 +96,14 @@ class RosterVerbs:
         lines = tuple(ProfileLine.model_validate(row.model_dump()) for row in profiles)
         return ProfileListReply(status=ReplyStatus.ACCEPTED, profiles=lines, next=lines[-1].name if more else None)
 
-    async def put_tool(self, request: VerbRequest) -> ToolPutReply:
+    async def tool_put(self, request: VerbRequest) -> ToolPutReply:
         """Store a tool; turns that have begun keep the one that they know."""
         tool = request.parse(ToolPutRequest).tool
         created = await put_tool(self._pool, request.project_id, tool)
         hit(Fault.TOOL_STORED)
         return ToolPutReply(status=ReplyStatus.ACCEPTED, tool_name=tool.tool_name, created=created)
 
-    async def list_tools(self, request: VerbRequest) -> ToolListReply:
+    async def tool_list(self, request: VerbRequest) -> ToolListReply:
         """The project's tools, a page at a time."""
         body = request.parse(ListRequest)
         rows = await list_tools(self._pool, request.project_id, after=body.after, row_limit=body.limit + 1)
@@ -127,22 +112,22 @@ class RosterVerbs:
             status=ReplyStatus.ACCEPTED, tools=tuple(tools), next=tools[-1].tool_name if more else None
         )
 
-    async def remove_tool(self, request: VerbRequest) -> ToolRemoveReply:
+    async def tool_remove(self, request: VerbRequest) -> ToolRemoveReply:
         """Remove a tool; turns that have begun can still call it."""
         name = request.parse(ToolRemoveRequest).tool_name
         await remove_tool(self._pool, request.project_id, name)
         hit(Fault.TOOL_REMOVED)
         return ToolRemoveReply(status=ReplyStatus.ACCEPTED, tool_name=name)
 
-    async def pause(self, request: VerbRequest) -> AgentStatusReply:
+    async def agent_pause(self, request: VerbRequest) -> AgentStatusReply:
         """Let the agent take no further lease."""
         return await self._set_status(request, "pause", AgentStatus.PAUSED)
 
-    async def resume(self, request: VerbRequest) -> AgentStatusReply:
+    async def agent_resume(self, request: VerbRequest) -> AgentStatusReply:
         """Make a paused or retired agent active, and lease it to what waits."""
         return await self._set_status(request, "resume", AgentStatus.ACTIVE)
 
-    async def retire(self, request: VerbRequest) -> AgentStatusReply:
+    async def agent_retire(self, request: VerbRequest) -> AgentStatusReply:
         """Let the agent take no further enqueue; what is queued still runs."""
         return await self._set_status(request, "retire", AgentStatus.RETIRED)
 

@@ -1,6 +1,7 @@
 """`/v1/conversations` (protocol §14.1). They begin with a turn that names them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.cursors import cursor_of, place_of
@@ -10,8 +11,9 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import ConversationLine, find_conversations
 from turnstile.schema.access import Principal
 from turnstile.schema.api import ChannelQuery, Conversation, ConversationPage, ConversationsQuery
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, conversation_named
+from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, box_id, conversation_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class Conversations:
     async def get(self, call: Call[ChannelQuery, object]) -> Answer:
         """A conversation by its id."""
         return Answer(_shown(await self.find(call.principal, call.path["conversation_id"], call.query)))
+
+    async def lookup(self, call: Call[ChannelQuery, Any]) -> tuple[ChannelId, JsonObject]:
+        """The channel of the conversation that the path names, and its ids; raises as `find`."""
+        line = await self.find(call.principal, call.path["conversation_id"], call.query)
+        return line.channel_id, {"conversation_id": line.conversation_id, "agent_id": line.agent_id}
 
     async def find(self, principal: Principal, conversation: str, query: ChannelQuery) -> ConversationLine:
         """The one conversation of this id that the token may see.

@@ -1,8 +1,8 @@
 """The endpoints of `/v1` that are verbs, made of their declarations (protocol §14.1).
 
-A verb whose path names a turn, an interrupt, a budget or a period needs no code here: what the path names is looked up
-within what the token may see, and the bridge is asked in its channel. Verbs that answer more than the reply, or read
-the ledger, have handlers of their own.
+A verb whose path names a turn, a conversation, an interrupt, a budget or a period needs no code here: what the path
+names is looked up within what the token may see, and the bridge is asked in its channel. Verbs that answer more than
+the reply, or read the ledger, have handlers of their own.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

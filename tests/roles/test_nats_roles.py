@@ -1,25 +1,81 @@
-"""`deploy/nats/nats.conf`: what each role may do, and what it may not, each tried on a real server."""
+"""`deploy/nats/nats.conf`: what each role may do, and what it may not, each tried on a real server.
+
+Who may ask a verb, its declaration says: every verb is tried by every role, on each of its subjects.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from tests.roles.servers import USERS, GuardedNats
 from turnstile.schema import verbs
 from turnstile.schema.errors import ConfigError
+from turnstile.schema.verbs import Role, Verb
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
 STR = "cg_str_v1r4"
 GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
-CALLED_BY = tuple(verb.name for verb in verbs.VERBS if verb.caller != "none")
-"""The verbs whose subject may name the caller at its end."""
-VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
-NOT_A_CLIENTS = ("decide", "raise_budget", "limit_project", "agent.put")
-"""Verbs that name who asks, and that a client of a project may not ask."""
-NOT_THE_GATEWAYS = ("box_fork", "agent.put")
-"""Such verbs that no request over HTTP needs."""
+BESIDES = (
+    *("box_make", "conversation.put", "report", "agent.pause", "agent.resume", "agent.retire"),
+    *("push.set", "push.remove"),
+)
+"""Verbs that the gateway asks for the console and other protocols, besides those with an endpoint."""
+NOT_A_CLIENTS = ("decide",)
+"""What the turns of a client ask people, others decide."""
+
+
+REQUESTS_ONLY = ("describe",)
+"""A durable verb that the roles ask by requests alone: who looks wants the answer now."""
+NAMES = ("client", "alice", "operator.alice", "token.ab", "operator.token.ab")
+
+
+def subjects_of(verb: Verb[Any, Any], *names: str) -> set[str]:
+    """Each subject on which somebody of these names asks a verb, as the verb declares it."""
+    request = f"req.sys.bridge.{verb.name}"
+    plain = {request} if verb.caller != "must" else set[str]()
+    named = {f"{request}.{name}" for name in names} if verb.caller != "none" else set[str]()
+    command = {f"cmd.sys.bridge.{verb.name}"} if verb.durable and verb.name not in REQUESTS_ONLY else set[str]()
+    return plain | named | command
+
+
+def asked_by(user: str, verb: Verb[Any, Any]) -> set[str]:
+    """The subjects on which a user may ask a verb."""
+    by_client = Role.CLIENT in verb.callers
+    match user:
+        case "client" if by_client and verb.name not in NOT_A_CLIENTS:
+            return subjects_of(verb, "client")
+        case "operator" if by_client or Role.OPERATOR in verb.callers:
+            return subjects_of(verb, "operator.alice")
+        case "tool" if Role.TOOL in verb.callers:
+            return subjects_of(verb)
+        case "gateway" if verb.name in BESIDES or (verb.route is not None and verb.route.method != "GET"):
+            request = f"req.sys.bridge.{verb.name}"
+            return {request} if verb.caller == "none" else {f"{request}.{name}" for name in NAMES}
+        case _:
+            return set()
+
+
+def asks(user: str) -> set[str]:
+    """The subjects on which a user may ask verbs."""
+    return set[str]().union(*(asked_by(user, verb) for verb in verbs.VERBS))
+
+
+ALL = set[str]().union(*(subjects_of(verb, *NAMES) for verb in verbs.VERBS))
+ALL.update(f"cmd.sys.bridge.{name}" for name in REQUESTS_ONLY)
+
+
+def published(user: str, *, project: str = "demo") -> tuple[str, ...]:
+    """Requests and commands that a user may publish."""
+    return tuple(f"pub cg.v1r4.{project}.c.{subject}" for subject in sorted(asks(user)))
+
+
+def refused(user: str, *, project: str = "demo") -> tuple[str, ...]:
+    """Those that it may not."""
+    return tuple(f"pub cg.v1r4.{project}.c.{subject}" for subject in sorted(ALL - asks(user)))
+
 
 MAY: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -56,16 +112,13 @@ MAY: dict[str, tuple[str, ...]] = {
         f"pub $JS.API.STREAM.INFO.{EVT}",
     ),
     "gateway": (
-        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}.token.ab" for verb in CALLED_BY if verb not in NOT_THE_GATEWAYS),
-        "pub cg.v1r4.p.c.req.sys.bridge.steer.operator.token.ab",
-        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("report", "agent.pause", "agent.resume")),
+        *published("gateway", project="p"),
         f"pub $JS.API.CONSUMER.INFO.{CMD}.{TOOL}",
         *(f"pub $JS.API.{call}.{STR}" for call in ("STREAM.INFO", "STREAM.CREATE", "DIRECT.GET")),
         *GATEWAY_HEARS,
     ),
     "tool": (
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("describe", "report", "delegate", "progress")),
-        "pub cg.v1r4.demo.c.cmd.sys.bridge.report",
+        *published("tool"),
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
         f"pub $JS.API.CONSUMER.INFO.{CMD}.{TOOL}",
         f"pub $JS.ACK.{CMD}.{TOOL}.1.1.1.1.1",
@@ -73,25 +126,15 @@ MAY: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.c.req.tool.text.count.call_1",
     ),
     "client": (
-        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in CALLED_BY if verb not in NOT_A_CLIENTS),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.budget.{verb}" for verb in ("list", "get")),
-        "pub cg.v1r4.demo.c.req.sys.bridge.describe",
+        *published("client"),
         "pub cg.v1r4.demo.c.cmd.sys.ui.action",
         "sub cg.v1r4.demo.*.evt.>",
         "sub cg.v1r4.demo.c.str.agent.a.chunk",
     ),
 }
-OPERATOR_VERBS = (
-    "thread.describe",
-    "listener.list",
-    *(f"agent.{verb}" for verb in ("put", "list", "pause", "resume", "retire")),
-    *("profile.put", "profile.list", "tool.put", "tool.list", "tool.remove"),
-)
 MAY["operator"] = (
-    *(each for each in MAY["client"] if not each.endswith(".client")),
-    *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS),
-    *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.operator.alice" for verb in CALLED_BY),
+    *published("operator"),
+    *(action for action in MAY["client"] if action not in published("client")),
 )
 MAY["client_other"] = tuple(
     each.replace(".demo.", ".other.").replace(".client", ".client_other") for each in MAY["client"]
@@ -144,8 +187,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.c.cmd.tool.text.count",
     ),
     "gateway": (
-        *(f"pub cg.v1r4.demo.c.cmd.sys.bridge.{verb}" for verb in VERBS),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("agent.put", "tool.put", "thread.describe", "stop")),
+        *refused("gateway"),
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         f"pub $JS.API.STREAM.CREATE.{CMD}",
@@ -157,12 +199,10 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.c.cmd.tool.text.count",
     ),
     "tool": (
-        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.enqueue" for way in ("req", "cmd")),
+        *refused("tool"),
+        *published("tool", project="other"),
         "pub cg.v1r4.demo.c.cmd.sys.pmo.internal.fork_join",
-        "pub cg.v1r4.demo.c.req.sys.bridge.stop",
-        *(f"pub cg.v1r4.other.c.req.sys.bridge.{verb}" for verb in ("describe", "report", "delegate", "progress")),
         "pub cg.v1r4.demo.c.cmd.sys.bridge.delegate",
-        "pub cg.v1r4.other.c.cmd.sys.bridge.report",
         "pub cg.v1r4.demo.c.evt.agent.a.task",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_tool_text_count@other",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_tool_web_fetch@demo",
@@ -176,16 +216,9 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.*.evt.>",
     ),
     "client": (
-        *(f"pub cg.v1r4.other.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
-        "pub cg.v1r4.other.c.req.sys.bridge.describe",
-        "pub cg.v1r4.other.c.req.sys.bridge.steer.client",
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in NOT_A_CLIENTS),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.alice" for verb in CALLED_BY),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.operator.alice" for verb in CALLED_BY),
+        *refused("client"),
+        *published("client", project="other"),
         "pub cg.v1r4.other.c.cmd.sys.ui.action",
-        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.report" for way in ("req", "cmd")),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("delegate", "progress")),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS),
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         "pub cg.v1r4.demo.c.cmd.tool.text.count",
         "pub cg.v1r4.demo.c.cmd.sys.pmo.internal.fork_join",
@@ -202,7 +235,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     ),
 }
 MAY_NOT["operator"] = tuple(each for each in MAY_NOT["client"] if each not in MAY["operator"])
-MAY_NOT["operator"] += tuple(f"pub cg.v1r4.other.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS)
+MAY_NOT["operator"] += published("operator", project="other")
 MAY_NOT["client_other"] = tuple(
     each.replace(".demo.", ".DEMO.").replace(".other.", ".demo.").replace(".DEMO.", ".other.")
     for each in MAY_NOT["client"]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from turnstile.bridge.budgets.budget_verbs import BudgetChanges, BudgetReads
+from turnstile.bridge.budgets.budget_verbs import BudgetVerbs
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
 from turnstile.bridge.delegation.tool_requests import ToolProgress, ToolRequests
@@ -36,7 +36,7 @@ from turnstile.bridge.safety.rules import Rules
 from turnstile.bridge.safety.watchdog import Watchdog
 from turnstile.bridge.serving.durable_commands import DurableCommands
 from turnstile.bridge.serving.instrumented import instrumented
-from turnstile.bridge.serving.micro_service import VerbService
+from turnstile.bridge.serving.micro_service import VerbService, handlers_of
 from turnstile.bridge.serving.rate_limits import throttled
 from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
@@ -53,6 +53,7 @@ from turnstile.runtime.throttle import Throttle
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets
+from turnstile.schema.verbs import VERBS
 from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import declare_commands, declare_streams
@@ -80,40 +81,33 @@ class Bridge:
         depth, limits = settings.protocol.max_recursion_depth, settings.limits
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
         delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
-        handlers = {
-            **Verbs(
+        handlers = handlers_of(
+            Verbs(
                 *(pool, publisher),
                 depth_limit=depth,
                 admission=limits.admission,
                 telemetry=telemetry,
                 claims=PromptClaims(self.claims, rules.starter, self.served),
-            ).handlers(),
-            **RosterVerbs(pool, publisher, limits.admission).handlers(),
-            **InterruptReads(pool).handlers(),
-            **BudgetReads(pool).handlers(),
-            **PushVerbs(
+            ),
+            RosterVerbs(pool, publisher, limits.admission),
+            InterruptReads(pool),
+            PeopleVerbs(pool, publisher, partial(signal_decision, client)),
+            BudgetVerbs(pool),
+            PushVerbs(
                 pool,
                 Names(),
                 private=settings.gateway.push_to_private_addresses,
                 admission=limits.admission,
-            ).handlers(),
-            **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
-        }
-        verbs = instrumented(throttled(handlers, throttle), telemetry)
-        # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
-        people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
-        requests_only = {
-            **ToolRequests(pool, delegation, ToolQuestions(pool, publisher)).handlers(),
-            **ToolProgress(pool, publisher).handlers(),
-            **people.handlers(),
-            **BudgetChanges(pool).handlers(),
-        }
-        requests = instrumented(throttled(requests_only, throttle), telemetry)
-        service = VerbService(
-            conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
+            ),
+            PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)),
+            ToolRequests(pool, delegation, ToolQuestions(pool, publisher)),
+            ToolProgress(pool, publisher),
         )
+        verbs = instrumented(throttled(handlers, throttle), telemetry)
+        durable = {verb.name: verbs[verb.name] for verb in VERBS if verb.durable}
+        service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
         commands = DurableCommands(
-            conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
+            conn, durable, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
         )
         actions = UiActions(
             *(conn, pool, publisher),

@@ -27,6 +27,7 @@ from turnstile.ledger.access.pages import Place
 from turnstile.ledger.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
+from turnstile.schema.verbs import VERBS, Route
 
 SECRET = "the secret of another"
 WORD = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
@@ -268,6 +269,27 @@ MATRIX: dict[str, list[Make]] = {
     "get_usage": [lambda _, __, by=by: Asked("/v1/usage", {"by": by}) for by in ("agent", "model", "day")],
 }
 """By the endpoint's name. An endpoint that takes no id is asked as it is."""
+NAMED_BY = {"conversation_id": "conversation", "agent_turn_id": "turn", "interrupt_id": "interrupt"}
+"""The id of `Ids` that a path names, by the argument of a verb."""
+
+
+def about(route: Route) -> list[Make]:
+    """A verb about a thing of another, whose body may be empty: by its path alone, and narrowed by each parameter."""
+    named = NAMED_BY[str(route.key)]
+
+    def path(its: Ids) -> str:
+        return re.sub(r"\{\w+\}", getattr(its, named), route.path)
+
+    narrowed = {"agent_id": "agent", "channel_id": "channel"}
+    queries = narrowed.keys() & (route.query.model_fields.keys() if route.query else ())
+    return [
+        lambda _, its: Asked(path(its), body={}),
+        *(lambda _, its, by=by: Asked(path(its), {by: getattr(its, narrowed[by])}, {}) for by in sorted(queries)),
+    ]
+
+
+ROUTES = [verb.route for verb in VERBS if verb.route is not None]
+MATRIX.update({route.name: about(route) for route in ROUTES if route.name not in MATRIX})
 
 
 @pytest.fixture(scope="module")

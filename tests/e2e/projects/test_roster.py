@@ -9,7 +9,7 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.serving.micro_service import Payload, VerbRequest
+from turnstile.bridge.serving.micro_service import Payload, VerbRequest, handlers_of
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
@@ -73,7 +73,7 @@ async def test_a_resume_that_fails_after_its_commit_is_done(
     agent = await tenant.agent("echo")
     await tenant.client.request("agent.pause", {"agent_id": agent})
     turn = turn_of(await tenant.enqueue(agent))
-    verbs = RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn)).handlers()
+    verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn)))
     monkeypatch.setenv("TURNSTILE_FAULTS", f"{point}=throw")
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
     asked: JsonObject = {"agent_id": agent}
@@ -197,7 +197,7 @@ async def test_what_fails_after_its_commit_is_done(
     repeat: JsonObject,
 ) -> None:
     await tenant.agent("echo")
-    verbs = RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn)).handlers()
+    verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn)))
     monkeypatch.setenv("TURNSTILE_FAULTS", f"{point}=throw,{Fault.TOOL_REMOVED}=throw")
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
     request = VerbRequest(verb, tenant.project, CHANNEL, Payload(arguments), {}, "request")

@@ -8,7 +8,7 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of, shown
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.serving.micro_service import Payload, VerbRequest
+from turnstile.bridge.serving.micro_service import Payload, VerbRequest, handlers_of
 from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
@@ -47,7 +47,7 @@ async def test_a_command_that_fails_after_its_commit_is_done_once(
     """What fails between the commit and the ack comes again, as the same command."""
     ended = (await tenant.run("echo")).view
     written, deliverable = ended.output_box_id, ended.deliverable_card_id
-    verbs = Verbs(tenant.pool, NatsPublisher(tenant.stack.conn), depth_limit=20).handlers()
+    verbs = handlers_of(Verbs(tenant.pool, NatsPublisher(tenant.stack.conn), depth_limit=20))
     armed = (Fault.BOX_FORKED, Fault.BOX_MADE, Fault.BOX_REPLACED)
     monkeypatch.setenv("TURNSTILE_FAULTS", ",".join(f"{point}=throw" for point in armed))
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
