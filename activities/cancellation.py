@@ -24,10 +24,10 @@ async def is_stopped() -> bool:
         return False
     run = activity.client().get_workflow_handle(info.workflow_id, run_id=info.workflow_run_id)
     try:
-        found = await run.describe(rpc_timeout=_RPC_TIMEOUT)
+        execution = await run.describe(rpc_timeout=_RPC_TIMEOUT)
     except (RPCError, OSError):
         return False
-    return found.status is WorkflowExecutionStatus.RUNNING
+    return execution.status is WorkflowExecutionStatus.RUNNING
 
 
 def is_given_up() -> bool:

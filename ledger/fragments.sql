@@ -206,7 +206,7 @@ AND {task_of_profile}
       AND a.metadata ->> 'instance_of' = lower(:profile_name)))
 
 -- fragment: told_state(turn)
--- The state of a turn, an inbox row, as receivers of notifications are told it; each question to a person is a state of
+-- The state of a turn, an inbox row, as receivers of notifications get it; each question to a person is a state of
 -- its own.
 (SELECT CASE WHEN o.agent_turn_id IS NOT NULL THEN CASE o.status WHEN 'success' THEN 'completed'
                                                         WHEN 'canceled' THEN 'canceled' ELSE 'failed' END

@@ -200,7 +200,7 @@ class Histories:
 
 
 def _answered(task: "asyncio.Task[History | None]") -> History | None:
-    """The history that a host has told, if it has."""
+    """The history that a host has returned, if any."""
     return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
 

@@ -23,12 +23,12 @@ SELECT e.era, e.begun_at FROM state.ledger_era e WHERE e.is_only AND e.compared_
 -- What NATS holds of the era before has been compared.
 UPDATE state.ledger_era e SET compared_era = :era::bigint WHERE e.is_only AND e.compared_era < :era::bigint;
 
--- name: tell_beyond :many
--- Records, once, which of these ends that were told in an era before the ledger does not have.
+-- name: record_beyond :many
+-- Records, once, which of these ends, published in an earlier era, the ledger does not have.
 INSERT INTO state.rejections (project_id, source, error_code, error, ids)
 SELECT t.project_id, 'era', 'beyond_ledger',
-       CASE WHEN i.agent_turn_id IS NULL THEN 'the end of a turn was told that the ledger has lost'
-            ELSE 'an end of this turn was told that the ledger has lost' END, t.ids
+       CASE WHEN i.agent_turn_id IS NULL THEN 'the end of a turn was published that the ledger has lost'
+            ELSE 'an end of this turn was published that the ledger has lost' END, t.ids
 FROM (SELECT u.*, jsonb_build_object('agent_turn_id', u.agent_turn_id, 'turn_epoch', u.turn_epoch, 'status', u.status,
                                      'deliverable_card_id', u.deliverable_card_id) AS ids
       FROM unnest(:project_ids::text[], :agent_turn_ids::text[], :turn_epochs::bigint[], :statuses::text[],

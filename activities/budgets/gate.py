@@ -56,7 +56,7 @@ class BudgetGate:
     model: Model
     write: Write
     warn: Callable[[str, SoftLimit], Awaitable[None]]
-    """Tells that a soft limit was passed, by a request to this model."""
+    """Publishes that a request to this model passed a soft limit."""
     until: datetime | None = None
     expires: float | None = None
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -90,11 +90,11 @@ class BudgetGate:
     async def tokens(self, request: ModelRequest) -> int:
         """The tokens of the request: as its model counts, a tenth more where that is an estimate, else by the size."""
         try:
-            found = await self.model.count(request)
+            count = await self.model.count(request)
         except ModelError as error:
             log.info("%s: the tokens of a request are estimated by its size: %s", request.config.model, error.code)
             return estimated(request)
-        return found.tokens if found.exact else -(-found.tokens * 11 // 10)
+        return count.tokens if count.exact else -(-count.tokens * 11 // 10)
 
     async def admit(self, request: ModelRequest, tokens: int, *, summary: bool = False) -> ModelRequest:
         """Reserve for this attempt; returns the request with its `max_tokens`, and no more time than there is.
@@ -104,28 +104,28 @@ class BudgetGate:
         self.check_time()
         model, most = request.config.model, answer_tokens(request.config, self.max_tokens)
         attempt = attempt_key(request.attempt, summary=summary)
-        made = await self.write(
+        grant = await self.write(
             lambda conn: reserve_attempt(
                 conn, self.turn, self.step, attempt, model, input_tokens=tokens, max_tokens=most
             )
         )
-        self._count(made.verdict, made.dimension)
-        match made.verdict:
+        self._count(grant.verdict, grant.dimension)
+        match grant.verdict:
             case "exhausted":
-                figures = {"had": made.had, "spent": made.spent, "reserved": made.reserved, "wanted": made.wanted}
-                lack = BudgetLack.of(made.dimension or Dimension.TOKENS, made.budget_id, made.until, **figures)
+                figures = {"had": grant.had, "spent": grant.spent, "reserved": grant.reserved, "wanted": grant.wanted}
+                lack = BudgetLack.of(grant.dimension or Dimension.TOKENS, grant.budget_id, grant.until, **figures)
                 raise BudgetExhausted(lack)
             case "unpriced":
                 says = f"the turn's cost is limited, and {model} has no price: set [model.prices.{json.dumps(model)}]"
                 raise ModelError(UNPRICED_MODEL, says, retryable=False)
             case "reserved":
-                self.prices[model] = made.price
-        if made.warned is not None:
-            self.telemetry.meter.count(Metric.BUDGET_WARNINGS, dimension=made.warned.dimension)
-            await self.warn(model, made.warned)
+                self.prices[model] = grant.price
+        if grant.warned is not None:
+            self.telemetry.meter.count(Metric.BUDGET_WARNINGS, dimension=grant.warned.dimension)
+            await self.warn(model, grant.warned)
         return replace(
             request,
-            config=_with_limit(request.config, most, made.price),
+            config=_with_limit(request.config, most, grant.price),
             timeout_seconds=max(self.within(request.timeout_seconds), 0.001),
         )
 
@@ -139,8 +139,8 @@ class BudgetGate:
 
 def answer_tokens(config: LlmConfig, default: int) -> int:
     """The most tokens of an answer to a request of this configuration."""
-    if (given := _given_limit(config)) is not None:
-        return given
+    if (limit := _given_limit(config)) is not None:
+        return limit
     thinking = config.params.get("thinking")
     thoughts = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     # the limit of an answer is over its thoughts too, and must be larger
@@ -148,9 +148,9 @@ def answer_tokens(config: LlmConfig, default: int) -> int:
 
 
 def _given_limit(config: LlmConfig) -> int | None:
-    own = config.params.get("max_completion_tokens")
-    given = [each for each in (config.max_tokens, own) if isinstance(each, int) and each > 0]
-    return max(given, default=None)
+    params_limit = config.params.get("max_completion_tokens")
+    limits = [n for n in (config.max_tokens, params_limit) if isinstance(n, int) and n > 0]
+    return max(limits, default=None)
 
 
 def _with_limit(config: LlmConfig, most: int, price: ModelPrice | None) -> LlmConfig:
@@ -163,8 +163,8 @@ def _with_limit(config: LlmConfig, most: int, price: ModelPrice | None) -> LlmCo
 
 def estimated(request: ModelRequest) -> int:
     """The tokens of a request by the size of its messages and tools."""
-    said = [message.model_dump(mode="json") for message in request.messages]
-    text = json.dumps([said, request.tools], ensure_ascii=False)
+    contents = [message.model_dump(mode="json") for message in request.messages]
+    text = json.dumps([contents, request.tools], ensure_ascii=False)
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
@@ -190,8 +190,8 @@ def attempt_key(number: int, *, summary: bool) -> int:
 
 def step_budget(records: Sequence[JsonObject], prices: Prices) -> StepBudget:
     """What these attempts used."""
-    found = (attempt_use(record, prices) for record in records)
-    return StepBudget(uses=tuple(use for use in found if use is not None))
+    uses = (attempt_use(record, prices) for record in records)
+    return StepBudget(uses=tuple(use for use in uses if use is not None))
 
 
 def attempt_use(record: JsonObject, prices: Prices) -> AttemptUse | None:
@@ -216,9 +216,9 @@ def _tokens(counts: Mapping[str, object]) -> int | None:
 
 def _cost(record: JsonObject, counts: Mapping[str, object], prices: Prices) -> int | None:
     """In micro-dollars: as the provider says, else by the price; 0 where there is none, since nothing was reserved."""
-    said = record.get("response_cost")
-    if isinstance(said, int | float) and said >= 0:
-        return ceiled(Decimal(str(said)) * 1_000_000)
+    cost = record.get("response_cost")
+    if isinstance(cost, int | float) and cost >= 0:
+        return ceiled(Decimal(str(cost)) * 1_000_000)
     model = record.get("model")
     if not isinstance(model, str) or model not in prices or _tokens(counts) is None:
         return None

@@ -62,8 +62,8 @@ def _parameters(config: LlmConfig) -> JsonObject:
     if refused := sorted(config.params.keys() - PARAMS):
         message = f"llm_config.params: {', '.join(refused)} not allowed; allowed: {', '.join(sorted(PARAMS))}"
         raise ModelError("model_request_invalid", message, retryable=False)
-    own = config.model_dump(mode="json", exclude_none=True, exclude={"model", "params", "timeout_seconds"})
-    return {**copy.deepcopy(config.params), **own}
+    fields = config.model_dump(mode="json", exclude_none=True, exclude={"model", "params", "timeout_seconds"})
+    return {**copy.deepcopy(config.params), **fields}
 
 
 def _message(message: ModelMessage) -> JsonObject:
@@ -103,7 +103,7 @@ def _gemini_schema(schema: JsonValue) -> JsonValue:
         return spelled
     properties, items = spelled.get("properties"), spelled.get("items")
     if isinstance(properties, dict):
-        spelled["properties"] = {name: _gemini_schema(each) for name, each in properties.items()}
+        spelled["properties"] = {name: _gemini_schema(p) for name, p in properties.items()}
     if isinstance(items, dict | bool):
         spelled["items"] = _gemini_schema(items)
     return spelled

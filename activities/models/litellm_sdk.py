@@ -76,7 +76,7 @@ class End:
     """True if the provider sent the counts, False if litellm counted."""
     cost: float | None
     response_id: str | None = None
-    """The provider's id of the answer; None if it has none. litellm tells no model but the one that was asked for."""
+    """The provider's id of the answer; None if it has none. litellm names no model but the one of the request."""
 
 
 class LitellmSdk:
@@ -95,8 +95,8 @@ class LitellmSdk:
 
     def missing_variables(self, model: str) -> list[str]:
         """The environment variables that a model needs and that are unset."""
-        found: dict[str, Any] = self._litellm.validate_environment(model=model)
-        return [str(name) for name in found["missing_keys"]]
+        validated: dict[str, Any] = self._litellm.validate_environment(model=model)
+        return [str(name) for name in validated["missing_keys"]]
 
     def count(self, form: JsonObject) -> int:
         """The tokens of the messages and tools of a request; takes CPU. Raises what litellm raises."""
@@ -122,16 +122,16 @@ class LitellmSdk:
         try:
             finish: str | None = None
             usage: Any = None
-            said: str | None = None
+            response_id: str | None = None
             # litellm has summed up usage here; reading on would only feed its logging.
             while usage is None and (chunk := await anext(wrapper, None)) is not None:
                 choice: Any = chunk.choices[0] if chunk.choices else None
                 usage = getattr(chunk, "usage", None)
-                said = _own_id(chunk) or said
+                response_id = _own_id(chunk) or response_id
                 if choice is not None:
                     finish = choice.finish_reason or finish
                     yield _piece(choice.delta)
-            yield replace(_end(wrapper, finish, usage), response_id=said)
+            yield replace(_end(wrapper, finish, usage), response_id=response_id)
         finally:
             await wrapper.aclose()
 
@@ -220,18 +220,20 @@ def _objects(values: Any) -> list[JsonObject]:
 def _own_id(chunk: Any) -> str | None:
     """The id that the provider gave its answer; not one that litellm made up."""
     value: object = getattr(chunk, "id", None)
-    own = isinstance(value, str) and value and not _MADE_UP.fullmatch(value)
-    return str(value)[:_ID_LENGTH] if own else None
+    is_provider_id = isinstance(value, str) and value and not _MADE_UP.fullmatch(value)
+    return str(value)[:_ID_LENGTH] if is_provider_id else None
 
 
 def _end(wrapper: Any, finish: str | None, usage: Any) -> End:
     # Without a finish reason of the provider litellm says "stop", which would hide a stream that broke off.
-    said = getattr(wrapper, "received_finish_reason", None) or getattr(wrapper, "intermittent_finish_reason", None)
+    received_reason = getattr(wrapper, "received_finish_reason", None) or getattr(
+        wrapper, "intermittent_finish_reason", None
+    )
     reported = any(_total(getattr(chunk, "usage", None)) for chunk in wrapper.chunks)
     counts = _counts(usage)
     cost = getattr(usage, "cost", None)
     return End(
-        finish_reason=finish if said else None,
+        finish_reason=finish if received_reason else None,
         usage=counts,
         usage_reported=reported,
         cost=float(cost) if isinstance(cost, int | float) and counts else None,

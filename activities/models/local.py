@@ -57,14 +57,14 @@ class LocalModel:
         name = _name(model)
         base = self._access.api_base(model) or await self._address(name)
         offered = must_call(request)
-        asked = bound_to_call(request, offered) if offered else request
-        async with aclosing(self._real.stream(asked, OwnServer(base, name))) as events:
+        bound = bound_to_call(request, offered) if offered else request
+        async with aclosing(self._real.stream(bound, OwnServer(base, name))) as events:
             async for event in _as_call(events) if offered else events:
                 yield event
 
     async def count(self, request: ModelRequest) -> TokenCount:
         """An estimate: the tokens are counted with another model's encoding."""
-        return await self._real.count(request, own=True)
+        return await self._real.count(request, is_local=True)
 
     async def check(self, model: str) -> None:
         """Raises `ModelError` if the model cannot be served here and no other server is set for it."""
@@ -83,12 +83,12 @@ class LocalModel:
 def must_call(request: ModelRequest) -> tuple[JsonObject, ...]:
     """The functions of which the answer has to call one; empty if it is free."""
     functions = tuple(tool["function"] for tool in request.tools)
-    found = tuple(function for function in functions if isinstance(function, dict))
+    offered = tuple(function for function in functions if isinstance(function, dict))
     match request.config.params.get("tool_choice"):
         case "required" | "any":
-            return found
+            return offered
         case {"function": {"name": str(name)}}:
-            return tuple(each for each in found if each.get("name") == name)
+            return tuple(f for f in offered if f.get("name") == name)
         case _:
             return ()
 
@@ -96,13 +96,13 @@ def must_call(request: ModelRequest) -> tuple[JsonObject, ...]:
 def bound_to_call(request: ModelRequest, functions: Sequence[JsonObject]) -> ModelRequest:
     """The request without tools, with the functions in its prompt, and an answer that is the JSON of one call."""
     schema: JsonObject = {"anyOf": [_call_schema(function) for function in functions]}
-    own = {name: value for name, value in request.config.params.items() if name not in _OF_TOOLS}
+    params = {name: value for name, value in request.config.params.items() if name not in _OF_TOOLS}
     form: JsonObject = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
-    config = request.config.model_copy(update={"params": {**own, "response_format": form}})
-    told = "\n".join((_DESCRIBED, *(json.dumps(function, ensure_ascii=False) for function in functions)))
+    config = request.config.model_copy(update={"params": {**params, "response_format": form}})
+    text = "\n".join((_DESCRIBED, *(json.dumps(function, ensure_ascii=False) for function in functions)))
     return ModelRequest(
         config=config,
-        messages=_with_system(tuple(_flat(message) for message in request.messages), told),
+        messages=_with_system(tuple(_flat(message) for message in request.messages), text),
         tools=(),
         step=request.step,
         attempt=request.attempt,
@@ -134,7 +134,7 @@ def _simple(schema: JsonValue) -> JsonValue:
         return {**schema, "anyOf": _SIMPLE}
     changed: JsonObject = dict(schema)
     if isinstance(properties := schema.get("properties"), dict):
-        changed["properties"] = {name: _simple(each) for name, each in properties.items()}
+        changed["properties"] = {name: _simple(p) for name, p in properties.items()}
     if isinstance(items := schema.get("items"), dict):
         changed["items"] = _simple(items)
     return changed

@@ -34,15 +34,15 @@ def list_version() -> str | None:
 
 def listed_prices() -> dict[str, ModelPrice]:
     """The price of each model of the list that answers with text, under each id that a profile may name it by."""
-    found: dict[str, ModelPrice] = {}
+    prices: dict[str, ModelPrice] = {}
     entries = _entries()
     for name, entry in entries.items():
         if (price := _price(entry)) is None:
             continue
-        for each in _ids(name, entry):
-            if each == name or each not in entries:
-                found[each] = price
-    return found
+        for model_id in _ids(name, entry):
+            if model_id == name or model_id not in entries:
+                prices[model_id] = price
+    return prices
 
 
 def _entries() -> Mapping[str, Mapping[str, object]]:
@@ -54,9 +54,7 @@ def _entries() -> Mapping[str, Mapping[str, object]]:
             read: object = json.loads(file.read_text("utf-8"), parse_float=Decimal)
             if isinstance(read, dict):
                 entries = cast("dict[str, object]", read)
-                return {
-                    name: cast("dict[str, object]", each) for name, each in entries.items() if isinstance(each, dict)
-                }
+                return {name: cast("dict[str, object]", e) for name, e in entries.items() if isinstance(e, dict)}
     return {}
 
 
@@ -67,7 +65,7 @@ def _ids(name: str, entry: Mapping[str, object]) -> list[str]:
         return [name]
     prefixes = _PREFIXES.get(provider) or ("vertex_ai" if provider.startswith("vertex_ai-") else provider,)
     named = [name, *(f"{prefix}/{name}" for prefix in prefixes if not name.startswith(f"{prefix}/"))]
-    return [each for each in named if len(each) <= _LONGEST]
+    return [n for n in named if len(n) <= _LONGEST]
 
 
 def _price(entry: Mapping[str, object]) -> ModelPrice | None:
@@ -83,9 +81,9 @@ def _price(entry: Mapping[str, object]) -> ModelPrice | None:
     )
 
 
-def _per_million(each: object) -> Decimal | None:
+def _per_million(price: object) -> Decimal | None:
     """US dollars per million tokens; None for what is no price."""
-    if isinstance(each, bool) or not isinstance(each, int | Decimal):
+    if isinstance(price, bool) or not isinstance(price, int | Decimal):
         return None
-    number = Decimal(each) * 1_000_000
+    number = Decimal(price) * 1_000_000
     return number if number.is_finite() and number >= 0 else None

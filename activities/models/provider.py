@@ -73,22 +73,22 @@ class LitellmModel:
         self._loading = asyncio.Lock()
         self._counting = ThreadPoolExecutor(_COUNTING_THREADS, "turnstile-count")
 
-    async def stream(self, request: ModelRequest, own: OwnServer | None = None) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, request: ModelRequest, server: OwnServer | None = None) -> AsyncGenerator[ModelEvent, None]:
         """Yields the answer as it arrives; raises the `ModelError` that `provider_errors` derives from an error.
 
         With `own` the request goes to that server, whatever provider the model's id names.
         """
         model = request.config.model
         sdk = await self.warm_up()
-        if own is None:
+        if server is None:
             provider = self._provider(sdk, model)
             origin = self._access.origin(model, provider)
             form = request_form(request, provider, origin)
             key, base = self._key(sdk, model, provider), self._access.api_base(model)
         else:
             provider, origin = _OWN, model.partition("/")[0]
-            form = {**request_form(request, provider, origin), "model": own.id}
-            key, base = self._access.api_key(model) or NO_KEY, own.base
+            form = {**request_form(request, provider, origin), "model": server.id}
+            key, base = self._access.api_key(model) or NO_KEY, server.base
         pieces = sdk.stream(form, api_key=key, api_base=base, timeout=request.timeout_seconds + _GRACE_SECONDS)
         streaming, calls, reasoning = False, _Calls(), ReasoningDraft(origin, provider)
         try:
@@ -113,17 +113,17 @@ class LitellmModel:
         finally:
             await pieces.aclose()
 
-    async def count(self, request: ModelRequest, own: bool = False) -> TokenCount:
+    async def count(self, request: ModelRequest, is_local: bool = False) -> TokenCount:
         """As litellm counts: exact for models whose tokens it knows, else by another model's, or by the size.
 
         `own`: whether the model is one of an `OwnServer`.
         """
         model = request.config.model
         sdk = await self.warm_up()
-        provider = _OWN if own else self._provider(sdk, model)
-        origin = model.partition("/")[0] if own else self._access.origin(model, provider)
+        provider = _OWN if is_local else self._provider(sdk, model)
+        origin = model.partition("/")[0] if is_local else self._access.origin(model, provider)
         form = request_form(request, provider, origin)
-        if own:
+        if is_local:
             form["model"] = f"{_OWN}/{model}"
         try:
             # the shared threads are those by which servers of models are found: long texts shall not keep them
@@ -175,8 +175,8 @@ class LitellmModel:
 
 def estimated_tokens(form: JsonObject) -> int:
     """The tokens of a request by the size of its messages and tools."""
-    said = json.dumps([form["messages"], form.get("tools")], ensure_ascii=False)
-    return -(-len(said.encode()) // _BYTES_PER_TOKEN)
+    text = json.dumps([form["messages"], form.get("tools")], ensure_ascii=False)
+    return -(-len(text.encode()) // _BYTES_PER_TOKEN)
 
 
 def _done(end: End, model: str, base: str | None, reasoning: Reasoning | None) -> ModelDone:

@@ -178,13 +178,13 @@ def quote_provider(error: Exception, keys: Iterable[str] = ()) -> str | None:
     """
     if _status(error) is None:
         return None
-    said = _LITELLMS.sub("", str(error))
-    if (found := _MESSAGE.search(said)) is not None:
-        said = str(json.loads(f'"{found[1]}"', strict=False))
+    text = _LITELLMS.sub("", str(error))
+    if (match := _MESSAGE.search(text)) is not None:
+        text = str(json.loads(f'"{match[1]}"', strict=False))
     for key in sorted(filter(None, keys), key=len, reverse=True):
-        said = said.replace(key, _CUT)
-    said = visible(" ".join(_KEY.sub(_CUT, said).split())).replace('"', "'")
-    return (said if len(said) <= _LONGEST_QUOTE else f"{said[: _LONGEST_QUOTE - 1]}…") or None
+        text = text.replace(key, _CUT)
+    text = visible(" ".join(_KEY.sub(_CUT, text).split())).replace('"', "'")
+    return (text if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 1]}…") or None
 
 
 def model_error(
@@ -201,7 +201,7 @@ def model_error(
     rule = rule_of(cause)
     if streaming and rule.code in _BREAKS:
         rule = _BROKEN
-    status, names = _status(cause), [type(each).__name__ for each in _chain(cause)]
+    status, names = _status(cause), [type(e).__name__ for e in _chain(cause)]
     kinds = [f"HTTP {status}", names[0]] if status else list(dict.fromkeys((names[0], names[-1])))
     message = f"{model}: {rule.says} ({', '.join(kinds)})"
     says = quote_provider(cause, keys) if quotes else None
@@ -210,11 +210,11 @@ def model_error(
 
 def rule_of(error: Exception) -> ErrorRule:
     """The rule that matches an error."""
-    words = " ".join(f"{each} {getattr(each, 'code', '')}" for each in _chain(error)).lower()
+    words = " ".join(f"{e} {getattr(e, 'code', '')}" for e in _chain(error)).lower()
     for rule in ERROR_RULES:
         if any(phrase in words for phrase in rule.phrases):
             return rule
-    names, status = {each.__name__ for each in type(error).__mro__}, _status(error)
+    names, status = {t.__name__ for t in type(error).__mro__}, _status(error)
     if status is None and (network := _network_names(error)):
         names = network
     if status is None and (unread := _unread(error)) is not None:
@@ -235,8 +235,8 @@ def retry_after(error: Exception) -> float | None:
             return millis / 1000
         if (value := headers.get("retry-after")) is not None:
             return _parse_retry_after(value, datetime.now(UTC))
-    found = _RETRY_DELAY.search(str(error))
-    return float(found[1]) if found else None
+    match = _RETRY_DELAY.search(str(error))
+    return float(match[1]) if match else None
 
 
 def _parse_retry_after(value: str, now: datetime) -> float | None:
@@ -260,20 +260,20 @@ def _number(value: str | None) -> float | None:
 
 
 def _headers(error: Exception) -> Iterator[Mapping[str, str]]:
-    for found in (
+    for candidate in (
         getattr(getattr(error, "response", None), "headers", None),
         getattr(error, "litellm_response_headers", None),
     ):
-        if isinstance(found, Mapping):
-            pairs: list[tuple[object, object]] = list(found.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType] -- any mapping
+        if isinstance(candidate, Mapping):
+            pairs: list[tuple[object, object]] = list(candidate.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType] -- any mapping
             yield {str(name).lower(): str(value) for name, value in pairs}
 
 
 def _status(error: Exception) -> int | None:
     """The HTTP status that the provider sent; litellm may set another, such as 500 for a connection error."""
-    for each in _chain(error):
-        if type(each).__name__ in ("HTTPStatusError", "MaskedHTTPStatusError"):
-            sent = getattr(getattr(each, "response", None), "status_code", None)
+    for e in _chain(error):
+        if type(e).__name__ in ("HTTPStatusError", "MaskedHTTPStatusError"):
+            sent = getattr(getattr(e, "response", None), "status_code", None)
             return sent if isinstance(sent, int) else None
     status = getattr(error, "status_code", None)
     if type(error).__name__ == "APIConnectionError" or not isinstance(status, int) or _network_names(error):
@@ -283,8 +283,8 @@ def _status(error: Exception) -> int | None:
 
 def _network_names(error: Exception) -> set[str]:
     """The class names of the httpx error that caused the error, if one did."""
-    for each in _chain(error):
-        names = {name.__name__ for name in type(each).__mro__}
+    for e in _chain(error):
+        names = {name.__name__ for name in type(e).__mro__}
         if "TransportError" in names:
             return names
     return set()

@@ -119,4 +119,4 @@ Script = Callable[[ModelRequest], ScriptLine | AsyncIterator[ModelEvent]]
 def closest_first(word: str, known: list[str]) -> list[str]:
     """`known` with the words most like `word` first, the others in their order."""
     close = difflib.get_close_matches(word, known, n=3)
-    return [*close, *(each for each in known if each not in close)]
+    return [*close, *(k for k in known if k not in close)]

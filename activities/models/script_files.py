@@ -30,16 +30,16 @@ def load_scripts(paths: Sequence[Path] = ()) -> dict[str, Script]:
     A path is a YAML file, a directory of YAML files, or a Python file. Raises `ConfigError` for a path that cannot be
     read as one of these, and for a name that two paths give.
     """
-    found: dict[str, Script] = {}
+    scripts: dict[str, Script] = {}
     origin: dict[str, Path] = {}
     for path in paths:
         for file, name, script in _read(path):
             if not _NAME.match(name):
                 raise ConfigError(f"{file}: script name {name!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ -")
-            if name in found:
+            if name in scripts:
                 raise ConfigError(f"{file}: script {name!r} is already defined in {origin[name]}; rename one of them")
-            found[name], origin[name] = script, file
-    return {name: script for _, name, script in _read(BUILTIN_SCRIPTS)} | found
+            scripts[name], origin[name] = script, file
+    return {name: script for _, name, script in _read(BUILTIN_SCRIPTS)} | scripts
 
 
 def _read(path: Path) -> list[tuple[Path, str, Script]]:

@@ -66,11 +66,11 @@ class ScriptedModel:
 async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelEvent]:
     last = {message.role: message.content for message in request.messages}
     results = [message.content for message in request.messages if message.role == "tool" and message.content != PENDING]
-    said = [message.content for message in request.messages if message.role == "user"]
+    messages = [message.content for message in request.messages if message.role == "user"]
     filled = {
         "instruction": last.get("user", ""),
         "tool_result": results[-1] if results else "",
-        "earlier": "; ".join(said[:-1]) or "nothing",
+        "earlier": "; ".join(messages[:-1]) or "nothing",
     }
     pieces = list(_pieces(line, filled))
     for piece in pieces[: line.error.after_chunks] if line.error else pieces:
@@ -127,7 +127,7 @@ def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | T
     text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
     arguments = [piece.arguments for piece in pieces if isinstance(piece, ToolCallDelta)]
-    completion = sum(len(said.split()) for said in (text, reasoning, *arguments))
+    completion = sum(len(text_part.split()) for text_part in (text, reasoning, *arguments))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

@@ -73,10 +73,10 @@ class StepLimits:
     budget_max_tokens: int = DEFAULT_MAX_TOKENS
     """The most tokens of an answer in a turn with a budget, where the profile gives no limit."""
 
-    def pause(self, failures: int, asked: float | None) -> float:
+    def pause(self, failures: int, retry_after: float | None) -> float:
         """Seconds to wait after this many failures; `asked`, the provider's Retry-After, counts up to five minutes."""
-        own = min(self.retry_initial_seconds * 2 ** (failures - 1), self.retry_max_seconds)
-        return own if asked is None else min(max(asked, own), 300.0)
+        delay = min(self.retry_initial_seconds * 2 ** (failures - 1), self.retry_max_seconds)
+        return delay if retry_after is None else min(max(retry_after, delay), 300.0)
 
 
 class _Unheard:
@@ -109,16 +109,16 @@ class _Attempt:
         return self.config.model
 
     def record(self, error_code: str | None) -> JsonObject:
-        done = self.draft.done
+        end = self.draft.done
         first_token = self.draft.first_token_seconds
         record: JsonObject = {
             "attempt": self.number,
             "model": self.model,
             "duration_ms": _millis(time.monotonic() - self.started),
             "first_token_ms": None if first_token is None else _millis(first_token),
-            "usage": {} if done is None else done.usage,
-            "usage_kind": "unknown" if done is None else done.usage_kind,
-            "response_cost": None if done is None else done.response_cost,
+            "usage": {} if end is None else end.usage,
+            "usage_kind": "unknown" if end is None else end.usage_kind,
+            "response_cost": None if end is None else end.response_cost,
         }
         if not self.heard:
             record["summary"] = True
@@ -272,16 +272,16 @@ async def _attempt(
 
 
 def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt, record: JsonObject) -> None:
-    done, first_token = attempt.draft.done, attempt.draft.first_token_seconds
+    end, first_token = attempt.draft.done, attempt.draft.first_token_seconds
     code = record.get("error_code")
     error_code = code if isinstance(code, str) else None
-    usage = {} if done is None else done.usage
+    usage = {} if end is None else end.usage
     tokens = {
         way: count
         for way, name in (("input", "prompt_tokens"), ("output", "completion_tokens"))
         if isinstance(count := usage.get(name), int | float)
     }
-    cost = None if done is None else done.response_cost
+    cost = None if end is None else end.response_cost
     if (meter := telemetry.meter).enabled:
         meter.count(Metric.MODEL_ATTEMPTS, model=attempt.model, error_code=error_code or "none")
         meter.observe(Metric.MODEL_SECONDS, time.monotonic() - attempt.started, model=attempt.model)
@@ -332,26 +332,26 @@ def record_chat(
     if tracer.clear is not None:
         attributes |= _content(question, draft, tracer.clear)
     name, what = gen_ai.operation("chat", str(attributes["gen_ai.request.model"]))
-    own = headers.derived_span(under, f"{question.step_id}-a{number}") or under
+    traceparent = headers.derived_span(under, f"{question.step_id}-a{number}") or under
     tracer.record(
-        Span(name, own, headers.span_id(under), began, time.time_ns(), what | attributes, error_code, "client")
+        Span(name, traceparent, headers.span_id(under), began, time.time_ns(), what | attributes, error_code, "client")
     )
 
 
 def _answered(draft: AnswerDraft) -> Attributes:
     """What is known of the answer, as far as it came."""
-    found: Attributes = {}
+    attributes: Attributes = {}
     if draft.first_token_seconds is not None:
-        found["gen_ai.response.time_to_first_chunk"] = draft.first_token_seconds
-    if (done := draft.done) is None:
-        return found
-    found["gen_ai.response.finish_reasons"] = (done.finish_reason,)
+        attributes["gen_ai.response.time_to_first_chunk"] = draft.first_token_seconds
+    if (end := draft.done) is None:
+        return attributes
+    attributes["gen_ai.response.finish_reasons"] = (end.finish_reason,)
     named = {
-        "gen_ai.response.id": done.response_id,
-        "turnstile.response_cost": done.response_cost,
+        "gen_ai.response.id": end.response_id,
+        "turnstile.response_cost": end.response_cost,
     }
-    found |= {name: value for name, value in named.items() if value is not None}
-    return found | gen_ai.usage(done.usage) | gen_ai.server(done.server)
+    attributes |= {name: value for name, value in named.items() if value is not None}
+    return attributes | gen_ai.usage(end.usage) | gen_ai.server(end.server)
 
 
 def _content(question: Question, draft: AnswerDraft, clear: span_content.Clear) -> Attributes:
@@ -360,5 +360,5 @@ def _content(question: Question, draft: AnswerDraft, clear: span_content.Clear) 
         for call in draft.calls
     ]
     reason = "error" if draft.done is None else draft.done.finish_reason
-    asked = span_content.asked(question.messages, clear)
-    return asked | span_content.answered(draft.text, calls, reason, clear)
+    attributes = span_content.asked(question.messages, clear)
+    return attributes | span_content.answered(draft.text, calls, reason, clear)

@@ -119,8 +119,8 @@ class PumpActivities:
     telemetry: Telemetry = SILENT
 
     def __post_init__(self) -> None:
-        agents = {name: each for name, each in self.registry.listeners.items() if each.agent_id is not None}
-        self._settings = {name: turn_settings(self.registry, each) for name, each in agents.items()}
+        agents = {name: listener for name, listener in self.registry.listeners.items() if listener.agent_id is not None}
+        self._settings = {name: turn_settings(self.registry, agent) for name, agent in agents.items()}
         self._running = RunningMessages()
 
     @activity.defn(name="look_at_thread")
@@ -129,9 +129,9 @@ class PumpActivities:
         return await self.pool.run(lambda conn: look_at_thread(conn, thread))
 
     @activity.defn(name="advance_message")
-    async def advance_message(self, given: AdvanceInput) -> ThreadAdvanced:
+    async def advance_message(self, step_input: AdvanceInput) -> ThreadAdvanced:
         """Handle the message, or take the result of the turn that it waits for; returns the thread's open messages."""
-        thread, message, run = given.thread, given.message_id, uuid7()
+        thread, message, run = step_input.thread, step_input.message_id, uuid7()
         with about(project_id=thread.project_id, thread_id=thread.thread_id, message_id=message):
             async with beating():
                 try:
@@ -238,20 +238,20 @@ class PumpActivities:
         """Enqueue the agent's turn under the message's id, in this segment's own output box."""
         started = datetime.now(UTC)
         try:
-            made = await self._enqueue(thread, begun, listener, payload)
+            enqueued = await self._enqueue(thread, begun, listener, payload)
         except Refused as error:
             log.warning("message %s: agent %s cannot be asked: %s", begun.message_id, listener.agent_id, error.code)
             # A worker of another version may have enqueued a turn with other choices before it died: that turn ends.
             enqueued_before = error.code == "correlation_conflict"
             return unreadable(begun) if error.code == "text_too_large" else unreachable(expired=enqueued_before)
-        turn, box = made.reply.agent_turn_id, made.reply.output_box_id
+        turn, box = enqueued.reply.agent_turn_id, enqueued.reply.output_box_id
         assert turn is not None  # noqa: S101 -- accepted replies have both
         assert box is not None  # noqa: S101
         hit(Fault.HOP_ENQUEUED)
-        if not made.reply.duplicate:
+        if not enqueued.reply.duplicate:
             record_enqueue(self.telemetry, thread, begun, turn, started)
-        if made.lease is not None:
-            await self._publish(made.lease.doorbell(SENDER, "enqueue"))
+        if enqueued.lease is not None:
+            await self._publish(enqueued.lease.doorbell(SENDER, "enqueue"))
         seconds = listener.deadline_seconds
         message = begun.message_id
         if not await self.pool.run(lambda conn: await_turn(conn, thread, message, turn, box, deadline_seconds=seconds)):
@@ -287,7 +287,7 @@ class PumpActivities:
         Returns the canceled messages whose handlers still run.
         """
         ended = await self.pool.run(lambda conn: list_ended_messages(conn, thread.project_id, message))
-        await self._stop(thread, [each.agent_turn_id for each in ended if each.agent_turn_id is not None])
+        await self._stop(thread, [e.agent_turn_id for e in ended if e.agent_turn_id is not None])
         replies = await self.pool.run(lambda conn: list_replies(conn, thread.thread_id))
         if replies and await self._publish(*(reply.event(SENDER) for reply in replies)):
             for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
@@ -295,7 +295,7 @@ class PumpActivities:
             marked = await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
             record_replies(self.telemetry, replies, marked)
             hit(Fault.REPLY_ANNOUNCED)
-        return tuple(each.message_id for each in ended if each.is_in_hand)[:SHOWN]
+        return tuple(e.message_id for e in ended if e.is_in_hand)[:SHOWN]
 
     async def _stop(self, thread: ThreadRef, turns: list[AgentTurnId]) -> None:
         stops = [
@@ -328,8 +328,8 @@ def _hand_back(error: ServedElsewhere) -> ApplicationError:
 
 def _lineage(thread: ThreadRef, begun: BegunMessage, traceparent: str | None) -> dict[str, str]:
     """The headers of a hop's enqueue: the request's trace, and the calling agent's turn as the parent."""
-    own = {headers.CONVERSATION_ID: thread.thread_id}
-    kept = {**own, **begun.context_headers, headers.THREAD_ID: thread.thread_id}
+    thread_headers = {headers.CONVERSATION_ID: thread.thread_id}
+    kept = {**thread_headers, **begun.context_headers, headers.THREAD_ID: thread.thread_id}
     if traceparent is not None:
         kept[headers.TRACEPARENT] = traceparent
     turn: AgentTurnId | None = begun.caller_turn_id

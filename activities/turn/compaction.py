@@ -46,7 +46,7 @@ class Compacted:
 
     cards: tuple[Card, ...]
     made_box: MadeBox
-    told: Compaction
+    compaction: Compaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CompactedStep:
 
     step: CurrentStep
     pinned: PinnedConfig
-    asked: StepRequest
+    request: StepRequest
     model: Model
     ask: Callable[[Question], Awaitable[ModelAnswer]]
 
@@ -75,11 +75,11 @@ class CompactedStep:
         """What the turn's model is asked in this step."""
         return Question(
             turn=self.step.turn.agent_turn_id,
-            step_id=self.asked.step_id,
-            step=self.asked.model_step,
+            step_id=self.request.step_id,
+            step=self.request.model_step,
             config=self.pinned.config.llm_config,
             messages=messages,
-            tools=self.pinned.last_specs if self.asked.is_last else self.pinned.specs,
+            tools=self.pinned.last_specs if self.request.is_last else self.pinned.specs,
             address=self.step.turn_events.address,
             agent_name=self.pinned.config.profile_name,
             box=self.step.turn.output_box_id,
@@ -128,8 +128,8 @@ class CompactedStep:
         after = kept if summary is None else await self._count(step.messages(self.pinned, place, summary))
         first = memory.cards[place].card_id if place < len(memory.cards) else self.pinned.cards[0].card_id
         cut = MemoryCut(first_card_id=first, summary_card_id=summary and summary.card_id, reason=reason)
-        made = MadeBox(new_box_id(), first, memory.carried(place))
-        told = Compaction(
+        box = MadeBox(new_box_id(), first, memory.carried(place))
+        compaction = Compaction(
             reason=reason,
             when_full="drop" if code is not None else policy.when_full,
             error_code=code,
@@ -138,10 +138,10 @@ class CompactedStep:
             counted="exact" if before.exact else "estimated",
             turns_cut=memory.turns(0, place),
             turns_kept=memory.turns(place, len(memory.cards)),
-            output_box_id=made.box,
+            output_box_id=box.box,
         )
         cards = (*(() if summary is None else (summary,)), cut_card(step.turn, step.number, cut))
-        return Compacted(cards, made, told)
+        return Compacted(cards, box, compaction)
 
     async def _choose(self, places: list[int], target: int) -> tuple[int, TokenCount]:
         """The earliest of these places that leaves at most so many tokens, else the last; and what it leaves."""
@@ -149,9 +149,9 @@ class CompactedStep:
         best = await self._count(self.step.messages(self.pinned, places[high]))
         while low < high:
             middle = (low + high) // 2
-            found = await self._count(self.step.messages(self.pinned, places[middle]))
-            if found.tokens <= target:
-                high, best = middle, found
+            count = await self._count(self.step.messages(self.pinned, places[middle]))
+            if count.tokens <= target:
+                high, best = middle, count
             else:
                 low = middle + 1
         return places[high], best
@@ -162,8 +162,8 @@ class CompactedStep:
         earlier = memory.earlier()
         gone = earlier[: len(earlier) - len(memory.earlier(place))]
         try:
-            asked = summary_messages(gone, max(1, room.summary * 3 // 4), room.chars)
-            answer = await self.ask(self._wish(asked, room))
+            messages = summary_messages(gone, max(1, room.summary * 3 // 4), room.chars)
+            answer = await self.ask(self._wish(messages, room))
             hit(Fault.SUMMARY_ANSWERED)
             code, text = (None, answer.text.strip()) if answer.text.strip() else ("summary_empty", "")
         except ModelError as error:
@@ -178,15 +178,15 @@ class CompactedStep:
 
     def _wish(self, messages: tuple[ModelMessage, ...], room: _Room) -> Question:
         """The question for a summary: of the profile's own configuration, it has the model and its timeout alone."""
-        own = self.pinned.config.llm_config
+        turn_model = self.pinned.config.llm_config
         config = LlmConfig(
-            model=self._policy.summary_model or own.model,
+            model=self._policy.summary_model or turn_model.model,
             max_tokens=max(room.summary, _LEAST_SUMMARY),
-            timeout_seconds=own.timeout_seconds,
+            timeout_seconds=turn_model.timeout_seconds,
         )
         return Question(
             turn=self.step.turn.agent_turn_id,
-            step_id=self.asked.step_id,
+            step_id=self.request.step_id,
             step=1,
             config=config,
             messages=messages,
@@ -214,7 +214,7 @@ class CompactedStep:
 
     def _bytes(self, messages: tuple[ModelMessage, ...]) -> int:
         """The size of the request, which is more than its tokens."""
-        said = sum(len(message.content.encode()) + _MESSAGE_BYTES for message in messages)
+        size = sum(len(message.content.encode()) + _MESSAGE_BYTES for message in messages)
         calls = sum(len(call.model_dump_json()) + _MESSAGE_BYTES for message in messages for call in message.tool_calls)
         thought = sum(len(message.reasoning.model_dump_json()) for message in messages if message.reasoning is not None)
-        return said + calls + thought + len(json.dumps(self.question(messages).tools))
+        return size + calls + thought + len(json.dumps(self.question(messages).tools))

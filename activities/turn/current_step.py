@@ -81,11 +81,11 @@ class CurrentStep:
     def prepare(self, pinned: PinnedConfig, patience: Patience) -> tuple[StepRequest, tuple[ModelMessage, ...]]:
         """The step's request and the messages for the model (protocol §7.3); raises `CardUnreadable`."""
         turn, begun = self.turn, self.begun
-        wanted = wanted_fields(begun.context)
-        for card in wanted.unreadable:
+        fields = wanted_fields(begun.context)
+        for card in fields.unreadable:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
         parent, cuts = begun.head.parent_step_id or "", len(self.memory.compactions)
-        request = StepRequest(turn, self.number, pinned.config, wanted.fields, parent, patience, cuts)
+        request = StepRequest(turn, self.number, pinned.config, fields.fields, parent, patience, cuts)
         return request, self.messages(pinned)
 
     @property
@@ -97,8 +97,8 @@ class CurrentStep:
     def messages(self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None) -> tuple[ModelMessage, ...]:
         """The messages of its request, if the memory begins at this place; raises `CardUnreadable`."""
         memory = self.memory
-        own = (*memory.own, *self.begun.steers)
-        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, own)
+        turn_cards = (*memory.own, *self.begun.steers)
+        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, turn_cards)
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None
@@ -131,12 +131,12 @@ class CurrentStep:
         quoted: str | None = None,
     ) -> tuple[tuple[Card, ...], Ending]:
         """The end of the turn with this step, by a fallback: the cards with the fallback added, and the ending."""
-        made, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
-        card, ending = fallback_ending(self.turn, made, status, code, reason, stats, lack, quoted)
+        turn_cards, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
+        card, ending = fallback_ending(self.turn, turn_cards, status, code, reason, stats, lack, quoted)
         return (*cards, card), ending
 
     def applied(self, record: StepRecord) -> list[Message]:
-        """The events that tell which steers the commit of the step applied."""
+        """The events of the steers that the commit of the step applied."""
         return self.turn_events.steers(record.steers, SteerStatus.APPLIED, self.key)
 
     def record(
@@ -154,25 +154,25 @@ class CurrentStep:
 
         So do steers; but these are new to the turn, and its step row names them.
         """
-        known, said = ({card.card_id for card in of} for of in (self.begun.context, self.begun.steers))
-        kept = [card.card_id for card in cards if card.card_id in known | said]
+        known, steered_cards = ({card.card_id for card in of} for of in (self.begun.context, self.begun.steers))
+        kept = [card.card_id for card in cards if card.card_id in known | steered_cards]
         new = tuple(card.card_id for card in cards if card.card_id not in known)
         read = self.begun.head.output_position
         metadata = metadata.model_copy(update={"new_card_ids": new, "output_position": read})
-        made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
-        if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought with its calls
-            made = [command.tool_call_id for command in metadata.commands]
+        calls = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
+        if not calls and isinstance(metadata, SuspendMetadata):  # a UI action has no thought with its calls
+            calls = [command.tool_call_id for command in metadata.commands]
         return StepRecord(
             self.number,
             metadata,
             cards,
-            made,
+            calls,
             self.begun.head.updated_at,
             status,
             call_waits=call_waits,
             holds=holds,
             kept=kept,
-            steers=[card.card_id for card in cards if card.card_id in said],
+            steers=[card.card_id for card in cards if card.card_id in steered_cards],
             steered=steered,
             made_box=made_box,
         )
@@ -187,10 +187,10 @@ def with_gate(step: CurrentStep, model: Model, limits: StepLimits, write: Write)
     if budget is None:
         return step
 
-    async def warn(asked: str, passed: SoftLimit) -> None:
+    async def warn(model: str, passed: SoftLimit) -> None:
         log.warning("turn %s: %d %% of budget %s are passed", step.turn.agent_turn_id, passed.percent, passed.budget_id)
-        told: JsonObject = {"model": asked, "budget": passed.model_dump(mode="json")}
-        await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, told))
+        metadata: JsonObject = {"model": model, "budget": passed.model_dump(mode="json")}
+        await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, metadata))
 
     gate = BudgetGate(
         turn=step.turn,

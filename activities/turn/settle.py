@@ -32,16 +32,16 @@ class SettleActivities:
     telemetry: Telemetry = SILENT
 
     @activity.defn(name="apply_reports")
-    async def apply_reports(self, given: ApplyInput) -> ReportsApplied:
+    async def apply_reports(self, arguments: ApplyInput) -> ReportsApplied:
         """Apply the reports of some of the calls; returns the calls that still wait."""
-        with about(given.turn):
+        with about(arguments.turn):
             try:
-                done = await self.pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
+                applied = await self.pool.run(lambda conn: apply_reports(conn, arguments.turn, arguments.reports))
             except StaleTurn:
                 return ReportsApplied(waiting=(), deadline=None, stale=True)
             hit(Fault.REPORTS_APPLIED)
-            await publish_applied(self.pool, self.publisher, given.turn, done)
-            return ReportsApplied(waiting=tuple(done.waiting), deadline=done.deadline)
+            await publish_applied(self.pool, self.publisher, arguments.turn, applied)
+            return ReportsApplied(waiting=tuple(applied.waiting), deadline=applied.deadline)
 
     @activity.defn(name="inject_timeouts")
     async def inject_timeouts(self, turn: TurnRef) -> list[Ring]:
@@ -58,22 +58,22 @@ class SettleActivities:
             return await end_stopped(self.pool, self.publisher, turn, self.telemetry)
 
 
-async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
+async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, applied: AppliedReports) -> None:
     """Publish the rows' new status and, if calls still wait, the head's state, best effort; log refused reports.
 
     If no call waits any more, the turn's next step publishes its state.
     """
-    for row in done.rows:
+    for row in applied.rows:
         if row.flaw is not None:
             log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
-    turn_events = TurnPublisher(turn, done.context_headers, publisher=publisher)
+    turn_events = TurnPublisher(turn, applied.context_headers, publisher=publisher)
     messages = [
         turn_events.address.inbox_progress(
             InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
         )
-        for row in done.rows
+        for row in applied.rows
     ]
-    if done.applied and done.status is HeadStatus.SUSPENDED:
-        messages.append(turn_events.waiting(done.waiting_tools, done.updated_at))
+    if applied.applied and applied.status is HeadStatus.SUSPENDED:
+        messages.append(turn_events.waiting(applied.waiting_tools, applied.updated_at))
     if messages:
         await turn_events.publish(*messages)

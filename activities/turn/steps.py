@@ -92,13 +92,13 @@ class Endings:
         """End the turn with a tool's result, without a step."""
         head = step.begun.head
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
-        done = await step.turn_events.finish(
+        finished = await step.turn_events.finish(
             self.pool,
             ending,
             cards=[ended.deliverable],
             committed=lambda: record_answers(self.telemetry, step.turn, step.begun),
         )
-        return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
+        return StepEnds(step=head.step_count, outcome=finished.outcome(step.turn.agent_turn_id))
 
     async def finish(
         self,
@@ -112,7 +112,7 @@ class Endings:
     ) -> StepResult:
         record = step.record(cards, EndMetadata.of(figures), status)
         fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
-        done = await step.turn_events.finish(
+        finished = await step.turn_events.finish(
             self.pool,
             ending,
             record=record,
@@ -121,7 +121,7 @@ class Endings:
             yields=yields,
             committed=lambda: self.record(step, record),
         )
-        return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
+        return StepEnds(step=step.number, outcome=finished.outcome(step.turn.agent_turn_id))
 
     async def keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Commit the answer, however long the ledger is away: without the commit the model would be asked again."""
@@ -143,23 +143,25 @@ class StepActivities(Endings):
     cache: BoxCache
 
     @activity.defn
-    async def run_step(self, given: RunStepInput) -> StepResult:
+    async def run_step(self, arguments: RunStepInput) -> StepResult:
         """Do the step, or return its recorded result; see the module's docstring."""
         attempts = Attempts.resumed(activity.info().heartbeat_details)
-        with about(given.turn, step=given.step or None):
+        with about(arguments.turn, step=arguments.step or None):
             async with beating(attempts.heartbeat_details):
-                return await self._run_step(given, attempts)
+                return await self._run_step(arguments, attempts)
 
-    async def _run_step(self, given: RunStepInput, attempts: Attempts) -> StepResult:
+    async def _run_step(self, arguments: RunStepInput, attempts: Attempts) -> StepResult:
         clock = time.monotonic()
         try:
-            begun = await self._begin(given)
+            begun = await self._begin(arguments)
         except StaleTurn:
-            return await self._recall(given.turn, given.step, lambda: self._stop_between(given.turn, given.step))
+            return await self._recall(
+                arguments.turn, arguments.step, lambda: self._stop_between(arguments.turn, arguments.step)
+            )
         hit(Fault.STEP_BEGUN)
         name = agent_name(begun) if self.telemetry.tracer.enabled else ""
         context = begun.head.context_headers
-        turn = given.turn.model_copy(update={"output_box_id": begun.head.output_box_id})
+        turn = arguments.turn.model_copy(update={"output_box_id": begun.head.output_box_id})
         turn_events = TurnPublisher(turn, context, agent_name=name, publisher=self.publisher, telemetry=self.telemetry)
         number = begun.head.step_count + 1
         step = CurrentStep(turn, number, begun, turn_events, clock, attempts)
@@ -167,7 +169,7 @@ class StepActivities(Endings):
         try:
             return await self._run(step)
         except StaleTurn:
-            return await self._recall(given.turn, step.number, lambda: self._stop(step))
+            return await self._recall(arguments.turn, step.number, lambda: self._stop(step))
         except asyncio.CancelledError:
             if not await is_stopped():
                 raise
@@ -183,23 +185,23 @@ class StepActivities(Endings):
             return await self._recall(turn, step, lambda: self._stop_between(turn, step))
         return StepEnds(step=stopped.step, outcome=stopped.outcome)
 
-    async def _begin(self, given: RunStepInput) -> BegunStep:
+    async def _begin(self, arguments: RunStepInput) -> BegunStep:
         """Apply the reports and begin the step; wakes a suspended turn that waits for no call any more (§8)."""
-        if given.reports:
-            await self._apply(given.turn, given.reports)
+        if arguments.reports:
+            await self._apply(arguments.turn, arguments.reports)
         try:
-            return await self.pool.run(lambda conn: begin_step(conn, given.turn, given.step, self.cache))
+            return await self.pool.run(lambda conn: begin_step(conn, arguments.turn, arguments.step, self.cache))
         except StaleTurn:
-            found = await self.pool.run(lambda conn: recall_step(conn, given.turn, 0))
-            if not found.gate or found.head_status != HeadStatus.SUSPENDED or found.waiting:
+            recalled = await self.pool.run(lambda conn: recall_step(conn, arguments.turn, 0))
+            if not recalled.gate or recalled.head_status != HeadStatus.SUSPENDED or recalled.waiting:
                 raise
-        await self._apply(given.turn, ())
-        return await self.pool.run(lambda conn: begin_step(conn, given.turn, given.step, self.cache))
+        await self._apply(arguments.turn, ())
+        return await self.pool.run(lambda conn: begin_step(conn, arguments.turn, arguments.step, self.cache))
 
     async def _apply(self, turn: TurnRef, reports: Sequence[InboxId]) -> None:
-        done = await self.pool.run(lambda conn: apply_reports(conn, turn, reports))
+        applied = await self.pool.run(lambda conn: apply_reports(conn, turn, reports))
         hit(Fault.REPORTS_APPLIED)
-        await publish_applied(self.pool, self.publisher, turn, done)
+        await publish_applied(self.pool, self.publisher, turn, applied)
 
     async def _run(self, step: CurrentStep) -> StepResult:
         head = step.begun.head
@@ -214,8 +216,8 @@ class StepActivities(Endings):
         try:
             step.check_attempts(self.limits)
             pinned = pin(step.turn, step.begun, self.limits.max_steps)
-            asked, messages = step.prepare(pinned, self.limits.patience)
-            answer = await self._ask_or_compact(step, pinned, asked, messages)
+            request, messages = step.prepare(pinned, self.limits.patience)
+            answer = await self._ask_or_compact(step, pinned, request, messages)
         except BudgetExhausted as error:
             return await self.run_out(step, pinned, error)
         except (ModelError, CardUnreadable) as error:
@@ -223,17 +225,17 @@ class StepActivities(Endings):
                 return await self.fail(step, pinned, error.code, str(error), error.quotation)
             return await self.fail(step, pinned, "model_request_invalid", str(error))
         if isinstance(answer, Compacted):
-            figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
+            figures = step.figures(pinned).model_copy(update={"compaction": answer.compaction})
             cards = (*pinned.cards, *step.begun.steers, *answer.cards)
             return await self._continue(step, cards, figures, answer.made_box)
         hit(Fault.MODEL_ANSWERED)
-        return await self._commit(step, pinned, decide(asked, answer), answer)
+        return await self._commit(step, pinned, decide(request, answer), answer)
 
     async def _ask_or_compact(
-        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
+        self, step: CurrentStep, pinned: PinnedConfig, request: StepRequest, messages: tuple[ModelMessage, ...]
     ) -> ModelAnswer | Compacted:
         """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
-        compaction = CompactedStep(step, pinned, asked, self.model, partial(self._answer, step))
+        compaction = CompactedStep(step, pinned, request, self.model, partial(self._answer, step))
         cut = await compaction.if_full(messages)
         if cut is not None:
             return cut
@@ -251,8 +253,8 @@ class StepActivities(Endings):
         if step.number == 1 and head.step_attempt == 1:
             opening.append(events.consumed())
         started = events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})
-        said = (card.card_id for card in step.begun.steers)
-        await events.publish(*opening, started, *events.steers(said, SteerStatus.TAKEN, step.key))
+        steer_cards = (card.card_id for card in step.begun.steers)
+        await events.publish(*opening, started, *events.steers(steer_cards, SteerStatus.TAKEN, step.key))
 
     async def _call_tool(self, step: CurrentStep) -> StepResult:
         """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
@@ -299,15 +301,15 @@ class StepActivities(Endings):
             case Suspend():
                 return await self._suspend(step, decision, cards, figures)
             case Deliver():
-                made = decision.deliverable
-                if made is None:
+                deliverable = decision.deliverable
+                if deliverable is None:
                     fallback = fallback_card(
                         step.turn, (*step.begun.output, *cards), decision.status, "the step limit was reached"
                     )
-                    cards, made = (*cards, fallback), fallback.card_id
+                    cards, deliverable = (*cards, fallback), fallback.card_id
                 ending = Ending(
                     decision.status,
-                    made,
+                    deliverable,
                     decision.error_code,
                     None,
                     decision.tool_result,
@@ -335,34 +337,34 @@ class StepActivities(Endings):
         """Another step follows; with `made_box`, in that box."""
         metadata = ContinueMetadata.of(figures)
         record = step.record(cards, metadata, StepStatus.COMPLETED, made_box=made_box, steered=steered)
-        done = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
+        committed = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED if made_box is None else Fault.MEMORY_CUT)
-        if done.result == "done":
+        if committed.result == "done":
             self.record(step, record)
-        completed = step.turn_events.completed(step.number, done.step_metadata)
+        completed = step.turn_events.completed(step.number, committed.step_metadata)
         await step.turn_events.publish(completed, *step.applied(record))
         hit(Fault.STEP_PUBLISHED)
-        return StepContinues(step=step.number, output_box_id=done.step_metadata.box_after)
+        return StepContinues(step=step.number, output_box_id=committed.step_metadata.box_after)
 
     async def _suspend(
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
     ) -> StepResult:
         """Commit the calls with the suspended head, then publish their commands (protocol §6, command_intent).
 
-        The commands of held calls are published by what a person decides (§13); here people are told of them.
+        The commands of held calls are published once a person has decided (§13); here their interrupts are published.
         """
-        asked = dict(zip((c.tool_call_id for c in decision.commands), decision.holds, strict=False))
-        held = tuple(call for call, hold in asked.items() if hold is not None)
+        holds = dict(zip((c.tool_call_id for c in decision.commands), decision.holds, strict=False))
+        held = tuple(call for call, hold in holds.items() if hold is not None)
         metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands, held=held)
         decision = within_budget(step, decision)
         record = step.record(cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits, holds=decision.holds)
-        done = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
+        committed = await self.keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
-        if done.result == "done":
+        if committed.result == "done":
             self.record(step, record)
-            await step.turn_events.publish(*step.turn_events.asked(step.number, record, done.updated_at))
-        asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
-        messages = step.turn_events.suspended(step.number, done.step_metadata, None, asleep)
+            await step.turn_events.publish(*step.turn_events.asked(step.number, record, committed.updated_at))
+        asleep = committed.updated_at if committed.status is HeadStatus.SUSPENDED else None
+        messages = step.turn_events.suspended(step.number, committed.step_metadata, None, asleep)
         messages += step.applied(record)
         await step.turn_events.publish(*messages)
         hit(Fault.CALLS_PUBLISHED)
@@ -370,7 +372,7 @@ class StepActivities(Endings):
             step=step.number,
             waiting=tuple(command.tool_call_id for command in decision.commands),
             tools=tuple(command.tool_name for command in decision.commands),
-            deadline=done.resume_deadline,
+            deadline=committed.resume_deadline,
         )
 
     async def _stop(self, step: CurrentStep) -> StepResult:
@@ -401,25 +403,27 @@ async def recall(
 
     A mark may have closed the gate: then the turn is ended by `stop` (protocol §6, join).
     """
-    found = await pool.run(lambda conn: recall_step(conn, turn, step))
-    if found.gate and found.stopping:
+    recalled = await pool.run(lambda conn: recall_step(conn, turn, step))
+    if recalled.gate and recalled.stopping:
         return await stop()
-    number = found.step or step
-    recorded = found.step_metadata
-    turn_events = TurnPublisher(turn, found.context_headers, publisher=publisher, telemetry=telemetry)
-    if isinstance(recorded, EndMetadata) and (done := found.finished()) is not None:
-        await turn_events.finished(pool, done, [turn_events.completed(number, recorded)])
-        return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
-    if not found.gate:
-        return StepStale(step=number, head_status=found.head_status)
-    if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
+    number = recalled.step or step
+    recorded = recalled.step_metadata
+    turn_events = TurnPublisher(turn, recalled.context_headers, publisher=publisher, telemetry=telemetry)
+    if isinstance(recorded, EndMetadata) and (ended := recalled.finished()) is not None:
+        await turn_events.finished(pool, ended, [turn_events.completed(number, recorded)])
+        return StepEnds(step=number, outcome=ended.outcome(turn.agent_turn_id))
+    if not recalled.gate:
+        return StepStale(step=number, head_status=recalled.head_status)
+    if recalled.head_status == HeadStatus.SUSPENDED and recalled.updated_at is not None:
         if isinstance(recorded, SuspendMetadata):
-            messages = turn_events.suspended(number, recorded, found.waiting, found.updated_at)
+            messages = turn_events.suspended(number, recorded, recalled.waiting, recalled.updated_at)
             await turn_events.publish(*messages)
         # A step without a record was not begun: the turn is still suspended in the step before it.
         asleep = number if recorded is not None else max(0, number - 1)
-        return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
+        return StepSuspends(step=asleep, waiting=tuple(recalled.waiting), deadline=recalled.resume_deadline)
     if recorded is not None:
         await turn_events.publish(turn_events.completed(number, recorded))
         return StepContinues(step=number, output_box_id=recorded.box_after)
-    raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: no record explains its head, which is {found.head_status}")
+    raise StaleTurn(
+        f"turn {turn.agent_turn_id} step {step}: no record explains its head, which is {recalled.head_status}"
+    )

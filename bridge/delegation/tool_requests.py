@@ -1,7 +1,7 @@
 """The verbs `delegate` and `progress` of a tool that runs a call (protocol §6, §12, §13).
 
 Who the caller is, with its policy, boxes and depth, is read from the call's waiting row, never from the request. A
-request makes one batch, named by the call and the tool's key; a repeat tells how it stands, and goes on with children
+request makes one batch, named by the call and the tool's key; a repeat returns its state, and goes on with children
 that were not enqueued. The batch neither holds nor answers the call: the tool reports it as any other. Costs two
 statements for a repeat.
 
@@ -41,7 +41,7 @@ class ToolRequests:
     people: ToolQuestions
 
     async def delegate(self, request: VerbRequest) -> DelegateReply:
-        """Make the children, or tell how they stand; raises `Refused` with the code of why there are none."""
+        """Make the children, or return the state of those there are; raises `Refused` if there will be none."""
         body = request.parse(DelegateRequest)
         parent = await self.pool.run(lambda conn: find_call(conn, request.project_id, body.tool_call_id))
         call = checked_call(request, parent).under(body.key, body.tool, _arguments(body))
@@ -95,7 +95,7 @@ def _arguments(request: DelegateRequest) -> JsonObject:
 
 
 def _told(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateReply:
-    """How the batch stands; raises `Refused` if nobody will be told what it came to."""
+    """The state of the batch; raises `Refused` if its result has no receiver."""
     if batch.status == "withdrawn":
         raise Refused("parent_over", "the call waits no more, and its children were stopped")
     if batch.status == "running":
@@ -112,7 +112,7 @@ def _told(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateRepl
 
 @dataclass
 class ToolProgress:
-    """The verb over one ledger. It holds how often each call has told its progress."""
+    """The verb over one ledger. It holds how often each call has published progress."""
 
     pool: Pool
     publisher: Publisher

@@ -1,7 +1,7 @@
 """What a tool asks people under the call that it runs (protocol §13.8): the verb `delegate` with `ask_human`.
 
-A question is an interrupt that does not hold its call: it is named by the call and the tool's key, and a repeat tells
-what became of it. Who may answer says the profile that the turn has pinned. Costs one statement for a repeat, beside
+A question is an interrupt that does not hold its call: it is named by the call and the tool's key, and a repeat returns
+its state. The profile that the turn has pinned says who may answer. Costs one statement for a repeat, beside
 the look at the call.
 """
 
@@ -46,7 +46,7 @@ class ToolQuestions:
     publisher: Publisher
 
     async def ask(self, call: ParentCall, wait_seconds: float) -> DelegateReply:
-        """Ask, or tell what a person has answered; raises `Refused` with the code of why nobody will.
+        """Ask, or return what a person has answered; raises `Refused` if nobody will.
 
         `call` names the question (`call_key`, `call_digest`) and has it as its arguments. A new question is refused as
         `rate_limited` if there are seconds to wait.
@@ -84,7 +84,7 @@ class ToolQuestions:
         return ToolQuestion(_key(call), call.call_digest or "", hold)
 
     async def _tell(self, call: ParentCall, row: Asked) -> None:
-        if row.expires_at is None:  # another bridge has told it
+        if row.expires_at is None:  # another bridge has published it
             return
         event = InterruptEvent(
             interrupt_id=asked_interrupt_id(call.tool_call_id, _key(call)),

@@ -63,7 +63,7 @@ class UnknownOutcomes:
         return settled.verdict
 
     async def _may_run(self, call: UnsureCall, target: str) -> bool:
-        """Whether somebody runs the call, or that cannot be told now."""
+        """Whether somebody runs the call; true also if that is not known now."""
         try:
             rest = subjects.parse(target).rest
             if rest[0] != "tool" or len(rest) <= _TARGET_TOKENS:

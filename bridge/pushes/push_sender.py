@@ -1,8 +1,9 @@
-"""Tells receivers by HTTP when their turns come into another state, at least once each (protocol §17.3).
+"""Notifies receivers over HTTP when their turns change their state, at least once each (protocol §17.3).
 
 A claim holds a notification for longer than sending it may take; whatever dies in between, it is due again, with the
-same id. A receiver that does not answer with 2xx is told again after pauses that grow, for a day. Any number of bridges
-may send. Costs a statement each `poll_seconds`, and at most `_MOST` connections, `_SHARE` of them of one project.
+same id. If a receiver does not answer with 2xx, the notification is repeated after growing pauses, for a day. Any
+number of bridges may send. Costs a statement each `poll_seconds`, and at most `_MOST` connections, `_SHARE` of them of
+one project.
 """
 
 import asyncio

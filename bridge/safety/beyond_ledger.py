@@ -1,4 +1,4 @@
-"""Compares the ends that NATS has told with the ledger when an era begins (protocol §16, rule *beyond*).
+"""Compares the ends that NATS has published with the ledger when an era begins (protocol §16, rule *beyond*).
 
 A failover may have lost ends whose `task` events are in the stream: of turns that the ledger knows and will end again,
 and of turns that it does not know. Each is recorded as a rejection with the code `beyond_ledger` and logged, so that
@@ -14,7 +14,14 @@ from datetime import timedelta
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from turnstile.ledger.operations.recovery import NewEra, Run, ToldEnd, find_uncompared, record_compared, tell_beyond
+from turnstile.ledger.operations.recovery import (
+    NewEra,
+    PublishedEnd,
+    Run,
+    find_uncompared,
+    record_beyond,
+    record_compared,
+)
 from turnstile.ledger.pool import Pool
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.events import TaskEvent
@@ -24,14 +31,14 @@ from turnstile.transport.streams import PAST_TURNS_CONSUMER, declare_past_turns
 
 log = logging.getLogger(__name__)
 WINDOW = timedelta(hours=1)
-"""How long before the begin of an era an end may have been told that the ledger has lost."""
+"""How long before the begin of an era an end may have been published that the ledger has lost."""
 _READ_SECONDS = 60.0
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class BeyondLedger:
-    """Finds ends that were told and that the ledger does not have. Holds clients only."""
+    """Finds ends that were published and that the ledger does not have. Holds clients only."""
 
     pool: Pool
     conn: NatsConnection
@@ -55,7 +62,7 @@ class BeyondLedger:
         async def take(messages: list[Msg]) -> None:
             nonlocal read, missing
             ends = [end for message in messages if (end := _end(message)) is not None]
-            beyond = await self.pool.run(lambda conn: tell_beyond(conn, ends))
+            beyond = await self.pool.run(lambda conn: record_beyond(conn, ends))
             for turn, error in beyond[: max(0, _SHOWN - missing)]:
                 log.warning("era %d: turn %s: %s", era.era, turn, error)
             read, missing = read + len(messages), missing + len(beyond)
@@ -67,9 +74,9 @@ class BeyondLedger:
             await ContinuousPull(self.conn, subjects.EVT_STREAM, PAST_TURNS_CONSUMER, _is_there).run(take, stop)
             timer.cancel()
         if read < pending:
-            log.warning("only %d of %d ends told before the era were compared", read, pending)
+            log.warning("only %d of %d ends published before the era were compared", read, pending)
         await self.pool.run(lambda conn: record_compared(conn, era.era))
-        log.warning("era %d: %d of %d ends that NATS has told are not in the ledger", era.era, missing, read)
+        log.warning("era %d: %d of %d ends that NATS has published are not in the ledger", era.era, missing, read)
         return missing
 
 
@@ -77,8 +84,8 @@ async def _is_there() -> None:
     """The consumer was made a moment ago."""
 
 
-def _end(message: Msg) -> ToldEnd | None:
-    """The end that a `task` event tells; None for one that is not ours."""
+def _end(message: Msg) -> PublishedEnd | None:
+    """The end in a `task` event; None for one that is not ours."""
     sent = message.headers or {}
     epoch, project = sent.get(headers.TURN_EPOCH, ""), sent.get(headers.PROJECT_ID, "")
     try:
@@ -87,4 +94,4 @@ def _end(message: Msg) -> ToldEnd | None:
         return None
     if not (epoch.isascii() and epoch.isdigit() and len(epoch) <= 16 and project):
         return None
-    return ToldEnd(project, event.agent_turn_id, int(epoch), event.status.value, event.deliverable_card_id)
+    return PublishedEnd(project, event.agent_turn_id, int(epoch), event.status.value, event.deliverable_card_id)

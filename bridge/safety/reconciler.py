@@ -73,7 +73,7 @@ _RELIST_SECONDS = 5.0
 """A list this recent serves the next rule of the same tick."""
 _ROW_LIMIT = 500
 _OVERLAP = timedelta(seconds=60)
-"""How late a closed workflow may become visible. Beyond that the numbers, or a list, tell that it is gone."""
+"""How late a closed workflow may become visible. After that, a closed workflow that no list has is gone."""
 _REFUSED = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
 """Statuses with which Temporal refuses this one workflow every time. Any other status is trouble of Temporal itself:
 a call that it does not answer in time ends as CANCELLED."""

@@ -217,7 +217,7 @@ class Rules(LedgerRules):
     reconciler: Reconciler
     eras: Eras
     beyond: BeyondLedger | None = None
-    """Without it (no NATS) what was told and lost is not looked for."""
+    """Without it (no NATS), ends that were published and lost are not looked for."""
 
     def all(self) -> list[Rule[Any]]:
         """All rules, in the order in which they run."""

@@ -156,7 +156,7 @@ SENTENCES: Mapping[str, str] = {
     "unannounced": "turn {turn} of {agent}: NATS did not acknowledge its end for {times.unannounced:g} s; "
     "published again",
     "era": "turn {turn} of {agent} was in hand as the ledger's era began; started again from the ledger",
-    "beyond": "ends that NATS told before the ledger's era, and that the ledger does not have, are in its rejections",
+    "beyond": "ends before the era that NATS has and the ledger does not are in its rejections",
     "clock": "agent {agent}: the database's clock was set back; what was to wait until it is there again is due now",
     "engine": "turn {turn} of {agent} had no open workflow; started again, or ended if that was done too often",
     "engine_over": "turn {turn} is over and its workflow was still open; closed",

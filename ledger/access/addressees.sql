@@ -25,7 +25,7 @@ UNION ALL
 ORDER BY is_profile, name;
 
 -- name: page_addressees :many
--- A page of both kinds with what a stranger may be told of them: agents by id, then profiles by name, after one of
+-- A page of both kinds with what a stranger may read of them: agents by id, then profiles by name, after one of
 -- either kind.
 SELECT x.name, x.is_profile, x.since, x.title, x.profile_name FROM (
     (SELECT a.agent_id AS name, false AS is_profile, a.created_at AS since, a.display_name AS title,

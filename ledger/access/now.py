@@ -136,7 +136,7 @@ class FoundTurn(Tolerant):
     """The begin of the instruction; for a UI action the tool."""
 
 
-class TurnTold(TurnSummary):
+class TurnWithUse(TurnSummary):
     """A turn in a page, with what its committed steps used."""
 
     asked: str | None
@@ -217,7 +217,7 @@ async def look_at_live_turns(
     )
 
 
-async def page_turns_told(
+async def page_turns_with_use(
     conn: Connection,
     project: ProjectId,
     *,
@@ -226,11 +226,11 @@ async def page_turns_told(
     status: str | None = None,
     before: Place | None = None,
     row_limit: int,
-) -> list[TurnTold]:
+) -> list[TurnWithUse]:
     """The newest first, those before a place; of a `status` of outcomes, `ended` for any."""
-    return await query(narrowed("page_turns_told", agent=agent, channel=channel)).all_as(
+    return await query(narrowed("page_turns_with_use", agent=agent, channel=channel)).all_as(
         conn,
-        TurnTold,
+        TurnWithUse,
         project_id=project,
         channel_id=channel,
         agent_id=agent,

@@ -113,9 +113,9 @@ SELECT c.*, now() AS seen_at, (SELECT u.seconds FROM usual u) AS usual_seconds, 
         CROSS JOIN LATERAL {use_of_turn(g.agent_turn_id)} u) x) AS turns
 FROM counted c;
 
--- name: page_turns_told :many
--- variant: page_turns_told_of_agent, without any_agent
--- variant: page_turns_told_of_channel, without any_channel
+-- name: page_turns_with_use :many
+-- variant: page_turns_with_use_of_agent, without any_agent
+-- variant: page_turns_with_use_of_channel, without any_channel
 -- As page_turns, in a state or `ended` if that is given, with what each turn used.
 SELECT g.agent_turn_id, g.agent_id, g.channel_id, g.created_at, g.correlation_id,
        g.payload ->> 'conversation_id' AS conversation_id, g.status,

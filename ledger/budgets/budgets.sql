@@ -2,7 +2,7 @@
 
 -- name: reserve_attempt :one
 -- Reserves what an attempt at a model may use, behind the gate of its step: reserved | exhausted | unpriced; null:
--- stale. With the model's price, by which its use is told where the provider tells no cost.
+-- stale. With the model's price, by which its cost is computed if the provider reports none.
 SELECT r.*, p.input_per_million, p.output_per_million, p.cached_input_per_million, p.max_output_tokens
 FROM state.reserve_attempt(:project_id, :agent_id, :agent_turn_id, :turn_epoch::bigint,
                            :step::int, :attempt::int, :model::text,

@@ -2,13 +2,13 @@
 -- Of a window: receivers of turns enqueued in it, or in hand now.
 
 -- name: receivers_go_with_their_turn :many
--- Protocol §17.3: a receiver has a turn, is told its end, and until then no longer than :grace_seconds is due without
--- being tried.
+-- Protocol §17.3: a receiver has a turn, is notified of its end, and until then is due no longer than
+-- :grace_seconds without being tried.
 SELECT jsonb_build_object('project_id', p.project_id, 'agent_turn_id', p.agent_turn_id,
                           'receiver_id', p.receiver_id) AS ids,
        CASE WHEN t.ended IS NULL THEN 'there is no such turn'
-            WHEN p.status = 'done' THEN 'it was not told how the turn ended'
-            ELSE 'it is due, and nobody tells it' END AS detail
+            WHEN p.status = 'done' THEN 'it was not notified of the end of the turn'
+            ELSE 'it is due, and nobody sends it' END AS detail
 FROM {of_turns_since(state.push_configs, agent_turn_id)} p
 LEFT JOIN LATERAL (
     SELECT {told_state(i)} AS state, EXISTS (SELECT FROM state.turn_outcomes o

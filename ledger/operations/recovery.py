@@ -63,14 +63,14 @@ class SilentTurn(LiveTurn):
 
 
 class NewEra(Tolerant):
-    """An era at whose begin nobody has looked at what NATS told before."""
+    """An era whose ends of turns in NATS were not compared with the ledger yet."""
 
     era: int
     begun_at: datetime
 
 
-class ToldEnd(NamedTuple):
-    """The end of a turn, as its `task` event told it."""
+class PublishedEnd(NamedTuple):
+    """The end of a turn, from its `task` event."""
 
     project_id: str
     agent_turn_id: str
@@ -177,22 +177,22 @@ async def find_era(conn: Connection) -> Era | None:
 
 
 async def find_uncompared(conn: Connection) -> NewEra | None:
-    """The era, if what NATS told before it was not compared with the ledger yet."""
+    """The era, if what NATS published before it was not compared with the ledger yet."""
     return await query("find_uncompared").opt_as(conn, NewEra)
 
 
-async def tell_beyond(conn: Connection, ends: Sequence[ToldEnd]) -> list[tuple[str, str]]:
-    """Record which of these ends, told in an era before, the ledger does not have; returns turn and reason of each.
+async def record_beyond(conn: Connection, ends: Sequence[PublishedEnd]) -> list[tuple[str, str]]:
+    """Record which of these ends of an earlier era the ledger does not have; returns turn and reason of each.
 
     A repeat records nothing twice.
     """
-    columns = {f"{name}s": [getattr(end, name) for end in ends] for name in ToldEnd._fields if name != "status"}
-    rows = await query("tell_beyond").many(conn, **columns, statuses=[end.status for end in ends])
+    columns = {f"{name}s": [getattr(end, name) for end in ends] for name in PublishedEnd._fields if name != "status"}
+    rows = await query("record_beyond").many(conn, **columns, statuses=[end.status for end in ends])
     return [(row["agent_turn_id"], row["error"]) for row in rows]
 
 
 async def record_compared(conn: Connection, era: int) -> None:
-    """Record that what NATS told before this era was compared."""
+    """Record that what NATS published before this era was compared."""
     await query("record_compared").many(conn, era=era)
 
 

@@ -61,7 +61,7 @@ class Rerun:
     context_copy_id: BoxId
     output_copy_id: BoxId
     admission: Admission = UNLIMITED
-    told_box_id: BoxId = field(default_factory=new_box_id)
+    amended_box_id: BoxId = field(default_factory=new_box_id)
     """The context box of a turn whose settings have another text: the copy, and the card with it."""
 
     @property
@@ -159,7 +159,7 @@ def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
         depth_limit=command.depth_limit,
         agent_turn_id=command.agent_turn_id,
         inbox_id=command.inbox_id,
-        new_context_box_id=command.told_box_id,
+        new_context_box_id=command.amended_box_id,
         new_output_box_id=command.output_copy_id,
         admission=command.admission,
         rerun=of,

@@ -43,7 +43,7 @@ async def steer_or_enqueue(pool: Pool, command: Enqueue, cards: list[Card], how:
     Raises as `enqueue_over` and `steer` do, and `BadRequest` without an instruction.
     """
     if command.request.instruction is None:
-        raise BadRequest("the strategy steer needs an instruction: it is what the turn is told")
+        raise BadRequest("the strategy steer needs an instruction: it is sent to the turn")
     return await pool.transact(lambda conn: steer_or_make_way(conn, command, cards, how))
 
 

@@ -1,6 +1,6 @@
-"""Receivers of push notifications: set, claimed, told, given up (protocol §17.3).
+"""Receivers of push notifications: set, claimed, notified, given up (protocol §17.3).
 
-What is to be told is read of the turn at each claim. So a state is told at least once if it lasts until a claim, the
+The state to send is read from the turn at each claim. So a state is sent at least once if it lasts until a claim, the
 last one always; a repeat has the same number.
 """
 
@@ -105,7 +105,7 @@ async def claim_pushes(
 
 
 async def record_push(conn: Connection, push: ClaimedPush) -> bool:
-    """The receiver has acknowledged it; False if it was told something else since, or is told no more."""
+    """The receiver has acknowledged it; False if another state was sent since, or none will be."""
     row = await query("record_push").one(
         conn, agent_turn_id=push.agent_turn_id, receiver_id=push.receiver_id, number=push.number
     )

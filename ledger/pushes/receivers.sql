@@ -69,7 +69,7 @@ RETURNING p.agent_turn_id, p.receiver_id, p.project_id, p.channel_id, f.agent_id
           p.url, p.token, p.state, p.number, p.state_at, p.attempts;
 
 -- name: record_push :one
--- A receiver has acknowledged a state, if it was told no other since. After the last one it is told no more, and its
+-- A receiver has acknowledged a state, if no other was sent since. After the last one nothing more is sent, and its
 -- secret is forgotten.
 WITH told AS (
     UPDATE state.push_receivers p SET told_state = p.state, attempts = 0, next_at = now(), last_error = NULL,
@@ -82,7 +82,7 @@ WITH told AS (
 SELECT EXISTS (SELECT FROM told) AS recorded;
 
 -- name: fail_push :one
--- A receiver has not acknowledged a state: it is told again after a pause that grows, or, after `give_up_seconds` of
+-- A receiver has not acknowledged a state: it is sent again after a pause that grows, or, after `give_up_seconds` of
 -- this, no more, which is recorded as a rejection.
 WITH failed AS (
     UPDATE state.push_receivers p SET last_error = :error, next_at = now() + make_interval(

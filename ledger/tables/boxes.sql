@@ -7,7 +7,7 @@ CREATE TABLE public.boxes (
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     made_by        xid8 NOT NULL DEFAULT pg_current_xact_id(),
-    -- A fingerprint of the request that made the box: it tells a repeat from a conflict.
+    -- A fingerprint of the request that made the box: it distinguishes a repeat from a conflict.
     request_digest text,
     unused_of      text,
     unused_cards   integer

@@ -62,7 +62,7 @@ COMMENT ON COLUMN state.budgets.returned_tokens IS
     'of a closed row: what is neither spent nor reserved, and went back where it came from';
 COMMENT ON COLUMN state.budgets.past_tokens IS
     'the part of spent whose turns were removed since: the other rows that say so are gone';
-COMMENT ON COLUMN state.budgets.warned_at IS 'when warn_percent of a limit was passed: it is told once';
+COMMENT ON COLUMN state.budgets.warned_at IS 'when warn_percent of a limit was passed: it is published once';
 COMMENT ON COLUMN state.budgets.lowered_at IS
     'of a project''s row: when it was set below what was spent and reserved; nothing is given until that is less';
 COMMENT ON COLUMN state.budgets.ended_at IS 'its turn is over; it closes when nothing of it is reserved any more';

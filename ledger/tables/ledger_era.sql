@@ -19,7 +19,7 @@ COMMENT ON COLUMN state.ledger_era.era IS '0: the first';
 COMMENT ON COLUMN state.ledger_era.epoch_floor IS
     'epochs of this era are at least this: 0 in era 0, else the second of its begin since 2026, times 2^20';
 COMMENT ON COLUMN state.ledger_era.timeline_id IS
-    'of the server when the era began; with system_identifier and database_oid it tells a history from another';
+    'of the server when the era began; with system_identifier and database_oid it distinguishes histories';
 COMMENT ON COLUMN state.ledger_era.carried_count IS 'turns that were in hand as the era began';
 COMMENT ON COLUMN state.ledger_era.compared_era IS
     'the last era in which what NATS holds of the one before was compared with the ledger';

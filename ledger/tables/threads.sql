@@ -1,5 +1,5 @@
--- Root threads of the message pump (protocol §9). version rises with every change, so that answers which overtake each
--- other can be told apart.
+-- Root threads of the message pump (protocol §9). version rises with every change, so that a reader
+-- ignores an answer that a newer one has overtaken.
 CREATE TABLE state.threads (
     thread_id       text PRIMARY KEY,
     project_id      text NOT NULL,

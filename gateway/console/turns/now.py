@@ -22,9 +22,9 @@ from turnstile.ledger.access.now import (
     LiveState,
     LiveTurns,
     TurnNow,
-    TurnTold,
+    TurnWithUse,
     look_at_live_turns,
-    page_turns_told,
+    page_turns_with_use,
     search_turns,
 )
 from turnstile.ledger.access.pages import Place
@@ -84,7 +84,7 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
     channel = seen_channel(principal, query.channel)
     agent = None if query.agent is None else AgentId(query.agent)
 
-    async def read(conn: Connection) -> tuple[LiveTurns, list[TurnTold]]:
+    async def read(conn: Connection) -> tuple[LiveTurns, list[TurnWithUse]]:
         live = await look_at_live_turns(
             conn,
             principal.project_id,
@@ -95,7 +95,7 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
             offset=(query.page - 1) * LIVE_PAGE,
             row_limit=LIVE_PAGE + 1,
         )
-        return live, await page_turns_told(
+        return live, await page_turns_with_use(
             conn, principal.project_id, channel=channel, agent=agent, status="ended", row_limit=_ENDED
         )
 
@@ -136,7 +136,7 @@ async def turns_page(visit: Visit[TurnsQuery, Any]) -> Response:
             return see_other(f"/console/turns/{part(turns_found[0].agent_turn_id)}")
         return render(visit, "turns/found.html", text=text, found=turns_found, most=_FOUND)
     turns = await visit.console.pool.run(
-        lambda conn: page_turns_told(
+        lambda conn: page_turns_with_use(
             conn,
             principal.project_id,
             channel=channel,

@@ -116,7 +116,7 @@ async def test_cost_tokens_and_model_are_those_of_committed_steps(agents: Pool) 
     await begin(agents, turn, 3)
     await finish(agents, turn, 3)
     [told_] = await agents.run(
-        lambda conn: now.page_turns_told(conn, PROJECT, channel=None, status="ended", row_limit=9)
+        lambda conn: now.page_turns_with_use(conn, PROJECT, channel=None, status="ended", row_limit=9)
     )
     assert (told_.agent_turn_id, told_.status, told_.steps, told_.tokens, told_.cost) == (
         turn.agent_turn_id,
@@ -236,8 +236,8 @@ async def test_another_channel_and_another_project_see_nothing(agents: Pool) -> 
     assert await searched(PROJECT, CHANNEL, turn.agent_turn_id[:12]) == 1
     assert await searched(PROJECT, elsewhere, turn.agent_turn_id) == 0
     assert await searched(OTHER, None, turn.agent_turn_id) == 0
-    assert await agents.run(lambda conn: now.page_turns_told(conn, OTHER, channel=None, **nothing)) == []
-    assert await agents.run(lambda conn: now.page_turns_told(conn, PROJECT, channel=elsewhere, **nothing)) == []
+    assert await agents.run(lambda conn: now.page_turns_with_use(conn, OTHER, channel=None, **nothing)) == []
+    assert await agents.run(lambda conn: now.page_turns_with_use(conn, PROJECT, channel=elsewhere, **nothing)) == []
     assert await agents.run(lambda conn: now.list_turn_calls(conn, OTHER, turn.agent_turn_id)) == []
     with pytest.raises(LookupError):
         await agents.run(lambda conn: now.describe_place(conn, OTHER, turn.agent_turn_id))
@@ -277,7 +277,7 @@ async def test_pages_of_turns_neither_skip_nor_repeat(agents: Pool) -> None:
     seen: list[str | None] = []
     place: Place | None = None
     while page := await agents.run(
-        lambda conn, place=place: now.page_turns_told(conn, PROJECT, channel=None, before=place, row_limit=2)
+        lambda conn, place=place: now.page_turns_with_use(conn, PROJECT, channel=None, before=place, row_limit=2)
     ):
         seen += [turn.agent_turn_id for turn in page]
         place = Place(page[-1].created_at, page[-1].agent_turn_id)

@@ -89,7 +89,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         )
 
     def told(channel: ChannelId | None, agent: AgentId | None) -> Callable[[Connection], Awaitable[object]]:
-        return lambda conn: now.page_turns_told(conn, PROJECT, channel=channel, agent=agent, row_limit=PAGE)
+        return lambda conn: now.page_turns_with_use(conn, PROJECT, channel=channel, agent=agent, row_limit=PAGE)
 
     def talks(channel: ChannelId | None, agent: AgentId | None) -> Callable[[Connection], Awaitable[object]]:
         return lambda conn: pages.page_conversations(
@@ -130,8 +130,8 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "page_turns of an agent in a quiet channel": turns(None, agent=ALICE, channel=QUIET),
         "page_turns of a conversation": turns(None, conversation=SPOKEN),
         "page_turns of an agent's conversation": turns(place, agent=ALICE, conversation=SPOKEN),
-        "page_turns_told of a rare agent": told(None, RARE),
-        "page_turns_told of a quiet channel": told(QUIET, None),
+        "page_turns_with_use of a rare agent": told(None, RARE),
+        "page_turns_with_use of a quiet channel": told(QUIET, None),
         "page_conversations of a rare agent": talks(None, RARE),
         "page_conversations of a quiet channel": talks(QUIET, None),
         "page_tasks of a rare agent": listed(None),
@@ -172,8 +172,8 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
         "look_at_live_turns of one": lambda conn: now.look_at_live_turns(
             conn, PROJECT, channel=CHANNEL, turn=turn, row_limit=1
         ),
-        "page_turns_told": lambda conn: now.page_turns_told(conn, PROJECT, channel=None, row_limit=PAGE),
-        "page_turns_told that ended": lambda conn: now.page_turns_told(
+        "page_turns_with_use": lambda conn: now.page_turns_with_use(conn, PROJECT, channel=None, row_limit=PAGE),
+        "page_turns_with_use that ended": lambda conn: now.page_turns_with_use(
             conn, PROJECT, channel=CHANNEL, status="ended", before=place, row_limit=PAGE
         ),
         "list_tree": lambda conn: tree(conn, PROJECT, turn, channel=CHANNEL, row_limit=PAGE),
