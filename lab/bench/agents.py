@@ -40,23 +40,23 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
     They are one with an answered tool call, one with an unanswered one, two that stream, and those that fork. Those of
     `timed_model`, which is a file already, are added.
     """
-    done: JsonObject = {"text": "done"}
+    last_step: JsonObject = {"text": "done"}
     steps: dict[str, list[JsonObject]] = {
-        "bench_tool": [{"tool_calls": [{"name": "bench_now", "arguments": {}}]}, done],
-        "bench_later": [{"tool_calls": [{"name": "bench_later", "arguments": {}}]}, done],
+        "bench_tool": [{"tool_calls": [{"name": "bench_now", "arguments": {}}]}, last_step],
+        "bench_later": [{"tool_calls": [{"name": "bench_later", "arguments": {}}]}, last_step],
         "bench_stream": [_stream(plan.stream_seconds)],
         "bench_long": [_stream(LONG_SECONDS)],
         "bench_big": [{"text": _WORD * (BIG_BYTES // len(_WORD))}],
         SLOW: [{"text": "Slowly done.", "delay_seconds": 0.1}],
-        "bench_told": [
-            {"text": told_text(plan), "chunks": plan.sse_chunks, "delay_seconds": plan.sse_gap_seconds},
+        "bench_sse": [
+            {"text": streamed_text(plan), "chunks": plan.sse_chunks, "delay_seconds": plan.sse_gap_seconds},
         ],
     }
-    steps |= {forker_of(size): [_fork(size, PROFILE), done] for size in plan.forks}
+    steps |= {forker_of(size): [_fork(size, PROFILE), last_step] for size in plan.forks}
     width = plan.fork_width
     for depth in range(1, plan.fork_depth + 1):
         below = PROFILE if depth == 1 else tree_of(depth - 1, width)
-        steps[tree_of(depth, width)] = [_fork(width, below), done]
+        steps[tree_of(depth, width)] = [_fork(width, below), last_step]
     paths = [timed_model.PATH]
     for name, script in steps.items():
         path = directory / f"{name}.yaml"
@@ -65,7 +65,7 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
     return paths
 
 
-def told_text(plan: Plan) -> str:
+def streamed_text(plan: Plan) -> str:
     """What the turns of `gateway` say."""
     return "".join(f"word-{number} " for number in range(plan.sse_chunks))
 

@@ -94,8 +94,8 @@ def spread(name: str, values: Sequence[float], unit: str = "ms") -> list[Figure]
 
 def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The median of each named value over the rounds that have it."""
-    names = dict.fromkeys(name for each in rounds for name in each)
-    return {name: median(each[name] for each in rounds if name in each) for name in names}
+    names = dict.fromkeys(name for r in rounds for name in r)
+    return {name: median(r[name] for r in rounds if name in r) for name in names}
 
 
 def slope(small: tuple[float, float], big: tuple[float, float]) -> float:

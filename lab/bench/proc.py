@@ -39,11 +39,11 @@ def cpu_seconds(pid: int) -> float:
 def tree_cpu_seconds(pid: int) -> float:
     """CPU time of a process and its descendants, including children that it has waited for."""
     parents = {int(path.name): _stat(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit()}
-    family, found = {pid}, True
-    while found:
+    family, grew = {pid}, True
+    while grew:
         grown = {child for child, fields in parents.items() if fields and int(fields[1]) in family} - family
         family |= grown
-        found = bool(grown)
+        grew = bool(grown)
     ended = _stat(pid)
     waited = (int(ended[13]) + int(ended[14])) / _TICKS if ended else 0.0
     return sum(map(cpu_seconds, family)) + waited

@@ -71,17 +71,17 @@ def summary(report: Report) -> str:
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, list[Figure]]]:
     """The figures grouped by row: the percentiles of one name share a row, but for one with a goal."""
-    found: list[tuple[str, list[Figure]]] = []
+    lines: list[tuple[str, list[Figure]]] = []
     for figure in figures:
         stem, mark, rank = figure.name.rpartition(" p")
         is_rank = bool(mark) and rank.isdigit() and figure.goal is None
-        joins = is_rank and found and found[-1][0].startswith(f"{stem} p") and found[-1][1][-1].goal is None
-        if joins and found[-1][1][0].name != figure.name:
-            name, row = found[-1]
-            found[-1] = f"{name} / p{rank}", [*row, figure]
+        joins = is_rank and lines and lines[-1][0].startswith(f"{stem} p") and lines[-1][1][-1].goal is None
+        if joins and lines[-1][1][0].name != figure.name:
+            name, row = lines[-1]
+            lines[-1] = f"{name} / p{rank}", [*row, figure]
         else:
-            found.append((figure.name, [figure]))
-    return found
+            lines.append((figure.name, [figure]))
+    return lines
 
 
 def shown(figure: Figure) -> str:

@@ -85,7 +85,7 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
     with tempfile.TemporaryDirectory(prefix="turnstile-bench-") as name:
         bars.print_line("starting servers")
         async with open_environment(settings, plan, Path(name)) as environment:
-            for scenario in (each for each in Scenario if each in scenarios):
+            for scenario in (s for s in Scenario if s in scenarios):
                 bars.print_line(scenario)
                 try:
                     results.append(await RUNNERS[scenario](environment, bars))

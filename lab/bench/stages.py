@@ -86,7 +86,7 @@ def stages_of(turns: Sequence[Mapping[str, float]]) -> list[Stage]:
     for moment in path:
         stages.append(_stage(turns, moment, last, ends))
         ends[moment.name], last = stages[-1].ended, moment.name
-    for moment in (each for each in known if each not in path):
+    for moment in (k for k in known if k not in path):
         since = moment.since if moment.since in ends else last
         stages.append(_stage(turns, moment, since, ends, beside=True))
     return stages

@@ -77,20 +77,20 @@ class System:
 
     def pids(self) -> list[int]:
         """The process ids of worker and bridge."""
-        return [each.pid for _, each, _ in self.children]
+        return [process.pid for _, process, _ in self.children]
 
     async def read(self) -> Reading:
         """The counters now; raises `BenchError` if a process has ended."""
-        for _, each, _ in self.children:
-            each.check()
+        for _, process, _ in self.children:
+            process.check()
         round_trips, messages = 0.0, 0.0
         for _, _, port in self.children:
             counted = await asyncio.to_thread(_scrape, port)
             round_trips += counted.get("turnstile_database_round_trips_total", 0)
             messages += counted.get("turnstile_nats_messages_total", 0)
         cpu: dict[str, float] = {}
-        for role, each, _ in self.children:
-            cpu[role] = cpu.get(role, 0.0) + cpu_seconds(each.pid)
+        for role, process, _ in self.children:
+            cpu[role] = cpu.get(role, 0.0) + cpu_seconds(process.pid)
         cpu |= {name: tree_cpu_seconds(pid) for name, pid in self.environment.server_pids().items()}
         stored = await self.environment.stored()
         return Reading(asyncio.get_running_loop().time(), cpu, round_trips, messages, stored)
@@ -182,8 +182,8 @@ async def open_system(
     async with AsyncExitStack() as stack:
         children = await start_processes(environment, name, sections or {}, stack)
         if tool:
-            log, given = environment.directory / f"{name}-tool.log", {NATS_URL: environment.endpoints.nats_url}
-            started = child("tool", ("-m", "lab.bench.tool"), log, environment=given)
+            log, environ = environment.directory / f"{name}-tool.log", {NATS_URL: environment.endpoints.nats_url}
+            started = child("tool", ("-m", "lab.bench.tool"), log, environment=environ)
             await (await stack.enter_async_context(started)).wait_for_log(READY)
         load = await stack.enter_async_context(open_load_client(environment.conn, project))
         system = System(environment, project, added, load, children)
@@ -211,7 +211,7 @@ async def start_processes(
             words += ["--data", str(environment.directory / f"{label}-data")]
         log = environment.directory / f"{label}.log"
         started.append((role, await stack.enter_async_context(child(role, words, log)), port))
-    await asyncio.gather(*(each.wait_for_log(_SAYS[role]) for role, each, _ in started))
+    await asyncio.gather(*(process.wait_for_log(_SAYS[role]) for role, process, _ in started))
     return started
 
 

@@ -66,7 +66,7 @@ class Size:
 
 @dataclass
 class Death:
-    """The end of a Turnstile process that was not told to end."""
+    """The end of a Turnstile process that nobody ended."""
 
     name: str
     code: int

@@ -191,8 +191,8 @@ class Load:
             turn.stop = "already over" if reply.get("already_final") else "stopped"
 
     async def _enqueue(self, turn: Turn, plan: Plan) -> None:
-        said = plan.instruction(turn.key)
-        request: JsonObject = {"agent_id": turn.agent, "instruction": said, "correlation_id": turn.key}
+        instruction = plan.instruction(turn.key)
+        request: JsonObject = {"agent_id": turn.agent, "instruction": instruction, "correlation_id": turn.key}
         if plan.budget is not None:
             request["budget"] = plan.budget
         if turn.way == "direct":

@@ -67,12 +67,12 @@ class Observer:
 
     def duplicates(self) -> dict[str, int]:
         """Turns with more than one stored event between two deletions, with the number of surplus events."""
-        found: dict[str, int] = {}
+        repeats: dict[str, int] = {}
         for turn, places in self.stored.items():
             by_incarnation = Counter(bisect(self.created, at) for at, _ in places)
             if more := sum(count - 1 for count in by_incarnation.values()):
-                found[turn] = more
-        return found
+                repeats[turn] = more
+        return repeats
 
     def repeated_after_deletion(self) -> int:
         """Number of turns whose event was stored again after the stream was deleted."""
@@ -109,9 +109,9 @@ class Observer:
         try:
             await declare_consumer(self.conn, CONSUMER, TASKS, stream=subjects.EVT_STREAM, ack_wait_seconds=2)
             answer = await self.conn.request(f"$JS.API.STREAM.INFO.{subjects.EVT_STREAM}", b"", timeout=2)
-            made = _moment(str(json.loads(answer.data).get("created", "")))
-            if made not in self.created:
-                self.created = sorted([*self.created, made])
+            created = _moment(str(json.loads(answer.data).get("created", "")))
+            if created not in self.created:
+                self.created = sorted([*self.created, created])
         except (TurnstileError, ValueError) as error:
             raise ServerUnavailable(f"the observer's consumer: {error}") from error
 

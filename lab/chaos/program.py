@@ -1,6 +1,6 @@
 """A Turnstile process that is killed, paused and restarted; all of its runs append their output to one file.
 
-The kernel ends it when the harness ends. If it ends without being told to, `on_death` is called: no Turnstile process
+The kernel ends it when the harness ends. If it ends by itself, `on_death` is called: no Turnstile process
 may need a restart because a server was away.
 """
 
@@ -33,7 +33,7 @@ class Program:
     """Words in its log that mean that it serves."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     on_death: Callable[["Program", int], None] | None = None
-    """Called with the exit code if the program ends without being told to."""
+    """Called with the exit code if the program ends by itself."""
     starts: int = 0
     process: Process | None = None
     _read: int = 0

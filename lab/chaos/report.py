@@ -51,7 +51,7 @@ def table_of(run: Run, verdict: Verdict, injector: Injector) -> Table:
             "tool executions",
             f"{verdict.executions} of {verdict.executed_calls} calls, {verdict.repeated_calls} run again",
         ),
-        *((f"{action}s", _counts(found)) for action, found in _fault_counts(injector).items()),
+        *((f"{action}s", _counts(strikes)) for action, strikes in _fault_counts(injector).items()),
         *([("bytes cut from NATS", ", ".join(map(str, injector.cut_bytes)))] if injector.cut_bytes else []),
         ("woken late", _counts(verdict.lates)),
         ("repairs", _counts(Counter(verdict.repairs))),
@@ -84,18 +84,18 @@ def faults_of(verdict: Verdict, injector: Injector) -> list[str]:
     }
     return [
         line
-        for kind, found in kinds.items()
+        for kind, faults in kinds.items()
         for line in (
-            *(f"{kind}: {each}" for each in found[:_SHOWN]),
-            *([f"{kind}: and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []),
+            *(f"{kind}: {fault}" for fault in faults[:_SHOWN]),
+            *([f"{kind}: and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []),
         )
     ]
 
 
 def write_json(path: Path, run: Run, verdict: Verdict, injector: Injector) -> None:
     """Write the results as a JSON file."""
-    found = {action: dict(counts) for action, counts in _fault_counts(injector).items()}
-    document = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
+    strikes = {action: dict(counts) for action, counts in _fault_counts(injector).items()}
+    document = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": strikes}
     path.write_text(json.dumps(document, indent=2, default=str) + "\n")
 
 
@@ -111,5 +111,5 @@ def _kind(target: str) -> str:
     return f"{process.partition('-')[0]}{colon}{server.partition('-')[0]}"
 
 
-def _counts(found: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in found.most_common()) or "none"
+def _counts(strikes: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in strikes.most_common()) or "none"

@@ -130,11 +130,11 @@ async def printing_progress(state: RunState, began: float) -> AsyncGenerator[Non
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             load, injector = state.load, state.injector
-            done = sum(count for (action, _), count in injector.counts.items() if action == "kill")
+            kills = sum(count for (action, _), count in injector.counts.items() if action == "kill")
             now = ", ".join(f"{action} {target}" for target, action in injector.now.items())
             state.console.print(
                 f"{time.monotonic() - began:5.0f} s: {load.begun} begun, {load.accepted} accepted, {load.open} open, "
-                f"{done} kills, {sum(injector.counts.values())} faults; {now or 'calm'}",
+                f"{kills} kills, {sum(injector.counts.values())} faults; {now or 'calm'}",
                 highlight=False,
             )
 

@@ -90,11 +90,11 @@ async def wipe(state: RunState) -> Notes:
             return {str(row["status"]): int(row["turns"]) for row in await pool.run(QUERIES["heads"].many)}
 
         async def all_live() -> bool:
-            found = await count_live()
-            return found.get("running", 0) + found.get("suspended", 0) == count
+            live = await count_live()
+            return live.get("running", 0) + live.get("suspended", 0) == count
 
         await until(all_live, 60, f"{count} turns are live")
-        found = await count_live()
+        live = await count_live()
         died = time.time()
         await state.environment.wipe_engine()
         back = time.time()
@@ -108,7 +108,7 @@ async def wipe(state: RunState) -> Notes:
     finally:
         await pool.close()
     return (
-        ("live when wiped", ", ".join(f"{status} {turns}" for status, turns in found.items())),
+        ("live when wiped", ", ".join(f"{status} {turns}" for status, turns in live.items())),
         ("Temporal was away", f"{back - died:.1f} s"),
         (
             "recovery",

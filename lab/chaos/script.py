@@ -38,11 +38,11 @@ def instruction(request: ModelRequest) -> dict[str, Any]:
 
 async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     """Answer with the line of this step: text in chunks, then calls; after the last line, a short text."""
-    given = instruction(request)
-    steps: list[dict[str, Any]] = given["steps"]
+    plan = instruction(request)
+    steps: list[dict[str, Any]] = plan["steps"]
     line: dict[str, Any] = steps[request.step - 1] if request.step <= len(steps) else {"text": "All is done."}
-    _note(given["key"], request, "asked")
-    usage = used(given["key"], request)
+    _note(plan["key"], request, "asked")
+    usage = used(plan["key"], request)
     try:
         if request.attempt <= line.get("fails", 0):
             raise ModelError("rate_limited", "the script says so", retryable=True)
@@ -54,7 +54,7 @@ async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
         for index, call in enumerate(line.get("calls", [])):
             yield ToolCallDelta(index, f"call_{index}", call[0], json.dumps(call[1]))
     finally:  # after an answer, an error, or a cancellation
-        _note(given["key"], request, "over")
+        _note(plan["key"], request, "over")
     yield ModelDone("tool_calls" if line.get("calls") else "stop", usage, usage_kind="exact" if usage else "unknown")
 
 

@@ -69,14 +69,14 @@ class Plan:
                 case Plan():
                     return value.instruction(next(keys))
                 case dict():
-                    return {name: written(each) for name, each in cast("dict[str, Any]", value).items()}
+                    return {name: written(item) for name, item in cast("dict[str, Any]", value).items()}
                 case list():
-                    return [written(each) for each in cast("list[Any]", value)]
+                    return [written(item) for item in cast("list[Any]", value)]
                 case _:
                     return value
 
-        said = {"key": key, "steps": [written(step) for step in self.steps], "ends": self.ends, "joins": self.joins}
-        return json.dumps(said)
+        plan = {"key": key, "steps": [written(step) for step in self.steps], "ends": self.ends, "joins": self.joins}
+        return json.dumps(plan)
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Grower:
         """A turn that waits for one that waits for one …, down to `end`."""
         below = (end or self.leaf()) if depth <= 1 else self.chain(depth - 1, end)
         if self.draw.random() < 0.5:
-            asked = {"expert_profile": self.project_profile, "question": below, "include_history": True}
-            return Plan([{"text": "I ask.", "calls": [["ask_expert", asked]]}, self._last], ("success",))
+            arguments = {"expert_profile": self.project_profile, "question": below, "include_history": True}
+            return Plan([{"text": "I ask.", "calls": [["ask_expert", arguments]]}, self._last], ("success",))
         call = ["delegate_async", {**self._task(below), "wait": True}]
         return Plan([{"calls": [call]}, self._last], ("success",))
 

@@ -1,5 +1,5 @@
 -- What must hold of trees of turns at the end of a run. Each query lists what is wrong, as a sentence in `detail`.
--- A turn is told to stop if its node says by whom (stopped_by): then its batches and its end may be any.
+-- A turn was asked to stop if its node says by whom (stopped_by): then its batches and its end may be any.
 
 -- name: batches_not_decided_once :many
 -- Batches that were not decided, or more than once, as the witness counted (lab/chaos/witness.sql).

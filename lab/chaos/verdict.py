@@ -87,8 +87,8 @@ async def open_witness(url: str) -> None:
     """Have the ledger count the decisions of batches (witness.sql), before anything runs."""
     pool = Pool(url, size=1, name="chaos-witness")
     try:
-        for each in WITNESS.values():
-            await pool.run(each.many)
+        for statement in WITNESS.values():
+            await pool.run(statement.many)
     finally:
         await pool.close()
 
@@ -160,7 +160,7 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
         calls = await pool.run(QUERIES["calls"].one)
         batches = await pool.run(QUERIES["batches"].many)
         verdict.trees += await pool.run(judge_trees)
-        verdict.budgets = {name: int(each) for name, each in (await pool.run(QUERIES["budgets"].one)).items()}
+        verdict.budgets = {name: int(amount) for name, amount in (await pool.run(QUERIES["budgets"].one)).items()}
         try:
             repairs = await pool.run(QUERIES["repairs"].many)
         except asyncpg.UndefinedTableError:
@@ -194,8 +194,8 @@ async def watch_budgets(environment: Environment, verdict: Verdict) -> None:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 for check in checks:
-                    given = {name: values[name] for name in check.parameters}
-                    rows = await pool.run(partial(check.many, **given))
+                    parameters = {name: values[name] for name in check.parameters}
+                    rows = await pool.run(partial(check.many, **parameters))
                     verdict.trees += [f"look {verdict.looks}: {row['detail']}" for row in rows]
             except ServerUnavailable:
                 continue
@@ -206,8 +206,8 @@ async def watch_budgets(environment: Environment, verdict: Verdict) -> None:
 
 async def judge_trees(conn: Connection) -> list[str]:
     """What is wrong with trees, one line for each finding, with the name of its rule."""
-    found = [(name, await rule.many(conn)) for name, rule in TREE_RULES.items()]
-    return [f"{name}: {row['detail']}" for name, rows in found for row in rows]
+    results = [(name, await rule.many(conn)) for name, rule in TREE_RULES.items()]
+    return [f"{name}: {row['detail']}" for name, rows in results for row in rows]
 
 
 def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
@@ -269,7 +269,7 @@ def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> C
 
     Each must be committed once. `first` counts steps that the late worker committed before the other had an answer.
     """
-    found: Counter[str] = Counter()
+    attempts_late: Counter[str] = Counter()
     rows: dict[tuple[str, int], list[Any]] = {}
     for row in committed:
         rows.setdefault((str(row["key"]), int(row["step"])), []).append(row)
@@ -281,13 +281,13 @@ def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> C
     for step in late.steps:
         match rows.get(step, []):
             case [row]:
-                own = row["attempt"] is not None and int(row["attempt"]) == attempts.get(step)
-                found["first" if own else "fenced"] += 1
+                is_first = row["attempt"] is not None and int(row["attempt"]) == attempts.get(step)
+                attempts_late["first" if is_first else "fenced"] += 1
             case []:  # the turn was ended without it
-                found["fenced"] += 1
+                attempts_late["fenced"] += 1
             case _:
-                found["committed twice"] += 1
-    return found
+                attempts_late["committed twice"] += 1
+    return attempts_late
 
 
 async def _audit(environment: Environment, verdict: Verdict) -> None:

@@ -68,31 +68,31 @@ class Place:
 
     def pytest(self, tests: Sequence[str]) -> tuple[int, str]:
         """Run tests with the tree's own packages, which its path puts before those that are installed."""
-        own = {
+        environ = {
             "PYTHONPATH": str(self.tree),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TURNSTILE_TEST_SERVERS": str(self.servers),
         }
         limits = ("-p", "no:cacheprovider", f"--timeout={TIMEOUT_SECONDS}")
         command = (sys.executable, "-m", "pytest", "-q", *limits, *tests)
-        process = subprocess.run(command, cwd=self.tree, env=os.environ | own, capture_output=True, text=True)
+        process = subprocess.run(command, cwd=self.tree, env=os.environ | environ, capture_output=True, text=True)
         return process.returncode, process.stdout + process.stderr
 
 
 def main() -> int:
     """Run the mutations that are wanted; returns 1 unless each was found."""
-    given = _arguments()
-    wanted = [
+    options = _arguments()
+    mutations = [
         mutation
         for mutation in MUTATIONS
-        if given.only.lower() in f"{mutation.section}: {mutation.row} {mutation.test}".lower()
+        if options.only.lower() in f"{mutation.section}: {mutation.row} {mutation.test}".lower()
     ]
-    wanted = [each for each in wanted if not _is_found(each, given.results)]
-    if given.list:
-        for each in wanted:
-            console.print(f"{each.section}: {each.row}… [{each.test}]")
+    mutations = [m for m in mutations if not _is_found(m, options.results)]
+    if options.list:
+        for chosen in mutations:
+            console.print(f"{chosen.section}: {chosen.row}… [{chosen.test}]")
         return 0
-    return asyncio.run(_run(wanted, given))
+    return asyncio.run(_run(mutations, options))
 
 
 def _arguments() -> argparse.Namespace:
@@ -105,8 +105,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _run(wanted: Sequence[Mutation], given: argparse.Namespace) -> int:
-    queue = list(reversed(wanted))
+async def _run(mutations: Sequence[Mutation], options: argparse.Namespace) -> int:
+    queue = list(reversed(mutations))
     results: list[Found] = []
 
     async def work(directory: Path) -> int:
@@ -114,28 +114,30 @@ async def _run(wanted: Sequence[Mutation], given: argparse.Namespace) -> int:
         copy_tree(place.tree)
         async with EmbeddedServers(directory / ".turnstile") as running:
             place.servers.write_text(running.endpoints.model_dump_json(), encoding="utf-8")
-            if given.intact:
-                code, output = await asyncio.to_thread(place.pytest, sorted({each.test for each in wanted}))
+            if options.intact:
+                code, output = await asyncio.to_thread(place.pytest, sorted({m.test for m in mutations}))
                 console.print(output[-6000:])
                 return code
             while queue:
                 mutation = queue.pop()
-                if _is_found(mutation, given.results):  # meanwhile, by another run
+                if _is_found(mutation, options.results):  # meanwhile, by another run
                     continue
                 result = await asyncio.to_thread(place.attempt, mutation)
                 results.append(result)
-                _record(result, f"{len(results)}/{len(wanted)}", given.results)
+                _record(result, f"{len(results)}/{len(mutations)}", options.results)
         return 0
 
     with TemporaryDirectory(prefix="turnstile-conformance-") as directory:
-        processes = 1 if given.intact else given.processes
+        processes = 1 if options.intact else options.processes
         codes = await asyncio.gather(*(work(Path(directory) / str(number)) for number in range(processes)))
-    if given.intact:
+    if options.intact:
         return max(codes)
     missed = [r for r in results if r.verdict != "found"]
     console.print(f"{len(results)} mutations: {len(results) - len(missed)} found")
-    for each in missed:
-        console.print(f"  {each.verdict}: {each.mutation.section}: {each.mutation.row}… [{each.mutation.test}]")
+    for missing in missed:
+        console.print(
+            f"  {missing.verdict}: {missing.mutation.section}: {missing.mutation.row}… [{missing.mutation.test}]"
+        )
     return 1 if missed else 0
 
 

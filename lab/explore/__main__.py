@@ -55,53 +55,53 @@ def read_options() -> argparse.Namespace:
 
 async def main() -> int:
     """Explore; returns the exit code."""
-    given = read_options()
+    options = read_options()
     silence_rules()
     console = Console(width=None if sys.stdout.isatty() else 150)
-    async with databases(given.database_url) as make:
-        if given.replay is not None:
-            return await _replay(make, given.world, given.replay.read_text("utf-8").splitlines(), given.mutation)
-        if given.mutations is not None:
-            return await _mutations(make, console, given.json, given.mutations)
-        names = list(all_worlds()) if given.world == _ALL else [given.world]
-        reports = [await _explore(make, console, name, given) for name in names]
-        pairs = [await _pairs(make, console, name, given) for name in names] if given.pairs else []
+    async with databases(options.database_url) as make:
+        if options.replay is not None:
+            return await _replay(make, options.world, options.replay.read_text("utf-8").splitlines(), options.mutation)
+        if options.mutations is not None:
+            return await _mutations(make, console, options.json, options.mutations)
+        names = list(all_worlds()) if options.world == _ALL else [options.world]
+        reports = [await _explore(make, console, name, options) for name in names]
+        pairs = [await _pairs(make, console, name, options) for name in names] if options.pairs else []
     console.print(worlds_table(reports, pairs))
     bad = [violation for report in reports for violation in report.violations] + [
         violation for pair in pairs for violation in pair.violations
     ]
-    for each in bad[:20]:
-        console.print(shown(each))
-    if given.json is not None:
-        found: list[dict[str, Any]] = [_summary(report) for report in reports]
-        given.json.write_text(json.dumps(found, indent=1), "utf-8")
+    for v in bad[:20]:
+        console.print(shown(v))
+    if options.json is not None:
+        summaries: list[dict[str, Any]] = [_summary(report) for report in reports]
+        options.json.write_text(json.dumps(summaries, indent=1), "utf-8")
     return 1 if bad else 0
 
 
-async def _explore(make: MakeDatabase, console: Console, world: str, given: argparse.Namespace) -> Report:
+async def _explore(make: MakeDatabase, console: Console, world: str, arguments: argparse.Namespace) -> Report:
     began = time.monotonic()
 
-    def told(line: str) -> None:
+    def on_line(line: str) -> None:
         console.print(f"{world} {time.monotonic() - began:7.1f} s  {line}", highlight=False)
 
     options = Options(
-        states=given.states,
-        seed=given.seed,
-        first_only=given.first,
-        told=told,
-        net=not given.no_net,
-        seconds=given.seconds,
+        states=arguments.states,
+        seed=arguments.seed,
+        first_only=arguments.first,
+        on_line=on_line,
+        net=not arguments.no_net,
+        seconds=arguments.seconds,
     )
-    urls = [await mutate(await make(all_worlds()[world]), given.mutation) for _ in range(given.processes)]
-    async with process_crew(urls, world, given.mutation) as crew:
+    urls = [await mutate(await make(all_worlds()[world]), arguments.mutation) for _ in range(arguments.processes)]
+    async with process_crew(urls, world, arguments.mutation) as crew:
         return await explore(world, crew, options)
 
 
-async def _pairs(make: MakeDatabase, console: Console, world: str, given: argparse.Namespace) -> PairsReport:
+async def _pairs(make: MakeDatabase, console: Console, world: str, arguments: argparse.Namespace) -> PairsReport:
     console.print(f"{world}: pairs at once")
-    url = await mutate(await make(all_worlds()[world]), given.mutation)
-    with mutated(given.mutation):
-        return await try_pairs(url, all_worlds()[world], most=given.pairs)
+    url = await mutate(await make(all_worlds()[world]), arguments.mutation)
+    with mutated(arguments.mutation):
+        return await try_pairs(url, all_worlds()[world], most=arguments.pairs)
 
 
 async def _replay(make: MakeDatabase, world: str, moves: list[str], mutation: str | None) -> int:
@@ -112,26 +112,26 @@ async def _replay(make: MakeDatabase, world: str, moves: list[str], mutation: st
             broken = await Explorer(place, all_worlds()[world]).replay([move for move in moves if move.strip()])
     finally:
         await place.close()
-    for each in broken:
-        Console().print(each, highlight=False)
+    for line in broken:
+        Console().print(line, highlight=False)
     return 1 if broken else 0
 
 
 async def _mutations(make: MakeDatabase, console: Console, out: Path | None, words: list[str]) -> int:
     """Explore every mutation, or those whose names have one of the words."""
-    found: list[tuple[Mutation, float, Violation | None]] = []
+    results: list[tuple[Mutation, float, Violation | None]] = []
     for mutation in MUTATIONS:
         if words and not any(word in mutation.name for word in words):
             continue
         began = time.monotonic()
         violation = await find_mutation(make, mutation)
-        found.append((mutation, time.monotonic() - began, violation))
+        results.append((mutation, time.monotonic() - began, violation))
         console.print(f"{mutation.name}: {'NOT FOUND' if violation is None else violation.what}", highlight=False)
-    console.print(mutations_table(found))
+    console.print(mutations_table(results))
     if out is not None:
-        told = [{"mutation": each.name, "seconds": s, "found": v and asdict(v)} for each, s, v in found]
-        await asyncio.to_thread(out.write_text, json.dumps(told, indent=1), "utf-8")
-    return 0 if all(violation is not None for _, _, violation in found) else 1
+        rows = [{"mutation": m.name, "seconds": s, "found": v and asdict(v)} for m, s, v in results]
+        await asyncio.to_thread(out.write_text, json.dumps(rows, indent=1), "utf-8")
+    return 0 if all(violation is not None for _, _, violation in results) else 1
 
 
 async def find_mutation(make: MakeDatabase, mutation: Mutation) -> Violation | None:

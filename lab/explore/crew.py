@@ -82,11 +82,11 @@ class ProcessCrew(Crew):
     async def start(self) -> bytes:
         for member in self._members:
             member.send(_Ask("start"))
-        found: list[bytes] = [await asyncio.to_thread(member.recv) for member in self._members]
-        if len(set(found)) != 1:
+        digests: list[bytes] = [await asyncio.to_thread(member.recv) for member in self._members]
+        if len(set(digests)) != 1:
             raise RuntimeError("the processes do not start from one ledger")
-        self._owners[found[0]] = 0
-        return found[0]
+        self._owners[digests[0]] = 0
+        return digests[0]
 
     async def work(self, job: Job, digests: Sequence[bytes]) -> AsyncGenerator[Any]:
         queues: list[list[bytes]] = [[] for _ in self._members]
@@ -102,7 +102,7 @@ class ProcessCrew(Crew):
                 if not self._send(job, queues, number):
                     del waiting[member]
                 for result in results:
-                    reached = [each.digest for each in result.made] if job == "expand" else [result.reached]
+                    reached = [m.digest for m in result.made] if job == "expand" else [result.reached]
                     for digest in reached:
                         self._owners.setdefault(digest, number)
                     yield result
@@ -114,13 +114,13 @@ class ProcessCrew(Crew):
             count = min(len(queues[rich]) - share, share - len(queues[poor]))
             if count < _WORTH_GIVING:
                 continue
-            given, queues[rich] = queues[rich][-count:], queues[rich][:-count]
-            self._members[rich].send(_Ask("give", given))
+            moved, queues[rich] = queues[rich][-count:], queues[rich][:-count]
+            self._members[rich].send(_Ask("give", moved))
             states = await asyncio.to_thread(self._members[rich].recv)
             self._members[poor].send(_Ask("take", states=states))
             await asyncio.to_thread(self._members[poor].recv)
-            self._owners.update(dict.fromkeys(given, poor))
-            queues[poor] += given
+            self._owners.update(dict.fromkeys(moved, poor))
+            queues[poor] += moved
 
     def _send(self, job: Job, queues: list[list[bytes]], number: int) -> bool:
         chunk, queues[number] = queues[number][:_CHUNK], queues[number][_CHUNK:]

@@ -110,8 +110,8 @@ class Explorer:
         moves = self.world.moves(view)
         broken = await self._audit(digest, rows)
         marks = self._marks(view, moves)
-        foretold = {move.name: found for move in moves if (found := self._foretell(digest, rows, move, marks))}
-        spared = {name: found for name, found in foretold.items() if self._may_spare()}
+        foretold = {move.name: change for move in moves if (change := self._foretell(digest, rows, move, marks))}
+        spared = {name: change for name, change in foretold.items() if self._may_spare()}
         quiet = [move for move in moves if move.name in met.quiet and move.name not in spared]
         results = spared | await self._make_quietly(digest, rows, quiet)
         for move in moves:
@@ -132,9 +132,9 @@ class Explorer:
         """What the audit and the world's checks find in the state."""
         self._audited.add(digest)
         broken = list(self.world.checks(View(rows)))
-        if wanted := self._auditor.wanted(rows):
+        if rules := self._auditor.wanted(rows):
             await self.place.load(rows)
-            broken += await self._auditor.audit(self.place.loader, wanted)
+            broken += await self._auditor.audit(self.place.loader, rules)
         return broken
 
     def _meet(self, state: State, quiet: frozenset[str] = frozenset()) -> None:

@@ -51,18 +51,18 @@ class Graph:
         self._by.append(self._number(move))
         return True
 
-    def record(self, found: Expanded) -> None:
+    def record(self, expanded: Expanded) -> None:
         """The moves of a state; the states to which they lead are added before."""
-        number = self.numbers[found.digest]
+        number = self.numbers[expanded.digest]
         while len(self._edges) <= number:
             self._edges.append(array("L"))
         edges = self._edges[number]
-        for each in found.made:
-            edges.extend((self._number(each.move) * 2 + each.repeats, self.numbers[each.digest]))
-            self.answers[each.move.split()[0] if not each.move.startswith("net ") else each.move, each.answer] += 1
-        self.transitions += len(found.made)
+        for state in expanded.made:
+            edges.extend((self._number(state.move) * 2 + state.repeats, self.numbers[state.digest]))
+            self.answers[state.move.split()[0] if not state.move.startswith("net ") else state.move, state.answer] += 1
+        self.transitions += len(expanded.made)
         self.expanded += 1
-        if not found.left:
+        if not expanded.left:
             self.over.add(number)
 
     def is_expanded(self, digest: bytes) -> bool:

@@ -376,13 +376,13 @@ def mutated(name: str | None) -> Generator[None]:
         yield
         return
     every = cast("dict[str, Query]", all_queries())
-    right = {each.name: each for each in every.values() if mutation.query in (each.name, each.variant_of)}
-    for each in right.values():
-        old, new = (_numbered(text, each) for text in (mutation.old, mutation.new))
-        count = each.sql.count(old)
-        if count != 1 and (count or each.variant_of is None):  # a variant may lack the part
-            raise ValueError(f"{name}: the text to replace is {count} times in {each.name}")
-        every[each.name] = replace(each, sql=each.sql.replace(old, new))
+    right = {q.name: q for q in every.values() if mutation.query in (q.name, q.variant_of)}
+    for statement in right.values():
+        old, new = (_numbered(text, statement) for text in (mutation.old, mutation.new))
+        count = statement.sql.count(old)
+        if count != 1 and (count or statement.variant_of is None):  # a variant may lack the part
+            raise ValueError(f"{name}: the text to replace is {count} times in {statement.name}")
+        every[statement.name] = replace(statement, sql=statement.sql.replace(old, new))
     try:
         yield
     finally:
@@ -416,4 +416,4 @@ def _named(name: str | None) -> Mutation | None:
 def _numbered(text: str, query: Query) -> str:
     """The text with parameters as the statement has them."""
     numbers = {name: f"${number}" for number, name in enumerate(query.parameters, 1)}
-    return re.sub(r"(?<![:\w]):([a-z_]+)\b", lambda found: numbers.get(found[1], found[0]), text)
+    return re.sub(r"(?<![:\w]):([a-z_]+)\b", lambda match: numbers.get(match[1], match[0]), text)

@@ -122,10 +122,8 @@ class LostEngine(Reconciler):
         )
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
-        found = await self.pool.run(
-            lambda conn: statement("knows_workflow").one(conn, agent_turn_id=turn.agent_turn_id)
-        )
-        return Workflow(known=found["known"])
+        row = await self.pool.run(lambda conn: statement("knows_workflow").one(conn, agent_turn_id=turn.agent_turn_id))
+        return Workflow(known=row["known"])
 
 
 def rules_on(pool: Pool) -> dict[str, Rule[Any]]:
@@ -149,8 +147,8 @@ def rule_move(name: str) -> Move:
 
     async def do(pool: Pool) -> str:
         rule = rules_on(pool)[name]
-        found = await rule.find(pool.run)
-        return f"mended {await rule.mend(found)}" if found else "nothing"
+        rows = await rule.find(pool.run)
+        return f"mended {await rule.mend(rows)}" if rows else "nothing"
 
     part = _PARTS.get(name, "net")
     return Move(f"net {name}", do, repeats=False, single=False, part=part, alone=name in _CLAIMS)

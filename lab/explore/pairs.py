@@ -106,26 +106,26 @@ async def try_pairs(url: str, world: World, *, most: int, states: int = 400, fir
 async def _find_pairs(explorer: Explorer, graph: Graph, states: int) -> list[_Pair]:
     """The pairs of moves that write, each in the first states where both do."""
     graph.add(await explorer.start(), 0, "")
-    found: dict[tuple[str, str], list[_Pair]] = {}
+    pairs: dict[tuple[str, str], list[_Pair]] = {}
     while graph.expanded < min(states, len(graph.digests)):
         digest = graph.digests[graph.expanded]
         expanded = await explorer.expand(digest)
-        for each in expanded.made:
-            graph.add(each.digest, graph.numbers[digest], each.move)
+        for state in expanded.made:
+            graph.add(state.digest, graph.numbers[digest], state.move)
         graph.record(expanded)
         moves = {move.name: move for move in explorer.world.moves(View(dict(explorer.state(digest).rows)))}
         wrote = {
-            each.move: _written(explorer, digest, each.digest)
-            for each in expanded.made
-            if each.digest != digest and moves[each.move].single
+            m.move: _written(explorer, digest, m.digest)
+            for m in expanded.made
+            if m.digest != digest and moves[m.move].single
         }
         for first, second in combinations_with_replacement(sorted(wrote), 2):
-            known = found.setdefault((first, second), [])
+            known = pairs.setdefault((first, second), [])
             if len(known) < _STATES_A_PAIR:
                 known.append(
                     _Pair(digest, first, second, tuple(sorted(wrote[first] | wrote[second], key=_first_locked)))
                 )
-    return [pair for place in range(_STATES_A_PAIR) for known in found.values() for pair in known[place : place + 1]]
+    return [pair for place in range(_STATES_A_PAIR) for known in pairs.values() for pair in known[place : place + 1]]
 
 
 def _written(explorer: Explorer, before: bytes, after: bytes) -> set[Key]:

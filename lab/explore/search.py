@@ -47,7 +47,7 @@ class Options:
     """Whether the net is followed from every state to the end."""
     seconds: float = float("inf")
     """When to stop expanding; the states of the depth in hand stay met."""
-    told: Callable[[str], None] = lambda _: None
+    on_line: Callable[[str], None] = lambda _: None
 
 
 async def explore(world: str, crew: Crew, options: Options) -> Report:
@@ -75,9 +75,9 @@ async def _search(crew: Crew, options: Options, report: Report) -> None:
         if options.seed is not None:
             dice.shuffle(level)
         for first in range(0, len(level), _SLICE):
-            async for found in crew.work("expand", level[first : first + _SLICE]):
-                _take(found, report)
-            options.told(f"depth {graph.depth}: {graph.expanded} states expanded, {len(graph.digests)} met")
+            async for expanded in crew.work("expand", level[first : first + _SLICE]):
+                _take(expanded, report)
+            options.on_line(f"depth {graph.depth}: {graph.expanded} states expanded, {len(graph.digests)} met")
             if (report.violations and options.first_only) or time.monotonic() > until:
                 return
         graph.depth += 1
@@ -85,14 +85,14 @@ async def _search(crew: Crew, options: Options, report: Report) -> None:
     report.violations += list(graph.unrepeatable())[:20]
 
 
-def _take(found: Expanded, report: Report) -> None:
+def _take(expanded: Expanded, report: Report) -> None:
     graph = report.graph
-    number = graph.numbers[found.digest]
-    report.violations += [Violation(what, graph.path(number)) for what in found.broken]
-    for each in found.made:
-        report.violations += [Violation(what, (*graph.path(number), each.move)) for what in each.broken]
-        graph.add(each.digest, number, each.move)
-    graph.record(found)
+    number = graph.numbers[expanded.digest]
+    report.violations += [Violation(what, graph.path(number)) for what in expanded.broken]
+    for state in expanded.made:
+        report.violations += [Violation(what, (*graph.path(number), state.move)) for what in state.broken]
+        graph.add(state.digest, number, state.move)
+    graph.record(expanded)
 
 
 async def _walk(
@@ -102,14 +102,14 @@ async def _walk(
     graph = report.graph
     rounds: dict[bytes, Round] = {}
     started = [digest for digest in graph.digests if graph.is_expanded(digest)]
-    wanted = list(started)
-    while wanted:
+    digests = list(started)
+    while digests:
         reached: dict[bytes, None] = {}
-        async for each in crew.work(how, wanted):
-            rounds[each.digest] = each
-            reached[each.reached] = None
-        wanted = [digest for digest in reached if digest not in rounds]
-        options.told(f"net {how}: rounds from {len(rounds)} states")
+        async for finished in crew.work(how, digests):
+            rounds[finished.digest] = finished
+            reached[finished.reached] = None
+        digests = [digest for digest in reached if digest not in rounds]
+        options.on_line(f"net {how}: rounds from {len(rounds)} states")
     lengths: dict[bytes, int] = {}
     longest = (0, ())
     for digest in started:
@@ -123,10 +123,10 @@ async def _walk(
         elif length > longest[0]:
             longest = (length, graph.path(number))
     report.violations += [
-        Violation(f"in a round of the net, {how}: {what}", graph.path(graph.numbers[each.digest]))
-        for each in rounds.values()
-        for what in each.broken
-        if each.digest in graph.numbers
+        Violation(f"in a round of the net, {how}: {what}", graph.path(graph.numbers[r.digest]))
+        for r in rounds.values()
+        for what in r.broken
+        if r.digest in graph.numbers
     ][:20]
     return longest
 
@@ -144,6 +144,6 @@ def _length(digest: bytes, rounds: dict[bytes, Round], lengths: dict[bytes, int]
         else:
             path.append(here)
             here = step.reached
-    for each in reversed(path):
-        lengths[each] = min(_LONGEST, lengths[rounds[each].reached] + 1)
+    for digest_met in reversed(path):
+        lengths[digest_met] = min(_LONGEST, lengths[rounds[digest_met].reached] + 1)
     return lengths[digest]

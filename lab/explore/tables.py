@@ -35,12 +35,12 @@ def worlds_table(reports: Sequence[Report], pairs: Sequence[PairsReport]) -> Tab
     return table
 
 
-def mutations_table(found: Sequence[tuple[Mutation, float, Violation | None]]) -> Table:
+def mutations_table(results: Sequence[tuple[Mutation, float, Violation | None]]) -> Table:
     """A line for each mutation, with the shortest path that shows it."""
     table = Table(title="Mutations", show_lines=True)
     for name in ("mutation", "found as", "moves", "shortest path", "seconds"):
         table.add_column(name)
-    for mutation, seconds, violation in found:
+    for mutation, seconds, violation in results:
         what, path = ("not found", ()) if violation is None else (violation.what, violation.path)
         table.add_row(mutation.name, Text(what[:160]), str(len(path)), Text("; ".join(path)), f"{seconds:.0f}")
     return table

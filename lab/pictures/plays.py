@@ -84,8 +84,8 @@ which moves the totals by less than half a percent.
 
 def _fork(*tasks: tuple[str, str, str], **fields: object) -> tuple[str, JsonObject]:
     children: list[JsonObject] = [
-        {"target_strategy": "new", "target_ref": profile, "instruction": asked, "label": label}
-        for profile, asked, label in tasks
+        {"target_strategy": "new", "target_ref": profile, "instruction": instruction, "label": label}
+        for profile, instruction, label in tasks
     ]
     arguments: dict[str, object] = {"tasks": children, "join": "all", **fields}
     return "fork_join", arguments  # pyright: ignore[reportReturnType] -- JSON, built of JSON
@@ -371,11 +371,11 @@ def at_pace(pace: float) -> dict[str, Script]:
 
 def _answer(request: ModelRequest) -> ScriptLine:
     """The line of the play that was asked for last, for this step and attempt."""
-    said = [message.content for message in request.messages if message.role == "user"]
-    asked = next((each for each in reversed(said) if each in PLAYS), None)
-    if asked is None:
-        return _everyday(request, said[-1] if said else "")
-    steps = PLAYS[asked]
+    messages = [message.content for message in request.messages if message.role == "user"]
+    instruction = next((m for m in reversed(messages) if m in PLAYS), None)
+    if instruction is None:
+        return _everyday(request, messages[-1] if messages else "")
+    steps = PLAYS[instruction]
     step = steps[min(request.step, len(steps)) - 1]
     tried = (step,) if isinstance(step, Line) else step
     return _line(request, tried[min(request.attempt, len(tried)) - 1])
@@ -383,11 +383,11 @@ def _answer(request: ModelRequest) -> ScriptLine:
 
 def _line(request: ModelRequest, line: Line) -> ScriptLine:
     calls = tuple(ScriptCall(name=name, arguments=arguments) for name, arguments in line.calls)
-    said = len(line.text) + sum(len(str(arguments)) for _, arguments in line.calls)
+    characters = len(line.text) + sum(len(str(arguments)) for _, arguments in line.calls)
     error = (
         None if line.error is None else ScriptError(code=line.error, retryable=line.retryable, retry_after_seconds=0.4)
     )
-    usage, cost = _usage(request, said // _CHARACTERS_A_TOKEN, line.read)
+    usage, cost = _usage(request, characters // _CHARACTERS_A_TOKEN, line.read)
     return ScriptLine(
         text=line.text,
         tool_calls=calls,
@@ -399,14 +399,14 @@ def _line(request: ModelRequest, line: Line) -> ScriptLine:
     )
 
 
-def _everyday(request: ModelRequest, asked: str) -> ScriptLine:
+def _everyday(request: ModelRequest, instruction: str) -> ScriptLine:
     """An answer in one step; its size, and whether it fails, follow from the instruction's text."""
-    drawn = zlib.crc32(asked.encode())
+    drawn = zlib.crc32(instruction.encode())
     if drawn % _FAILED_OF == 0:
         refused = ScriptError(code="content_filtered", message="the provider refused the request", retryable=False)
         return ScriptLine(error=refused)
     usage, cost = _usage(request, 160 + drawn % 700, drawn % 5_000)
-    topic = asked.rstrip(".").partition(": ")[2] or asked
+    topic = instruction.rstrip(".").partition(": ")[2] or instruction
     return ScriptLine(text=f"Done: {topic}. The text is in the catalogue.", usage=usage, response_cost=cost)
 
 

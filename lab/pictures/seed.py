@@ -168,12 +168,12 @@ def shop_tools(project: ProjectId, pace: float, telemetry: Telemetry = SILENT) -
         most: The most passages.
         """
         await asyncio.sleep(0.6 * pace)
-        found = [
+        products = [
             f"{query}: refund first, claim from the carrier within seven days.",
             "Refunds above 50 € are decided by a person.",
             "Offer a replacement while the title is in stock.",
         ]
-        return found[:most]
+        return products[:most]
 
     @service.tool(target="shop", suffix="stock", timeout_seconds=20)
     async def stock(title: str) -> dict[str, int]:
@@ -190,7 +190,7 @@ def shop_tools(project: ProjectId, pace: float, telemetry: Telemetry = SILENT) -
 
         order: The number of the order.
         amount: How much, in euros.
-        reason: What the customer is told.
+        reason: What the customer reads.
         tell_customer: Whether to send a mail.
         """
         await asyncio.sleep(0.8 * pace)
@@ -358,16 +358,16 @@ class Shop:
         """The open question of a turn, once it has one."""
         for _ in range(_TRIES):
             answer = await self.web["nadia"].get("/v1/interrupts", params={"status": "open", "limit": 200})
-            for each in answer.raise_for_status().json()["interrupts"]:
-                if each["agent_turn_id"] == turn:
-                    return each
+            for interrupt in answer.raise_for_status().json()["interrupts"]:
+                if interrupt["agent_turn_id"] == turn:
+                    return interrupt
             await asyncio.sleep(_PAUSE_SECONDS)
         raise TimeoutError(f"turn {turn} asks nobody")
 
-    async def decide(self, who: str, asked: dict[str, Any], decision: str, **fields: object) -> None:
+    async def decide(self, who: str, interrupt: dict[str, Any], decision: str, **fields: object) -> None:
         """Decide what a turn asks."""
-        body = {"decision": decision, "action_digest": asked["action_digest"], **fields}
-        answer = await self.web[who].post(f"/v1/interrupts/{asked['interrupt_id']}/decision", json=body)
+        body = {"decision": decision, "action_digest": interrupt["action_digest"], **fields}
+        answer = await self.web[who].post(f"/v1/interrupts/{interrupt['interrupt_id']}/decision", json=body)
         answer.raise_for_status()
 
 
@@ -480,6 +480,6 @@ async def close_shop(shop: Shop) -> None:
     """Stop what is still going on."""
     for agent in AGENTS:
         listed = await shop.web["nadia"].get("/v1/turns", params={"agent_id": agent, "limit": 20})
-        for each in listed.raise_for_status().json()["turns"]:
-            if each["ended_at"] is None:
-                await shop.client.request("stop", {"agent_turn_id": each["agent_turn_id"], "cascade": "all"})
+        for turn in listed.raise_for_status().json()["turns"]:
+            if turn["ended_at"] is None:
+                await shop.client.request("stop", {"agent_turn_id": turn["agent_turn_id"], "cascade": "all"})

@@ -1,6 +1,6 @@
 """The picture of docs/observability.md: the spans of a tree as a collector received them, as bars over time.
 
-The demo project's Rafael asks three readers at once, each of which searches the web; worker, bridge and tools tell a
+The demo project's Rafael asks three readers at once, each of which searches the web; worker, bridge and tools send a
 collector on loopback. Nothing is drawn that it did not receive.
 """
 

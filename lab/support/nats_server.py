@@ -122,7 +122,7 @@ class NatsCluster:
         return ",".join(server.url for server in self.servers)
 
     def named(self, name: str) -> NatsServer:
-        """The server of this name, as JetStream tells its leaders."""
+        """The server of this name, as JetStream names its leaders."""
         return self.servers[int(name.removeprefix("n"))]
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class NatsCluster:
     def _server(self, number: int, road: Callable[[int, int], int]) -> NatsServer:
         others = ",".join(f"nats://127.0.0.1:{road(number, there)}" for there in range(3) if there != number)
         here = f"nats://127.0.0.1:{self.routes[number]}"
-        # told to the others as an address where nobody listens, so that they keep to the roads
+        # advertised to the others as an address where nobody listens, so that they keep to the roads
         advertised = ("--cluster_advertise", f"127.0.0.1:{unused_port()}")
         server = NatsServer(
             "--name", f"n{number}", "--cluster_name", "test", "--cluster", here, "--routes", others, *advertised

@@ -1,6 +1,6 @@
 """What a power failure leaves of a nats-server's store: what it wrote and had not synced is gone.
 
-`strace` watches the server from `watch` on, and tells each write of a file of messages (`*.blk`), each fsync, and which
+`strace` watches the server from `watch` on, and prints each write to a message file (`*.blk`), each fsync, and which
 of the other files are written with O_SYNC. After a SIGKILL, `cut` makes the store what the disk would have had:
 
 - a file of messages ends where it ended when its last completed fsync began, or when `watch` was called;
@@ -35,7 +35,7 @@ STRACE = shutil.which("strace")
 
 @dataclass
 class Trace:
-    """What a trace tells: how long each file was at its last fsync, and which were written through."""
+    """What a trace says: how long each file was at its last fsync, and which were written through."""
 
     synced: dict[str, int] = field(default_factory=dict[str, int])
     durable: set[str] = field(default_factory=set[str])

@@ -44,23 +44,23 @@ def draw_turn(stages: Result, turn: Result | None, path: Path) -> bool:
     if picture is None:
         return False
     whole = stages.value("a turn alone, request to event p50") or 0.0
-    shown = [stage for stage in _stages(stages) if stage.took >= whole * _SMALLEST]
+    large = [stage for stage in _stages(stages) if stage.took >= whole * _SMALLEST]
     cpu = [] if turn is None else [(name, value, who) for name, key, who in _CPU if (value := turn.value(key))]
     picture.get_layout_engine().set(w_pad=0.2, h_pad=0.12)
     if cpu:
-        upper, lower = picture.subplots(2, 1, height_ratios=(len(shown) + 2.6, len(cpu) + 0.6))
+        upper, lower = picture.subplots(2, 1, height_ratios=(len(large) + 2.6, len(cpu) + 0.6))
         _draw_cpu(lower, cpu)
     else:
         upper = picture.subplots()
-    _draw_stages(upper, shown, whole)
-    _draw_legend(picture, shown)
+    _draw_stages(upper, large, whole)
+    _draw_legend(picture, large)
     picture.savefig(path, dpi=150)
     return True
 
 
 def _stages(result: Result) -> list[Stage]:
-    found = result.details["stages"]
-    return [Stage.model_validate(each) for each in found] if isinstance(found, list) else []
+    values = result.details["stages"]
+    return [Stage.model_validate(v) for v in values] if isinstance(values, list) else []
 
 
 def _draw_stages(axes: _Axes, stages: Sequence[Stage], whole: float) -> None:

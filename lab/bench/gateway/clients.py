@@ -1,7 +1,7 @@
 """Clients of a gateway's streams: `python -m lab.bench.gateway.clients` reads one line of JSON and answers with one.
 
 Each reads a turn's events over a bare socket, since an HTTP client would cost more than the gateway; cuts its
-connection where it is told to, in the midst of what has come; and goes on with the id of the last event, at the next
+connection where the plan says so, in the midst of what has come; and goes on with the id of the last event, at the next
 address if the one before is gone. Times are the machine's monotonic clock, which all its processes share.
 """
 
@@ -65,7 +65,7 @@ class Answer(Strict):
     """Those that ended in the midst of an event."""
     refused: dict[int, int] = Field(default_factory=dict)
     """Connections whose request had another answer than 200, by that."""
-    told: int = 0
+    reconnects: int = 0
     """Times that a gateway said that it stops."""
     exact: bool = False
     """Whether the text that it folded is the turn's."""
@@ -102,8 +102,8 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._raw += data
         if not self.status:
-            head, found, rest = bytes(self._raw).partition(b"\r\n\r\n")
-            if not found:
+            head, separator, rest = bytes(self._raw).partition(b"\r\n\r\n")
+            if not separator:
                 return
             self.status, self._raw = int(head.split(b" ", 2)[1]), bytearray(rest)
         if self.status != HTTPStatus.OK:
@@ -188,7 +188,7 @@ class Fold:
             self._steps.pop(step, None)
             self._place.pop(step, None)
         elif kind == "reconnect":
-            self.answer["told"] += 1
+            self.answer["reconnects"] += 1
         elif kind == "outcome":
             self.over = True
             output: dict[str, Any] | None = json.loads(data)["output"]
@@ -239,11 +239,11 @@ async def read(reader: Reader, shared: Readers) -> Answer:
         while not fold.over:
             left = len(cuts)
             place = urlsplit(shared.urls[gateway % len(shared.urls)])
-            asked = request(reader.turn, place.netloc, shared.token, fold.last)
+            request_bytes = request(reader.turn, place.netloc, shared.token, fold.last)
             halved = False
             try:
                 _, stream = await asyncio.get_running_loop().create_connection(
-                    lambda asked=asked: Stream(asked, take), place.hostname or "", place.port or 80
+                    lambda sent=request_bytes: Stream(sent, take), place.hostname or "", place.port or 80
                 )
                 await stream.over
                 halved = stream.halved and stream.status == HTTPStatus.OK

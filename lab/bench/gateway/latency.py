@@ -34,23 +34,23 @@ async def measure_latency(system: System, gateway: GatewayProcess, bars: Bars, l
         heard.append((time.perf_counter(), data))
 
     filters = [subjects.agent_chunk(system.project, CHANNEL, agent) for agent in agents]
-    subscriptions = [await environment.conn.hear(each, on_chunk) for each in filters]
+    subscriptions = [await environment.conn.hear(f, on_chunk) for f in filters]
     cpu = gateway.cpu()
     async with open_clients(gateway, label) as clients:
         with bars.bar("gateway: latency", 1) as advance:
             turns = [await system.load.enqueue(agent) for agent in agents]
             readers = tuple(Reader(turn=turn) for turn in turns)
             share = Readers(urls=(gateway.url,), token=gateway.token, readers=readers, timed=True)
-            [found], _ = await read_all(gateway, clients, [share])
+            [answers], _ = await read_all(gateway, clients, [share])
             for turn in turns:
                 await system.load.wait(turn)
             advance(1)
     cpu = gateway.cpu() - cpu
     for subscription in subscriptions:
         await environment.conn.unsubscribe(subscription)
-    open_at = max(answer.began for answer in found.answers) + plan.stream_seconds * _OPENED
-    added = _added(found.answers, heard, open_at)
-    while_opening = _added(found.answers, heard, 0.0, open_at)
+    open_at = max(answer.began for answer in answers.answers) + plan.stream_seconds * _OPENED
+    added = _added(answers.answers, heard, open_at)
+    while_opening = _added(answers.answers, heard, 0.0, open_at)
     p50, p95, p99 = spread(f"chunk from NATS to client, {plan.sse_paced} streams", added)
     return [
         p50,

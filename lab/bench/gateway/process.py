@@ -42,8 +42,11 @@ async def open_gateway(system: System) -> AsyncGenerator[GatewayProcess]:
     """Start a gateway for the system's project; open files are raised to what this user may have."""
     allow_files()
     environment = system.environment
-    own = {"requests_per_second": 0.0, "slow_reader_seconds": environment.plan.slow_seconds}  # all clients: one token
-    config, _ = environment.config("gateway", {"gateway": own})
+    gateway_settings = {
+        "requests_per_second": 0.0,
+        "slow_reader_seconds": environment.plan.slow_seconds,
+    }  # all clients: one token
+    config, _ = environment.config("gateway", {"gateway": gateway_settings})
     secret, _ = await environment.pool.run(lambda conn: add_token(conn, system.project, GatewayRole.CLIENT))
     words = [*TURNSTILE, "gateway", "--config", str(config)]
     async with child("gateway", words, environment.directory / "gateway.log") as process:
@@ -55,8 +58,8 @@ async def open_gateway(system: System) -> AsyncGenerator[GatewayProcess]:
 def allow_files() -> None:
     """Let this process and its children open as many files as the system allows, at most 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    limit = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 @asynccontextmanager
@@ -69,8 +72,8 @@ async def open_clients(gateway: GatewayProcess, name: str, processes: int = 1) -
             log = gateway.environment.directory / f"{label}.log"
             words = ("-m", "lab.bench.gateway.clients")
             started.append(await stack.enter_async_context(child(label, words, log, piped=True)))
-        for each in started:
-            await _line(each)
+        for client in started:
+            await _line(client)
         yield started
 
 
@@ -78,7 +81,7 @@ async def read_all(
     gateway: GatewayProcess, processes: Sequence[Child], shares: Sequence[Readers]
 ) -> tuple[list[Answers], float]:
     """Let each process read a share; returns the answers and the gateway's peak memory; raises `BenchError`."""
-    reading = asyncio.gather(*(_read(each, share) for each, share in zip(processes, shares, strict=False)))
+    reading = asyncio.gather(*(_read(client, share) for client, share in zip(processes, shares, strict=False)))
     peak = gateway.memory_mb()
     while not reading.done():
         await asyncio.wait([reading], timeout=_POLL_SECONDS)

@@ -33,15 +33,15 @@ async def measure_slow(system: System, gateway: GatewayProcess, bars: Bars) -> l
     timed = asyncio.create_task(measure_latency(system, gateway, bars, "beside"))
     seconds = 0.0
     try:
-        while (left := sum(_open(each) for each in stuck)) and time.perf_counter() - began < _LONGEST_SECONDS:
+        while (left := sum(_open(client) for client in stuck)) and time.perf_counter() - began < _LONGEST_SECONDS:
             peak = max(peak, gateway.memory_mb())
             await asyncio.sleep(_POLL_SECONDS)
             seconds = time.perf_counter() - began
         others = await timed
     finally:
         timed.cancel()
-        for each in stuck:
-            each.close()
+        for client in stuck:
+            client.close()
     return [
         Figure(name="stuck clients", value=len(stuck)),
         Figure(name="stuck clients that were not cut", value=left, goal=at_most(0)),

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from lab.bench.agents import add_players, told_text
+from lab.bench.agents import add_players, streamed_text
 from lab.bench.bars import Bars
 from lab.bench.figures import Figure, at_most, ratio
 from lab.bench.gateway.clients import Answer, Reader, Readers, split
@@ -11,7 +11,7 @@ from lab.bench.gateway.process import GatewayProcess, open_clients, read_all
 from lab.bench.plan import Plan
 from lab.bench.system import System
 
-SCRIPT = "bench_told"
+SCRIPT = "bench_sse"
 _SEED = 7
 _PROCESSES = 2
 _RAMP = 0.1
@@ -21,23 +21,23 @@ _RAMP = 0.1
 async def measure_streams(system: System, gateway: GatewayProcess, bars: Bars) -> list[Figure]:
     """Let the plan's clients read the plan's turns at once."""
     plan, environment = system.environment.plan, system.environment
-    agents = await add_players(environment.pool, system.project, environment.target, SCRIPT, "told", plan.sse_turns)
+    agents = await add_players(environment.pool, system.project, environment.target, SCRIPT, "sse", plan.sse_turns)
     began_mb, began_cpu = gateway.memory_mb(), gateway.cpu()
     async with open_clients(gateway, "streams", _PROCESSES) as clients:
         with bars.bar("gateway: streams", 1) as advance:
             turns = [await system.load.enqueue(agent) for agent in agents]
             drawn = random.Random(_SEED)  # noqa: S311 -- the same cuts in every run
             readers = [_reader(plan, turns[n % len(turns)], drawn) for n in range(plan.sse_clients)]
-            text = told_text(plan)
+            text = streamed_text(plan)
             shares = [
                 Readers(urls=(gateway.url,), token=gateway.token, readers=part, text=text)
                 for part in split(readers, _PROCESSES)
             ]
-            found, peak = await read_all(gateway, clients, shares)
+            answers_read, peak = await read_all(gateway, clients, shares)
             for turn in turns:
                 await system.load.wait(turn)
             advance(1)
-    answers, cpu = [answer for each in found for answer in each.answers], gateway.cpu() - began_cpu
+    answers, cpu = [answer for a in answers_read for answer in a.answers], gateway.cpu() - began_cpu
     return [*_exactness(answers), *_costs(plan, answers, cpu, peak - began_mb, peak)]
 
 

@@ -48,8 +48,8 @@ async def add_past(
     async with connected(url) as conn:
 
         async def run(name: str, **part: int) -> None:
-            each, known = statements[name], values | part
-            await each.many(conn, **{key: known[key] for key in each.parameters})
+            statement, known = statements[name], values | part
+            await statement.many(conn, **{key: known[key] for key in statement.parameters})
 
         await conn.execute(statements["pass_triggers"].sql)
         for first in range(0, rows, _PART):

@@ -38,7 +38,7 @@ async def run_budget(environment: Environment, bars: Bars) -> Result:
         left = await environment.pool.run(
             lambda conn: list_budgets(conn, system.project, kind="turn", row_limit=100_000)
         )
-        open_ones = sum(each.status != "closed" or each.tokens.reserved > 0 for each in left)
+        open_ones = sum(e.status != "closed" or e.tokens.reserved > 0 for e in left)
     values = medians(rounds)
     figures = [
         Figure(name="turns without a budget", value=values["without rate"], unit="/s"),
@@ -55,12 +55,12 @@ async def run_budget(environment: Environment, bars: Bars) -> Result:
     ]
     if open_ones:
         raise BenchError(f"{open_ones} grants of {len(left)} did not close")
-    return Result(scenario="budget", figures=tuple(figures), details={"rounds": [{**each} for each in rounds]})
+    return Result(scenario="budget", figures=tuple(figures), details={"rounds": [{**r} for r in rounds]})
 
 
 def _ratio(rounds: Sequence[dict[str, float]], kind: str) -> float:
     """The median of the rounds' ratios: what drifts over the run is in both parts of each."""
-    return medians([{"ratio": ratio(each[f"{kind} rate"], each["without rate"])} for each in rounds])["ratio"]
+    return medians([{"ratio": ratio(r[f"{kind} rate"], r["without rate"])} for r in rounds])["ratio"]
 
 
 async def _turns(system: System, kind: str, count: int) -> dict[str, float]:
@@ -68,8 +68,8 @@ async def _turns(system: System, kind: str, count: int) -> dict[str, float]:
     if kind == "shared":
         await _limit(system, _SHARED)
     before, began = await system.read(), time.perf_counter()
-    own = _OWN if kind == "own" else {}
-    await asyncio.gather(*(_turn(system, agent, own) for agent in system.agents[:count]))
+    limits = _OWN if kind == "own" else {}
+    await asyncio.gather(*(_turn(system, agent, limits) for agent in system.agents[:count]))
     seconds = time.perf_counter() - began
     spent = (await system.read()).since(before)
     if kind == "shared":
@@ -77,8 +77,8 @@ async def _turns(system: System, kind: str, count: int) -> dict[str, float]:
     return {f"{kind} rate": count / seconds, f"{kind} round trips": system.used(spent, count)["round trips"]}
 
 
-async def _turn(system: System, agent: AgentId, own: JsonObject) -> None:
-    await system.load.wait(await system.load.request({"agent_id": agent, "instruction": "hello", **own}))
+async def _turn(system: System, agent: AgentId, limits: JsonObject) -> None:
+    await system.load.wait(await system.load.request({"agent_id": agent, "instruction": "hello", **limits}))
 
 
 async def _limit(system: System, limits: JsonObject | None) -> None:

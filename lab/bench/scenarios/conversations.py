@@ -47,7 +47,7 @@ async def run_conversations(environment: Environment, bars: Bars) -> Result:
         Figure(name="turns/s ÷ bare workflows/s", value=ratio(values["turns rate"], values["bare one rate"])),
         *await system.common(),
     ]
-    return Result(scenario="conversations", figures=tuple(figures), details={"rounds": [{**each} for each in rounds]})
+    return Result(scenario="conversations", figures=tuple(figures), details={"rounds": [{**r} for r in rounds]})
 
 
 async def _talk(system: System, prefix: str, count: int) -> float:

@@ -31,7 +31,7 @@ async def run_fanout(environment: Environment, bars: Bars) -> Result:
                 *usage_figures(values),
                 *await system.common(),
             ]
-            figures += [each.model_copy(update={"name": f"{name}: {each.name}"}) for each in timed]
+            figures += [t.model_copy(update={"name": f"{name}: {t.name}"}) for t in timed]
     queue, many = rates
     share = Figure(name="one agent's queue ÷ many agents, turns/s", value=ratio(queue, many), goal=at_least(0.9))
     return Result(scenario="fanout", figures=(share, *figures))

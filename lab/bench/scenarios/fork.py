@@ -37,7 +37,7 @@ async def run_fork(environment: Environment, bars: Bars) -> Result:
                     rounds.append(medians(taken) | await _forks(system, size, times))
                     advance(1)
             figures += _figures(size, medians(rounds), system, plan.rounds * times * size)
-            details[f"{size}"] = [dict(each) for each in rounds]
+            details[f"{size}"] = [dict(r) for r in rounds]
         figures += await _tree(environment, plan.fork_depth, plan.fork_width, plan.rounds)
         advance(plan.rounds)
     return Result(scenario="fork", figures=tuple(figures), details=details)
@@ -53,35 +53,37 @@ async def _forks(system: System, size: int, times: int) -> dict[str, float]:
     used = system.used((await system.read()).since(before), size * times)
     timed = await system.environment.pool.run(lambda conn: list_fork_timings(conn, system.project, turns))
     return used | {
-        "rate": size * 1000 / percentile([each.fork_ms for each in timed], 0.5),
-        "opened": percentile([each.enqueued_ms for each in timed], 0.5),
-        "wake": percentile([each.wake_ms for each in timed], 0.5),
+        "rate": size * 1000 / percentile([t.fork_ms for t in timed], 0.5),
+        "opened": percentile([t.enqueued_ms for t in timed], 0.5),
+        "wake": percentile([t.wake_ms for t in timed], 0.5),
     }
 
 
-def _figures(size: int, found: Mapping[str, float], system: System, children: int) -> list[Figure]:
+def _figures(size: int, values: Mapping[str, float], system: System, children: int) -> list[Figure]:
     used = {"kernel": "cpu kernel", "postgres": "cpu postgres", "temporal": "cpu temporal"}
     named = [
-        Figure(name="children", value=found["rate"], unit="/s"),
-        Figure(name="bare workflows, one activity", value=found["bare one rate"], unit="/s"),
+        Figure(name="children", value=values["rate"], unit="/s"),
+        Figure(name="bare workflows, one activity", value=values["bare one rate"], unit="/s"),
         Figure(
-            name="children/s ÷ bare workflows/s", value=ratio(found["rate"], found["bare one rate"]), goal=at_least(0.9)
+            name="children/s ÷ bare workflows/s",
+            value=ratio(values["rate"], values["bare one rate"]),
+            goal=at_least(0.9),
         ),
-        Figure(name="from the call to the last child's enqueue", value=found["opened"], unit="ms"),
-        Figure(name="from the last child's end to the parent's next step", value=found["wake"], unit="ms"),
-        Figure(name="database round trips a child", value=found["round trips"]),
+        Figure(name="from the call to the last child's enqueue", value=values["opened"], unit="ms"),
+        Figure(name="from the last child's end to the parent's next step", value=values["wake"], unit="ms"),
+        Figure(name="database round trips a child", value=values["round trips"]),
         Figure(name="rows written a child", value=ratio(system.rows.written, children)),
         Figure(name="rows read a child", value=ratio(system.rows.read, children)),
-        Figure(name="NATS messages a child", value=found["messages"]),
+        Figure(name="NATS messages a child", value=values["messages"]),
         *(
-            Figure(name=f"CPU a child, {who}", value=found[name], unit="ms")
+            Figure(name=f"CPU a child, {who}", value=values[name], unit="ms")
             for who, name in used.items()
-            if name in found
+            if name in values
         ),
-        Figure(name="bare workflow, CPU each", value=found["bare one cpu"], unit="ms"),
+        Figure(name="bare workflow, CPU each", value=values["bare one cpu"], unit="ms"),
         Figure(name="peak memory", value=system.peak_mb, unit="MB"),
     ]
-    return [each.model_copy(update={"name": f"{size} children: {each.name}"}) for each in named]
+    return [n.model_copy(update={"name": f"{size} children: {n.name}"}) for n in named]
 
 
 async def _tree(environment: Environment, depth: int, width: int, rounds: int) -> list[Figure]:

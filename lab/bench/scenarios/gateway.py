@@ -25,6 +25,6 @@ async def run_gateway(environment: Environment, bars: Bars) -> Result:
     """Measure the plan's parts, one after the other, at one gateway."""
     plan, figures = environment.plan, list[Figure]()
     async with open_system(environment, "gateway", "instant", plan.callers) as system, open_gateway(system) as gateway:
-        for part in (each for each in GatewayPart if each in plan.gateway_parts):
+        for part in (g for g in GatewayPart if g in plan.gateway_parts):
             figures += await _PARTS[part](system, gateway, bars)
     return Result(scenario="gateway", figures=tuple(figures))

@@ -62,11 +62,11 @@ async def _turns(
     advance: Advance,
 ) -> None:
     """A turn of each agent: all are asked for and claimed, then all are begun."""
-    asked: list[list[tuple[Ledger, TurnRef]]] = []
+    rounds: list[list[tuple[Ledger, TurnRef]]] = []
     for number, agent in enumerate(agents):
-        asked.append([(ledger, await ledger.ask(agent, kind, conversation)) for ledger in _in_turns(ledgers, number)])
+        rounds.append([(ledger, await ledger.ask(agent, kind, conversation)) for ledger in _in_turns(ledgers, number)])
         advance(1)
-    for turns in asked:
+    for turns in rounds:
         for ledger, turn in turns:
             await ledger.begin(turn, kind)
         advance(1)
@@ -89,11 +89,11 @@ async def _audits(ledgers: Sequence[Ledger], plan: Plan, bars: Bars) -> tuple[li
     except asyncpg.InsufficientPrivilegeError:
         bars.print_line("growth: no audit, since the database's user is no superuser")
         return [], {}
-    found = sum(len(audit.violations) for audit in audits)
+    violations = sum(len(audit.violations) for audit in audits)
     figures = _compared("audit of a day", ledgers, 1)
     pairs = zip(audits[-2].rules, audits[-1].rules, strict=True)
-    rules: JsonObject = {one.rule: [round(each.seconds * 1000) for each in (one, two)] for one, two in pairs}
-    return [*figures, Figure(name="audit of a day: violations", value=found, goal=at_most(0))], rules
+    rules: JsonObject = {one.rule: [round(x.seconds * 1000) for x in (one, two)] for one, two in pairs}
+    return [*figures, Figure(name="audit of a day: violations", value=violations, goal=at_most(0))], rules
 
 
 def _in_turns(ledgers: Sequence[Ledger], number: int) -> Sequence[Ledger]:

@@ -85,10 +85,10 @@ async def _chunks(system: System) -> AsyncGenerator[Mapping[AgentTurnId, Moments
     async def on_chunk(_: str, data: bytes) -> None:
         chunk = Chunk.model_validate_json(data)
         if chunk.chunk_type == ChunkType.CONTENT:
-            heard[chunk.agent_turn_id]["asked"] = stamp_of(chunk.content).asked
+            heard[chunk.agent_turn_id]["asked"] = stamp_of(chunk.content).requested
 
     filters = [subjects.agent_chunk(system.project, CHANNEL, agent) for agent in system.agents]
-    subscriptions = [await conn.hear(each, on_chunk) for each in filters]
+    subscriptions = [await conn.hear(f, on_chunk) for f in filters]
     await conn.verify()
     try:
         yield heard

@@ -42,7 +42,7 @@ async def run_stop(environment: Environment, bars: Bars) -> Result:
         *usage_figures(values),
         *await system.common(),
     ]
-    return Result(scenario="stop", figures=tuple(figures), details={"took_ms": [round(each, 2) for each in took]})
+    return Result(scenario="stop", figures=tuple(figures), details={"took_ms": [round(t, 2) for t in took]})
 
 
 async def _start(system: System, agents: Sequence[AgentId]) -> list[AgentTurnId]:

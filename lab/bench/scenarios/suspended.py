@@ -62,12 +62,12 @@ async def run_suspended(environment: Environment, bars: Bars) -> Result:
 
 async def _suspend(system: System, bars: Bars) -> None:
     """Start a turn of every agent and wait until all sleep; at most `_MOST_IN_FLIGHT` turns start at a time."""
-    count, asked, seen, quiet = len(system.agents), 0, 0, 0.0
+    count, requested, seen, quiet = len(system.agents), 0, 0, 0.0
     with bars.bar("suspended: turns go to sleep", count) as advance:
         while seen < count:
-            more = system.agents[asked : seen + _MOST_IN_FLIGHT]
+            more = system.agents[requested : seen + _MOST_IN_FLIGHT]
             await asyncio.gather(*map(system.load.enqueue, more))
-            asked += len(more)
+            requested += len(more)
             await asyncio.sleep(_POLL_SECONDS)
             now = await system.environment.pool.run(lambda conn: count_suspended(conn, system.project))
             advance(now - seen)

@@ -105,41 +105,41 @@ SLOPE = at_most(0.2)
 """Near zero: histories with the same events differ by up to 100 B, since times and counts have different lengths."""
 
 
-def _beside_bare(found: Mapping[str, float]) -> list[Figure]:
+def _beside_bare(values: Mapping[str, float]) -> list[Figure]:
     """What a plain turn takes, next to what Temporal alone takes for a workflow."""
     return [
-        Figure(name="engine share", value=ratio(found["turns rate"], found["bare one rate"]), goal=at_least(0.95)),
+        Figure(name="engine share", value=ratio(values["turns rate"], values["bare one rate"]), goal=at_least(0.95)),
         Figure(
             name="turns/s ÷ empty workflows/s",
-            value=ratio(found["turns rate"], found["bare none rate"]),
+            value=ratio(values["turns rate"], values["bare none rate"]),
             goal=at_least(0.7),
         ),
-        Figure(name="CPU ratio", value=ratio(found["cpu kernel"], found["bare one cpu"]), goal=at_most(1.3)),
+        Figure(name="CPU ratio", value=ratio(values["cpu kernel"], values["bare one cpu"]), goal=at_most(1.3)),
         Figure(
             name="p50 alone above the bare workflow's",
-            value=found["turns p50"] - found["bare one p50"],
+            value=values["turns p50"] - values["bare one p50"],
             unit="ms",
             goal=at_most(8),
         ),
         Figure(
             name="p50 alone ÷ the empty workflow's",
-            value=ratio(found["turns p50"], found["bare none p50"]),
+            value=ratio(values["turns p50"], values["bare none p50"]),
             goal=at_most(2),
         ),
     ]
 
 
-def _rates(found: Mapping[str, float]) -> list[Figure]:
+def _rates(values: Mapping[str, float]) -> list[Figure]:
     return [
-        Figure(name=f"{shown}{suffix}", value=found[name], unit=unit)
-        for what, shown in _RATED.items()
+        Figure(name=f"{label}{suffix}", value=values[name], unit=unit)
+        for what, label in _RATED.items()
         for measure, (suffix, unit) in _MEASURES.items()
-        if (name := f"{what} {measure}") in found
+        if (name := f"{what} {measure}") in values
     ]
 
 
-def _usage(found: Mapping[str, float], round_trips: Goal) -> list[Figure]:
-    return held(usage_figures(found), {"database round trips a turn": round_trips})
+def _usage(values: Mapping[str, float], round_trips: Goal) -> list[Figure]:
+    return held(usage_figures(values), {"database round trips a turn": round_trips})
 
 
 async def _bare_alone(bares: Bares, count: int) -> dict[str, float]:
@@ -174,8 +174,8 @@ async def _history_slope(system: System) -> float:
     """
     small, big = dict[float, float](), dict[float, float]()
     for _ in range(_TRIES):
-        for found, kilobytes in ((small, _SMALL_KB), (big, _BIG_KB)):
-            found |= dict(await system.histories(await _asked(system, "x" * (kilobytes * 1000), _CONTEXTS)))
+        for histories, kilobytes in ((small, _SMALL_KB), (big, _BIG_KB)):
+            histories |= dict(await system.histories(await _asked(system, "x" * (kilobytes * 1000), _CONTEXTS)))
         if shared := small.keys() & big.keys():
             return slope((_SMALL_KB, small[min(shared)]), (_BIG_KB, big[min(shared)]))
     return slope((_SMALL_KB, min(small.values())), (_BIG_KB, min(big.values())))
@@ -189,4 +189,4 @@ async def _asked(system: System, instruction: str, count: int) -> Sequence[Agent
 
 
 def _details(rounds: Sequence[Mapping[str, float]]) -> JsonObject:
-    return {"rounds": [dict(each) for each in rounds]}
+    return {"rounds": [dict(r) for r in rounds]}

@@ -43,7 +43,7 @@ class _Piece:
 
     def added_ms(self, requested: float) -> float:
         """From the request to the client, less what the model took."""
-        return (self.heard - requested - (self.stamp.yielded - self.stamp.asked)) * 1000
+        return (self.heard - requested - (self.stamp.yielded - self.stamp.requested)) * 1000
 
 
 Requests = dict[AgentTurnId, float]
@@ -98,7 +98,7 @@ async def _heard(system: System) -> AsyncGenerator[Mapping[AgentTurnId, _Piece]]
             pieces[chunk.agent_turn_id] = _Piece(at, stamp_of(chunk.content))
 
     filters = [subjects.agent_chunk(system.project, CHANNEL, agent) for agent in system.agents]
-    subscriptions = [await conn.hear(each, on_chunk) for each in filters]
+    subscriptions = [await conn.hear(f, on_chunk) for f in filters]
     await conn.verify()
     try:
         yield pieces

@@ -16,8 +16,8 @@ async def run_real_stream(environment: Environment, bars: Bars, model: str) -> R
     streams = min(environment.plan.streams, STREAMS)
 
     async def written() -> int:
-        found = await environment.pool.run(lambda conn: sum_usage(conn, system.project, "model"))
-        return found[-1].completion_tokens
+        usage = await environment.pool.run(lambda conn: sum_usage(conn, system.project, "model"))
+        return usage[-1].completion_tokens
 
     async with open_system(environment, "stream", model, streams, warm=False) as system:
         cold = await system.load.turn(system.agents[0], _STORY)

@@ -23,14 +23,14 @@ PIECES_PER_SECOND = 50
 class Stamp:
     """When a model was asked, and when it yielded a piece, in seconds since 1970."""
 
-    asked: float
+    requested: float
     yielded: float
 
 
 def stamp_of(text: str) -> Stamp:
     """The stamp of the first piece in the text of a chunk."""
-    asked, yielded = text.split(maxsplit=1)[0].split("-")
-    return Stamp(int(asked) / 1e9, int(yielded) / 1e9)
+    requested, yielded = text.split(maxsplit=1)[0].split("-")
+    return Stamp(int(requested) / 1e9, int(yielded) / 1e9)
 
 
 async def _at_once(_: ModelRequest) -> AsyncIterator[ModelEvent]:
@@ -39,15 +39,15 @@ async def _at_once(_: ModelRequest) -> AsyncIterator[ModelEvent]:
 
 
 async def _paced(request: ModelRequest) -> AsyncIterator[ModelEvent]:
-    asked, pieces = time.time_ns(), int(request.messages[-1].content)
+    requested, pieces = time.time_ns(), int(request.messages[-1].content)
     for _ in range(pieces):
         await asyncio.sleep(1 / PIECES_PER_SECOND)
-        yield _piece(asked)
+        yield _piece(requested)
     yield _done(pieces)
 
 
-def _piece(asked: int) -> ContentDelta:
-    return ContentDelta(f"{asked}-{time.time_ns()} ")
+def _piece(requested: int) -> ContentDelta:
+    return ContentDelta(f"{requested}-{time.time_ns()} ")
 
 
 def _done(pieces: int) -> ModelDone:

@@ -137,10 +137,10 @@ async def main(setting: Setting) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             order = Order.model_validate_json(line)
             if order.kind == "woken":
-                done = await _wake(client, setting.target, order.count, number, moments)
+                finished = await _wake(client, setting.target, order.count, number, moments)
             else:
-                done = await _run(client, setting.target, order, number)
-            sys.stdout.write(done.model_dump_json() + "\n")
+                finished = await _run(client, setting.target, order, number)
+            sys.stdout.write(finished.model_dump_json() + "\n")
             sys.stdout.flush()
             number += order.count
 

@@ -76,9 +76,9 @@ class TpcB:
     async def prepare(self) -> None:
         """Create and fill the tables."""
         async with connected(self._url) as conn:
-            for name, each in self._statements.items():
+            for name, statement in self._statements.items():
                 if name.startswith(("make_", "fill_")):
-                    await each.many(conn, **dict.fromkeys(each.parameters, self._scale))
+                    await statement.many(conn, **dict.fromkeys(statement.parameters, self._scale))
             await conn.execute(_read("scratch.sql")["tidy"].sql)
 
     async def run(self, clients: int, seconds: float) -> float:
@@ -88,15 +88,15 @@ class TpcB:
             for conn in conns:
                 await self._transaction(conn)  # prepares the statements
             began = time.perf_counter()
-            done = await asyncio.gather(*(self._client(conn, began + seconds) for conn in conns))
-            return sum(done) / (time.perf_counter() - began)
+            counts = await asyncio.gather(*(self._client(conn, began + seconds) for conn in conns))
+            return sum(counts) / (time.perf_counter() - began)
 
     async def _client(self, conn: _Raw, until: float) -> int:
-        done = 0
+        count = 0
         while time.perf_counter() < until:
             await self._transaction(conn)
-            done += 1
-        return done
+            count += 1
+        return count
 
     async def _transaction(self, conn: _Raw) -> None:
         values = {
@@ -107,8 +107,8 @@ class TpcB:
         }
         async with conn.transaction():
             for name in ("update_account", "read_account", "update_teller", "update_branch", "add_history"):
-                each = self._statements[name]
-                await each.many(conn, **{key: values[key] for key in each.parameters})
+                statement = self._statements[name]
+                await statement.many(conn, **{key: values[key] for key in statement.parameters})
 
 
 def _read(file: str) -> dict[str, Query]:

@@ -43,8 +43,8 @@ class Bares:
 
     async def alone(self, kind: Kind, count: int) -> dict[str, float]:
         """Run `count` workflows one after the other; returns their p50 in ms."""
-        done = await self._one(self.children[0], Order(kind=kind, count=count, at_once=False))
-        return {f"bare {kind} p50": percentile(done.took_ms, 0.5)}
+        finished = await self._one(self.children[0], Order(kind=kind, count=count, at_once=False))
+        return {f"bare {kind} p50": percentile(finished.took_ms, 0.5)}
 
     async def woken(self, count: int) -> list[float]:
         """Put `count` workflows to sleep and signal them concurrently; returns ms from each signal to its activity."""
@@ -54,18 +54,18 @@ class Bares:
         share, rest = divmod(count, len(self.children))
         counts = [share + (number < rest) for number in range(len(self.children))]
         orders = [Order(kind=kind, count=c, at_once=at_once) for c in counts]
-        await asyncio.gather(*(self._one(each, order) for each, order in zip(self.children, orders, strict=True)))
+        await asyncio.gather(*(self._one(child, order) for child, order in zip(self.children, orders, strict=True)))
 
     @staticmethod
-    async def _one(each: Child, order: Order) -> Done:
-        stdin, stdout = each.process.stdin, each.process.stdout
+    async def _one(child: Child, order: Order) -> Done:
+        stdin, stdout = child.process.stdin, child.process.stdout
         if stdin is None or stdout is None:
             raise BenchError("a bare worker has no pipes")
         stdin.write(order.model_dump_json().encode() + b"\n")
         line = await stdout.readline()
         if not line:
-            await each.process.wait()
-            each.check()
+            await child.process.wait()
+            child.check()
         return Done.model_validate_json(line)
 
 

@@ -37,8 +37,8 @@ async def _claim(pool: Pool, agent: AgentId) -> str:
 
 
 async def _claim_only(pool: Pool, agent: AgentId) -> str:
-    found = await pool.run(lambda conn: claim_inbox(conn, [(PROJECT, agent)], [TARGET], row_limit=64))
-    return " ".join(sorted(each.verdict for each in found))
+    rows = await pool.run(lambda conn: claim_inbox(conn, [(PROJECT, agent)], [TARGET], row_limit=64))
+    return " ".join(sorted(r.verdict for r in rows))
 
 
 async def _dispatch(pool: Pool, agent: AgentId) -> str:
@@ -66,10 +66,10 @@ def sweeps(view: View) -> list[Move]:
 
 
 async def _sweep(pool: Pool, name: str) -> str:
-    found = await pool.run(lambda conn: _SWEEPS[name](conn, [TARGET], older_seconds=1, row_limit=500))
-    return f"found {len(found)}"
+    rows = await pool.run(lambda conn: _SWEEPS[name](conn, [TARGET], older_seconds=1, row_limit=500))
+    return f"found {len(rows)}"
 
 
 async def _repeat_commands(pool: Pool) -> str:
-    found = await pool.run(lambda conn: sweep.retry_commands(conn, [TARGET], older_seconds=1, row_limit=500))
-    return f"found {len(found)}"
+    rows = await pool.run(lambda conn: sweep.retry_commands(conn, [TARGET], older_seconds=1, row_limit=500))
+    return f"found {len(rows)}"

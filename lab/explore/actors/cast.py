@@ -141,7 +141,7 @@ def renaming(*letters: str) -> Mapping[str, str]:
     """The renaming that makes each of these turns the next."""
     renamed: dict[str, str] = {}
     for old, new in zip(letters, (*letters[1:], letters[0]), strict=True):
-        renamed |= {f"{each}_{old}": f"{each}_{new}" for each in ("turn", "row", "call", "corr")}
+        renamed |= {f"{kind}_{old}": f"{kind}_{new}" for kind in ("turn", "row", "call", "corr")}
         renamed[old * 8] = new * 8
         renamed[old * 4 + "0" * 28] = new * 4 + "0" * 28
     return renamed
@@ -244,7 +244,7 @@ def part_of(view: View, part: str) -> Sequence[str]:
         live = [json.dumps(row, sort_keys=True) for row in view.all("agent_inbox", archived_at=None)]
         tables = ["agent_state_head", "turn_waiting_tools", "workflows", *(["turn_outcomes"] if kind == "net" else [])]
         return [*live, *view.texts(tables=tables)]
-    words = (*(f"{each}_{letter}" for each in ("turn", "row", "call", "corr")), letter * 8)
+    words = (*(f"{what}_{letter}" for what in ("turn", "row", "call", "corr")), letter * 8)
     row = view.find("agent_inbox", inbox_id=f"row_{letter}")
     held = view.find("agent_state_head", active_agent_turn_id=f"turn_{letter}") is not None
     if row is not None and row["status"] != "queued" and not held:
@@ -266,7 +266,7 @@ def _closed(view: View, kind: str, words: tuple[str, ...], turn: str) -> Sequenc
             return ["closed", *sorted(recorded), f"{len(ended)}"]
         case "ask" | "stop":
             row = view.all("agent_inbox", agent_turn_id=turn)
-            rows = [json.dumps(each, sort_keys=True) for each in row if each["message_type"] not in _REPORTS]
+            rows = [json.dumps(r, sort_keys=True) for r in row if r["message_type"] not in _REPORTS]
             return [*rows, f"{len(view.all('turn_outcomes', agent_turn_id=turn))}"]
         case _:
             return view.texts(words)

@@ -36,7 +36,7 @@ def enqueue_command(script: Script) -> Enqueue:
         multitask_strategy=MultitaskStrategy(script.over or "enqueue"),
         budget=BudgetLimits(max_tokens=script.budget) if script.budget else None,
     )
-    told = {headers.TRACEPARENT: script.traceparent, **({headers.SENDER: script.by} if script.talk else {})}
+    sent = {headers.TRACEPARENT: script.traceparent, **({headers.SENDER: script.by} if script.talk else {})}
     if script.action:
         action = UiAction(
             action_id=f"corr_{script.letter}", agent_id=script.agent, tool_name="search", args={"q": "it"}
@@ -46,7 +46,7 @@ def enqueue_command(script: Script) -> Enqueue:
         project_id=PROJECT,
         channel_id=script.channel,
         request=request,
-        context_headers=headers.context_headers(told),
+        context_headers=headers.context_headers(sent),
         depth_limit=20,
         agent_turn_id=script.turn,
         inbox_id=script.inbox,
@@ -61,16 +61,16 @@ async def enqueues(pool: Pool, script: Script) -> str:
     cards = _cards(command, "user.test")
     if script.over:
         how = Over(Caller(script.by), script.over, _farewell, (STOPPED, STOP_REASON))
-        made = await enqueue_over(pool, command, cards, how)
-        return f"{made.enqueued.reply.status.value}, {len(made.stopped)} make way"
+        way = await enqueue_over(pool, command, cards, how)
+        return f"{way.enqueued.reply.status.value}, {len(way.stopped)} make way"
     targets = [TARGET] if script.claimed else []
-    done = await pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
-    return done.reply.status.value
+    enqueued = await pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
+    return enqueued.reply.status.value
 
 
-def _farewell(found: FoundTurn) -> Card:
+def _farewell(stopped: FoundTurn) -> Card:
     """The deliverable of a queued turn that makes way."""
-    turn = found.agent_turn_id
+    turn = stopped.agent_turn_id
     content = TextContent(text="stopped")
     return make_card(
         turn_card_id(turn, "deliverable"),
@@ -93,8 +93,8 @@ def stops(cast: Cast, script: Script, view: View) -> list[Move]:
 
     async def stop_queued(pool: Pool) -> str:
         card = fallback_card(_unleased(script), (), TurnStatus.CANCELED, STOP_REASON)
-        done = await pool.run(lambda conn: stop_queued_turn(conn, PROJECT, script.agent, script.turn, card, STOPPED))
-        return "not queued" if done is None else "stopped"
+        stopped = await pool.run(lambda conn: stop_queued_turn(conn, PROJECT, script.agent, script.turn, card, STOPPED))
+        return "not queued" if stopped is None else "stopped"
 
     moves = [Move(f"stop {script.letter}", ask), Move(f"stop-queued {script.letter}", stop_queued)]
     row = view.find("agent_inbox", inbox_id=script.inbox)
@@ -111,18 +111,18 @@ def stops(cast: Cast, script: Script, view: View) -> list[Move]:
 
 def steers(cast: Cast, script: Script) -> list[Move]:
     """Each steer is said at any time, and again: whoever does not hear the answer repeats it."""
-    said = [priority for letter, priority in cast.steers if letter == script.letter]
+    priorities = [priority for letter, priority in cast.steers if letter == script.letter]
 
     def saying(number: int, priority: SteerPriority) -> Move:
         steer = SteerId(f"steer_{script.letter}{number}")
-        asked = SteerRequest(agent_turn_id=script.turn, text="go on", priority=priority, correlation_id=steer)
+        request = SteerRequest(agent_turn_id=script.turn, text="go on", priority=priority, correlation_id=steer)
 
         async def say(pool: Pool) -> str:
-            return (await pool.run(lambda conn: steer_turn(conn, PROJECT, CHANNEL, asked, _ROOT, steer))).verdict
+            return (await pool.run(lambda conn: steer_turn(conn, PROJECT, CHANNEL, request, _ROOT, steer))).verdict
 
         return of_turn(script, Move(f"steer {script.letter}{number}", gated(say)))
 
-    return [saying(number, priority) for number, priority in enumerate(said, 1)]
+    return [saying(number, priority) for number, priority in enumerate(priorities, 1)]
 
 
 def _unleased(script: Script) -> TurnRef:

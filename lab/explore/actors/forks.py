@@ -91,35 +91,35 @@ async def _begun(pool: Pool, script: Script) -> TurnRef:
 
 
 async def _call(conn: Connection, parent: Script) -> ParentCall:
-    found = await find_call(conn, PROJECT, parent.call(1, "x"))
-    if found is None:
+    call = await find_call(conn, PROJECT, parent.call(1, "x"))
+    if call is None:
         raise LookupError(parent.call(1, "x"))
-    return found
+    return call
 
 
 async def _open(pool: Pool, fork: Fork, parent: Script, children: Sequence[tuple[int, Script]]) -> str:
     asks = await pool.run(lambda conn: _call(conn, parent))
-    tasks = [_child(asks, place, each) for place, each in children]
+    tasks = [_child(asks, place, script) for place, script in children]
     return "opened" if await pool.run(lambda conn: open_batch(conn, asks, fork.batch, tasks)) else "duplicate"
 
 
 def _enqueue(name: str, parent: Script, children: Sequence[tuple[int, Script]]) -> Move:
     async def do(pool: Pool) -> str:
         asks = await pool.run(lambda conn: _call(conn, parent))
-        box = await _box_of_bob(pool, parent) if any(each.strategy for _, each in children) else None
-        tasks = [_child(asks, place, each, box) for place, each in children]
+        box = await _box_of_bob(pool, parent) if any(script.strategy for _, script in children) else None
+        tasks = [_child(asks, place, script, box) for place, script in children]
         batch = batch_of(asks)
-        made = await pool.run(lambda conn: enqueue_children(conn, asks, tasks, batch, UNLIMITED_FORK))
-        return " ".join(each.verdict for each in made) or "nothing"
+        children_made = await pool.run(lambda conn: enqueue_children(conn, asks, tasks, batch, UNLIMITED_FORK))
+        return " ".join(c.verdict for c in children_made) or "nothing"
 
-    return Move(name, gated(do), single=not any(each.strategy for _, each in children))
+    return Move(name, gated(do), single=not any(script.strategy for _, script in children))
 
 
 async def _box_of_bob(pool: Pool, parent: Script) -> BoxId | None:
     """Where `BOB` writes or wrote last, as the channel of the call sees it."""
     named: tuple[Kind, str] = ("agent", BOB)
-    found = await pool.run(lambda conn: find_targets(conn, PROJECT, parent.channel, parent.turn, [named]))
-    return found[named].output_box_id
+    targets = await pool.run(lambda conn: find_targets(conn, PROJECT, parent.channel, parent.turn, [named]))
+    return targets[named].output_box_id
 
 
 async def _pass(pool: Pool, batch_id: str) -> str:

@@ -22,14 +22,14 @@ def people(cast: Cast, script: Script, view: View) -> list[Move]:
     for number, name, _ in script.calls() if cast.asks else ():
         moves += _asked_by_tool(script.call(number, name), view)
     for call in script.held():
-        asked = interrupt_id(call)
-        row = view.find("interrupts", interrupt_id=asked)
+        interrupt = interrupt_id(call)
+        row = view.find("interrupts", interrupt_id=interrupt)
         if row is None:
             continue
-        moves += [_decide(asked, call, who, decision) for who, decision in _PEOPLE.items()]
+        moves += [_decide(interrupt, call, who, decision) for who, decision in _PEOPLE.items()]
         if row["expires_at"] > "2090":
-            moves.append(Move(f"due {call}", lambda pool, i=asked: _pass(pool, i)))
-        moves.append(Move(f"lapse {call}", gated(lambda pool, i=asked: _lapse(pool, i))))
+            moves.append(Move(f"due {call}", lambda pool, i=interrupt: _pass(pool, i)))
+        moves.append(Move(f"lapse {call}", gated(lambda pool, i=interrupt: _lapse(pool, i))))
     return moves
 
 
@@ -47,32 +47,32 @@ def _asked_by_tool(call: ToolCallId, view: View) -> list[Move]:
     async def ask(pool: Pool) -> str:
         return (await pool.run(lambda conn: ask_under_call(conn, PROJECT, call, ToolQuestion("q", "d", hold)))).verdict
 
-    asked = asked_interrupt_id(call, "q")
+    interrupt = asked_interrupt_id(call, "q")
     moves = [Move(f"ask {call}", gated(ask))]
-    row = view.find("interrupts", interrupt_id=asked)
+    row = view.find("interrupts", interrupt_id=interrupt)
     if row is not None:
-        moves += [_decide(asked, call, who, decision) for who, decision in _ANSWERS.items()]
+        moves += [_decide(interrupt, call, who, decision) for who, decision in _ANSWERS.items()]
         if row["expires_at"] > "2090":
-            moves.append(Move(f"due {call}", lambda pool: _pass(pool, asked)))
-        moves.append(Move(f"lapse {call}", gated(lambda pool: _lapse(pool, asked))))
+            moves.append(Move(f"due {call}", lambda pool: _pass(pool, interrupt)))
+        moves.append(Move(f"lapse {call}", gated(lambda pool: _lapse(pool, interrupt))))
     return moves
 
 
-def _decide(asked: InterruptId, call: str, who: str, decision: Decision) -> Move:
+def _decide(interrupt: InterruptId, call: str, who: str, decision: Decision) -> Move:
 
     async def do(pool: Pool) -> str:
-        digest = None if "~" in asked else "d"  # a tool's question has nothing to send
-        given = Answer(decision, digest, digest=decision.value, response="this")
-        done = await pool.run(lambda conn: decide_interrupt(conn, PROJECT, CHANNEL, asked, who, given))
-        return done.verdict
+        digest = None if "~" in interrupt else "d"  # a tool's question has nothing to send
+        answer = Answer(decision, digest, digest=decision.value, response="this")
+        decided = await pool.run(lambda conn: decide_interrupt(conn, PROJECT, CHANNEL, interrupt, who, answer))
+        return decided.verdict
 
     return Move(f"decide {call} {decision.value}", gated(do))
 
 
-async def _pass(pool: Pool, asked: InterruptId) -> str:
-    await pool.run(lambda conn: statement("pass_expiry").many(conn, interrupt_id=asked))
+async def _pass(pool: Pool, interrupt: InterruptId) -> str:
+    await pool.run(lambda conn: statement("pass_expiry").many(conn, interrupt_id=interrupt))
     return "passed"
 
 
-async def _lapse(pool: Pool, asked: InterruptId) -> str:
-    return "expired" if await expire_interrupt(pool, asked) else "nothing"
+async def _lapse(pool: Pool, interrupt: InterruptId) -> str:
+    return "expired" if await expire_interrupt(pool, interrupt) else "nothing"

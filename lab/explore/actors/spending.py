@@ -1,6 +1,6 @@
 """Attempts that reserve of budgets, what steps say they used, and operators who raise and limit (protocol §6, budgets).
 
-Two attempts of a step come in any order, and late. One tells what it used, or that nobody knows; the other used more
+Two attempts of a step come in any order, and late. One reports what it used, or that nobody knows; the other used more
 than it had reserved. An operator raises or lowers a grant once, and limits the day once.
 """
 
@@ -45,13 +45,13 @@ def reservations(script: Script, turn: TurnRef, number: int) -> list[Move]:
         return []
 
     async def reserve(pool: Pool, attempt: int) -> str:
-        made = await pool.run(
+        grant = await pool.run(
             lambda conn: reserve_attempt(conn, turn, number, attempt, _MODEL, input_tokens=_INPUT, max_tokens=_OUTPUT)
         )
-        return made.verdict
+        return grant.verdict
 
     name = f"reserve {script.letter} {number}"
-    return [Move(f"{name} {each}", gated(lambda pool, n=each: reserve(pool, n))) for each in (1, 2)]
+    return [Move(f"{name} {number}", gated(lambda pool, n=number: reserve(pool, n))) for number in (1, 2)]
 
 
 def operators(cast: Cast, view: View) -> list[Move]:

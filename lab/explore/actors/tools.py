@@ -42,9 +42,9 @@ def waits(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
         moves.append(Move(f"expire {script.letter}", gated(lambda pool: _expire(pool, turn))))
     rows = [row for row in view.all("agent_inbox", agent_turn_id=script.turn) if row["message_type"] in _REPORTS]
     live = sorted(row["inbox_id"] for row in rows if row["archived_at"] is None)
-    for found in [live] + ([[each] for each in live] if len(live) > 1 else []):
-        if found:
-            moves.append(_apply(script, turn, found))
+    for reports in [live] + ([[r] for r in live] if len(live) > 1 else []):
+        if reports:
+            moves.append(_apply(script, turn, reports))
     final = sorted(row["inbox_id"] for row in rows if row["archived_at"] is not None)
     if final and not live:
         moves.append(_apply(script, turn, final))
@@ -97,11 +97,11 @@ def _report(script: Script, call: ToolCallId, ends: bool, status: TurnStatus, vi
 
     async def do(pool: Pool) -> str:
         request = ReportRequest(tool_call_id=call, status=status, after_execution=after, result="found")
-        done = await pool.run(lambda conn: report_call(conn, PROJECT, request, content, row, incoming))
-        return "duplicate" if done.reply.duplicate else "accepted"
+        reported = await pool.run(lambda conn: report_call(conn, PROJECT, request, content, row, incoming))
+        return "duplicate" if reported.reply.duplicate else "accepted"
 
-    said = "" if status is TurnStatus.SUCCESS else f" {status.value}"
-    return Move(f"report {call}{said}", gated(do))
+    suffix = "" if status is TurnStatus.SUCCESS else f" {status.value}"
+    return Move(f"report {call}{suffix}", gated(do))
 
 
 async def _pass(pool: Pool, turn: AgentTurnId) -> str:

@@ -68,9 +68,9 @@ def steps(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
         if number <= recorded + 1:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: begin(pool, turn, n))))
         if number <= begun:
-            for told, use in (("", None), *used(script, number, view)):
+            for label, use in (("", None), *used(script, number, view)):
                 may = [choice for choice in choices if _may_be(script, choice, view)]
-                moves += [_move(script, turn, number, each, view, told, use) for each in may]
+                moves += [_move(script, turn, number, step, view, label, use) for step in may]
             moves += reservations(script, turn, number)
             ends = Ends() in choices and _may_be(script, Ends(), view)
             if ends and number < len(script.steps) and _may_be_steered(turn, number, view):
@@ -111,20 +111,20 @@ def _may_be(script: Script, choice: Step, view: View) -> bool:
 
 
 def _move(
-    script: Script, turn: TurnRef, number: int, choice: Step, view: View, told: str = "", use: StepBudget | None = None
+    script: Script, turn: TurnRef, number: int, choice: Step, view: View, move: str = "", use: StepBudget | None = None
 ) -> Move:
-    name = f"{script.letter} {number}{f' {told}' if told else ''}"
+    name = f"{script.letter} {number}{f' {move}' if move else ''}"
     match choice:
         case Calls(names):
-            told, said = f"call {name} {','.join(names)}", _asked_with(turn, number, view)
-            return Move(told, gated(lambda pool: call(pool, script, turn, number, names, said)))
+            move, steered = f"call {name} {','.join(names)}", _asked_with(turn, number, view)
+            return Move(move, gated(lambda pool: call(pool, script, turn, number, names, steered)))
         case Goes():
             return Move(f"go-on {name}", gated(_going_on(turn, number, view, use=use)))
         case Cuts():
             return Move(f"cut {name}", gated(_cutting(script, turn, number, view)))
         case Ends():
-            said = _asked_with(turn, number, view)
-            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number, said, use)))
+            steered = _asked_with(turn, number, view)
+            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number, steered, use)))
         case Ended():
             ending = _ended_by(script, turn, view)
             return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn, ending)))
@@ -160,7 +160,7 @@ _HOLD = Hold(
 
 
 async def call(
-    pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str], said: Sequence[Card] = ()
+    pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str], steered: Sequence[Card] = ()
 ) -> str:
     """Commit a step that sends these calls."""
     calls = [script.call(number, name) for name in names]
@@ -176,26 +176,26 @@ async def call(
     ]
     cards = [
         make_card(
-            CardId(each.tool_call_card_id),
+            CardId(command.tool_call_card_id),
             CardType.TOOL_CALL,
             Role.ASSISTANT,
-            ToolCallContent(tool_name="search", arguments={"q": "it"}, target_subject=each.subject),
+            ToolCallContent(tool_name="search", arguments={"q": "it"}, target_subject=command.subject),
             author=turn.agent_id,
             turn=turn.agent_turn_id,
             step=step_id(turn.agent_turn_id, number),
             trace=turn.trace_id,
-            tool_call=each.tool_call_id,
+            tool_call=command.tool_call_id,
         )
-        for each in sent
+        for command in sent
     ]
     thoughts = [] if script.action else [_thought(turn, number)]
-    ids = _ids(said)
-    asked = [_HOLD if c in {*script.held()} else None for c in calls]
-    held = tuple(each for each, hold in zip(calls, asked, strict=True) if hold)
+    ids = _ids(steered)
+    holds = [_HOLD if c in {*script.held()} else None for c in calls]
+    held = tuple(c for c, hold in zip(calls, holds, strict=True) if hold)
     metadata = SuspendMetadata(commands=tuple(sent), new_card_ids=ids, held=held)
-    made = [*said, *thoughts, *cards]
+    all_cards = [*steered, *thoughts, *cards]
     record = StepRecord(
-        number, metadata, made, calls, MOMENT, wait_seconds=WAIT_SECONDS, kept=ids, steers=ids, holds=asked
+        number, metadata, all_cards, calls, MOMENT, wait_seconds=WAIT_SECONDS, kept=ids, steers=ids, holds=holds
     )
     return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
 
@@ -210,12 +210,12 @@ def _asked_with(turn: TurnRef, number: int, view: View) -> tuple[Card, ...]:
     )
 
 
-def _ids(said: Sequence[Card]) -> tuple[CardId, ...]:
-    return tuple(card.card_id for card in said)
+def _ids(cards: Sequence[Card]) -> tuple[CardId, ...]:
+    return tuple(card.card_id for card in cards)
 
 
 def _may_be_steered(turn: TurnRef, number: int, view: View) -> bool:
-    """Whether an attempt of this step may have been told that a steer waits: there is one that none before took."""
+    """Whether an attempt of this step may have learned that a steer waits: there is one that none before took."""
     rows = view.all("steers", agent_turn_id=turn.agent_turn_id)
     until = {step_id(turn.agent_turn_id, n) for n in range(1, number + 1)}
     return any(row["step_id"] not in until for row in rows)
@@ -224,9 +224,14 @@ def _may_be_steered(turn: TurnRef, number: int, view: View) -> bool:
 def _going_on(
     turn: TurnRef, number: int, view: View, *, steered: bool = False, use: StepBudget | None = None
 ) -> Callable[[Pool], Coroutine[Any, Any, str]]:
-    said = _asked_with(turn, number, view)
-    cards, metadata = [*said, _thought(turn, number)], ContinueMetadata(new_card_ids=_ids(said), budget=use)
-    record = StepRecord(number, metadata, cards, [], MOMENT, kept=_ids(said), steers=_ids(said), steered=steered)
+    steered_cards = _asked_with(turn, number, view)
+    cards, metadata = (
+        [*steered_cards, _thought(turn, number)],
+        ContinueMetadata(new_card_ids=_ids(steered_cards), budget=use),
+    )
+    record = StepRecord(
+        number, metadata, cards, [], MOMENT, kept=_ids(steered_cards), steers=_ids(steered_cards), steered=steered
+    )
 
     async def go_on(pool: Pool) -> str:
         return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
@@ -255,8 +260,8 @@ def _remembered(turn: TurnRef) -> Card:
 
 def _cutting(script: Script, turn: TurnRef, number: int, view: View) -> Callable[[Pool], Coroutine[Any, Any, str]]:
     """A step that compacts the memory: the turn and its conversation go on in a box without what was there (§7.3)."""
-    asked, box = _remembered(turn), script.box_id("e")
-    told = Compaction(
+    instruction, box = _remembered(turn), script.box_id("e")
+    compaction = Compaction(
         reason="full",
         when_full="drop",
         tokens_before=2,
@@ -266,10 +271,12 @@ def _cutting(script: Script, turn: TurnRef, number: int, view: View) -> Callable
         turns_kept=0,
         output_box_id=box,
     )
-    metadata = ContinueMetadata(compaction=told, output_position=len(view.all("box_cards", box_id=turn.output_box_id)))
-    cards = [asked, cut_card(turn, number, MemoryCut(first_card_id=asked.card_id))]
-    made, kept = MadeBox(box, asked.card_id), [asked.card_id]
-    record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, made_box=made)
+    metadata = ContinueMetadata(
+        compaction=compaction, output_position=len(view.all("box_cards", box_id=turn.output_box_id))
+    )
+    cards = [instruction, cut_card(turn, number, MemoryCut(first_card_id=instruction.card_id))]
+    box_made, kept = MadeBox(box, instruction.card_id), [instruction.card_id]
+    record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, made_box=box_made)
 
     async def cut(pool: Pool) -> str:
         return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
@@ -278,15 +285,15 @@ def _cutting(script: Script, turn: TurnRef, number: int, view: View) -> Callable
 
 
 async def _finish(
-    pool: Pool, script: Script, turn: TurnRef, number: int, said: Sequence[Card], use: StepBudget | None = None
+    pool: Pool, script: Script, turn: TurnRef, number: int, steered: Sequence[Card], use: StepBudget | None = None
 ) -> str:
     """The step ends the turn, unless a steer waits for another one, which the last step of a script has not."""
     card = _deliverable(turn)
-    asked = [_remembered(turn)] if script.talk and number == 1 else []
-    cards = [*asked, *said, _thought(turn, number), card]
-    kept = [each.card_id for each in (*asked, *said)]
-    metadata = EndMetadata(new_card_ids=_ids(said), budget=use)
-    record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, steers=_ids(said))
+    instruction = [_remembered(turn)] if script.talk and number == 1 else []
+    cards = [*instruction, *steered, _thought(turn, number), card]
+    kept = [c.card_id for c in (*instruction, *steered)]
+    metadata = EndMetadata(new_card_ids=_ids(steered), budget=use)
+    record = StepRecord(number, metadata, cards, [], MOMENT, kept=kept, steers=_ids(steered))
     ending = Ending(TurnStatus.SUCCESS, card.card_id)
     yields = number < len(script.steps)
     try:
@@ -311,8 +318,8 @@ async def _terminate(pool: Pool, turn: TurnRef, ending: Ending) -> str:
 
 async def _cancel(pool: Pool, turn: TurnRef, number: int) -> str:
     """A step that was stopped: it ends the turn itself (§6, stop)."""
-    made = await pool.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id))
-    card, ending = fallback_ending(turn, made or (), TurnStatus.CANCELED, STOPPED, STOP_REASON)
+    cards = await pool.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id))
+    card, ending = fallback_ending(turn, cards or (), TurnStatus.CANCELED, STOPPED, STOP_REASON)
     record = StepRecord(number, EndMetadata(), [card], [], MOMENT, StepStatus.CANCELED)
-    done = await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record, raise_epoch=True))
-    return done.result
+    finished = await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record, raise_epoch=True))
+    return finished.result

@@ -45,7 +45,7 @@ def audit_function(world: World) -> str:
 
 def _checked(rule: Rule, names: list[str]) -> str:
     numbers = {f"${n}": f"${names.index(name) + 1}" for n, name in enumerate(rule.query.parameters, 1)}
-    sql = re.sub(r"\$[0-9]+", lambda found: numbers[found[0]], rule.query.sql)
+    sql = re.sub(r"\$[0-9]+", lambda match: numbers[match[0]], rule.query.sql)
     query = f"RETURN QUERY SELECT '{rule.name}', x.ids, x.detail::text FROM ({sql}) x;"  # noqa: S608 -- our own files
     return f"IF '{rule.name}' = ANY (${len(names) + 1}) THEN {query} END IF;"
 
@@ -71,21 +71,21 @@ class Auditor:
         for (table, _), text in rows.items():
             tables.setdefault(table, []).append(text)
         marks = {
-            table: hashlib.blake2b("\n".join(found).encode(), digest_size=12).hexdigest()
-            for table, found in tables.items()
+            table: hashlib.blake2b("\n".join(lines).encode(), digest_size=12).hexdigest()
+            for table, lines in tables.items()
         }
-        wanted: list[str] = []
+        names: list[str] = []
         for rule, reads in self._reads.items():
             key = (rule, *(marks.get(table, "") for table in reads))
             if key not in self._held:
                 self._held.add(key)
-                wanted.append(rule)
-        return wanted
-
-    async def audit(self, session: Any, wanted: Sequence[str]) -> list[str]:
-        """What these rules find in the state that is loaded, one sentence for each violation."""
-        names: list[str] = []
-        for row in await session.fetch(self._sql, *self._values, list(wanted)):
-            broken = violation(rules()[row["rule"]], Finding.model_validate(dict(row)))
-            names.append(f"audit {broken.rule}: {broken.detail} {json.dumps(broken.ids, sort_keys=True)}")
+                names.append(rule)
         return names
+
+    async def audit(self, session: Any, names: Sequence[str]) -> list[str]:
+        """What these rules find in the state that is loaded, one sentence for each violation."""
+        sentences: list[str] = []
+        for row in await session.fetch(self._sql, *self._values, list(names)):
+            broken = violation(rules()[row["rule"]], Finding.model_validate(dict(row)))
+            sentences.append(f"audit {broken.rule}: {broken.detail} {json.dumps(broken.ids, sort_keys=True)}")
+        return sentences

@@ -118,10 +118,10 @@ def _unmarked(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
 def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a row says, without the moments and numbers that the canonical form replaces."""
     left_out = {"created_at", "updated_at", "started_at", "ended_at", "made_by"}
-    said = {name: value for name, value in row.items() if name not in left_out}
-    if isinstance(said.get("metadata"), dict):
-        said["metadata"] = {name: value for name, value in said["metadata"].items() if name != "created_at"}
-    return said
+    values = {name: value for name, value in row.items() if name not in left_out}
+    if isinstance(values.get("metadata"), dict):
+        values["metadata"] = {name: value for name, value in values["metadata"].items() if name != "created_at"}
+    return values
 
 
 def _moved(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -149,5 +149,5 @@ def _entered(before: Rows, place: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [json.loads(text) for (table, _), text in before.items() if table == "agent_inbox"]
     named = [row["payload"] for row in rows if row["message_type"] in {"turn", "ui_action"}]
-    if any(each["context_box_id"] == box for each in named) and not any(each["output_box_id"] == box for each in named):
+    if any(n["context_box_id"] == box for n in named) and not any(n["output_box_id"] == box for n in named):
         yield f"the card {place['card_id']} entered the context box {box}"

@@ -1,4 +1,4 @@
-"""The canonical form of a state: its rows, with everything left out that no statement can tell apart.
+"""The canonical form of a state: its rows, with everything left out that no statement can distinguish.
 
 What is left out, each with its reason, is the table `COLUMNS`. Two databases with one form behave alike, so one of
 them stands for both; two with different forms may still behave alike, which costs time and hides nothing. A form is
@@ -174,8 +174,8 @@ def fold(
             epochs.setdefault(row.agent, []).append(row.epoch)
         if row.group:
             moments.setdefault(row.group, []).append(row.moment)
-    order = {agent: {each: n for n, each in enumerate(sorted(set(found)), 1)} for agent, found in epochs.items()}
-    place = {group: {each: n for n, each in enumerate(sorted(set(found)))} for group, found in moments.items()}
+    order = {agent: {epoch: n for n, epoch in enumerate(sorted(set(values)), 1)} for agent, values in epochs.items()}
+    place = {group: {moment: n for n, moment in enumerate(sorted(set(values)))} for group, values in moments.items()}
     whole = sorted((key, _filled(row, order, place)) for key, row in read.items())
     least = min([tuple(whole), *(_renamed(whole, swap) for swap in swaps)])
     return State(tuple(_ROWS.setdefault(row, row) for row in least))
@@ -200,7 +200,7 @@ def _renamed(rows: Sequence[tuple[Key, str]], swap: Mapping[str, str]) -> tuple[
 
 
 def _renamed_text(text: str, swap: Mapping[str, str]) -> str:
-    return _pattern(tuple(swap)).sub(lambda found: swap[found[0]], text)
+    return _pattern(tuple(swap)).sub(lambda match: swap[match[0]], text)
 
 
 @cache
@@ -243,7 +243,7 @@ def _row(table: str, text: str) -> _Row:
             f"{trace[:36]}{'0' * 16}-01"  # a span is drawn, and only traces show it
         )
     if table == "turn_outcomes":
-        data["stats"] = {name: each for name, each in data["stats"].items() if name not in _TIMES}
+        data["stats"] = {name: value for name, value in data["stats"].items() if name not in _TIMES}
     if table == "cards":
         data["metadata"]["created_at"] = PAST.format(0)
     template = json.dumps(data, sort_keys=True)

@@ -145,18 +145,18 @@ class Place:
     async def load(self, rows: Rows) -> None:
         """Make these rows the state."""
         gone: dict[str, list[str]] = {}
-        made: dict[str, list[str]] = {}
+        added: dict[str, list[str]] = {}
         for key, text in self._rows.items():
             if rows.get(key) != text:
                 gone.setdefault(key[0], []).append(key[1])
         for key, text in rows.items():
             if self._rows.get(key) != text:
-                made.setdefault(key[0], []).append(text)
-        if not gone and not made:
+                added.setdefault(key[0], []).append(text)
+        if not gone and not added:
             return
         parts = [
-            f'"{table}": {{"gone": {json.dumps(gone.get(table, []))}, "rows": [{", ".join(made.get(table, []))}]}}'
-            for table in gone.keys() | made.keys()
+            f'"{table}": {{"gone": {json.dumps(gone.get(table, []))}, "rows": [{", ".join(added.get(table, []))}]}}'
+            for table in gone.keys() | added.keys()
         ]
         self._since = await self.loader.fetchval("SELECT explore.load($1::jsonb)", f"{{{', '.join(parts)}}}")
         self._rows = dict(rows)
@@ -166,8 +166,8 @@ class Place:
 
     async def changes(self) -> Rows:
         """The rows that were written since the load, as they are now; they are part of the state from now on."""
-        found: Sequence[Any] = await self.loader.fetch("SELECT * FROM explore.changes($1)", self._since)
-        changed = {cast("Key", (row["name"], row["key"])): cast("str", row["data"]) for row in found}
+        rows_changed: Sequence[Any] = await self.loader.fetch("SELECT * FROM explore.changes($1)", self._since)
+        changed = {cast("Key", (row["name"], row["key"])): cast("str", row["data"]) for row in rows_changed}
         self._rows.update(changed)
         return changed
 

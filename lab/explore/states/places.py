@@ -37,18 +37,18 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
         base = url.rpartition("/")[0]
         server = Pool(url, size=1, name="explore")
         stack.push_async_callback(server.close)
-        made: list[str] = []
+        databases_made: list[str] = []
 
         async def create(template: str) -> str:
             name = f"explore_{uuid7().replace('-', '')}"
             await _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
-            made.append(name)
-            if made[0] != name:
+            databases_made.append(name)
+            if databases_made[0] != name:
                 await _keep_era(f"{base}/{name}")
             return name
 
         async def drop() -> None:
-            for name in made:
+            for name in databases_made:
                 await _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
         stack.push_async_callback(drop)

@@ -142,7 +142,7 @@ def worlds() -> Iterator[World]:
     )
     yield world_of(
         "budget",
-        "one turn with a budget, of two steps: attempts that reserve, and tell late; raised, lowered, fenced",
+        "one turn with a budget, of two steps: attempts that reserve, and report late; raised, lowered, fenced",
         Cast(
             (Script("a", ((Goes(),), _ENDS), budget=60, spends=True),),
             reaps=("a",),

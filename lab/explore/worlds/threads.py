@@ -56,9 +56,9 @@ def _moves(view: View) -> list[Move]:
         ]
         if attempt:
             begun = _begun(view, row)
-            for said, effect in _effects(begun):
+            for label, effect in _effects(begun):
                 do = gated(lambda pool, b=begun, e=effect: _settle(pool, b, e))
-                moves.append(Move(f"settle {number} {said}", do))
+                moves.append(Move(f"settle {number} {label}", do))
     if view.all("thread_replies", announced_at=None):
         moves.append(_ANNOUNCE)
     return moves
@@ -96,8 +96,8 @@ async def _begin(pool: Pool, message: MessageId, run: str) -> str:
 
 
 async def _settle(pool: Pool, begun: BegunMessage, effect: Effect) -> str:
-    done = await pool.transact(lambda conn: settle_message(conn, _THREAD, begun, effect, _LIMITS))
-    return done.effect or "settled before"
+    settled = await pool.transact(lambda conn: settle_message(conn, _THREAD, begun, effect, _LIMITS))
+    return settled.effect or "settled before"
 
 
 def _begun(view: View, row: Mapping[str, Any]) -> BegunMessage:
@@ -113,8 +113,8 @@ def _begun(view: View, row: Mapping[str, Any]) -> BegunMessage:
 
 
 async def _announce(pool: Pool) -> str:
-    found = await pool.run(lambda conn: list_late_replies(conn, [TARGET], older_seconds=1, row_limit=500))
-    return f"marked {len(await pool.run(lambda conn: mark_replied(conn, [each.request_id for each in found])))}"
+    rows = await pool.run(lambda conn: list_late_replies(conn, [TARGET], older_seconds=1, row_limit=500))
+    return f"marked {len(await pool.run(lambda conn: mark_replied(conn, [r.request_id for r in rows])))}"
 
 
 _ANNOUNCE = Move("net thread_reply", _announce, repeats=False, single=False)
@@ -126,14 +126,14 @@ async def _wake_dying(pool: Pool) -> str:
     lost = await pool.run(lambda conn: list_open_threads(conn, [TARGET], after=None, older_seconds=1, row_limit=500))
     if not stalled and not lost:
         return "nothing"
-    found = await pool.run(lambda conn: look_at_thread(conn, _THREAD))
-    for each in found.open:
+    thread = await pool.run(lambda conn: look_at_thread(conn, _THREAD))
+    for message in thread.open:
         for run in ("net-1", "net-2"):
-            begun = await pool.run(lambda conn, m=each.message_id, r=run: begin_message(conn, _THREAD, m, r))
+            begun = await pool.run(lambda conn, m=message.message_id, r=run: begin_message(conn, _THREAD, m, r))
             if begun is not None and begun.attempt >= _ATTEMPTS:
                 await _settle(pool, begun, Respond("<huh/>", system=True))
                 break
-    return f"woke {len(found.open)}"
+    return f"woke {len(thread.open)}"
 
 
 _WAKE = Move("net thread", _wake_dying, repeats=False, single=False)

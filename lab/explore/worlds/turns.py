@@ -149,10 +149,10 @@ def _mixed(view: View) -> list[str]:
 
 def _is_decided(batch: Mapping[str, Any]) -> bool:
     """Whether the counts of a batch decide it (§6, join)."""
-    wanted, won, left = batch["k"], batch["success_count"], batch["open_count"]
+    needed, won, left = batch["k"], batch["success_count"], batch["open_count"]
     if batch["fail_fast"] and batch["failed_count"]:
         return True
-    return left == 0 or (batch["join_mode"] != "all" and (won >= wanted or won + left < wanted))
+    return left == 0 or (batch["join_mode"] != "all" and (won >= needed or won + left < needed))
 
 
 def not_over(view: View) -> list[str]:
@@ -197,14 +197,14 @@ def _healthy(cast: Cast, view: View) -> Iterable[Move]:
         if head is None:
             continue
         commits = ("call", "go-on", "cut", "steered", "finish", "terminate")
-        wanted = {
+        verbs = {
             "suspended": ("apply",),
             "dispatched": ("begin",),
             "running": commits if head["step_attempt"] else ("begin",),
         }[head["status"]]
         moves = {move.name: move for move in turn_moves(cast, view)}
         number = str(head["step_count"] + 1)
-        for verb in wanted:
+        for verb in verbs:
             names = [name.split() for name in moves if name.startswith(f"{verb} {script.letter} ")]
             named = [name for name in names if verb == "apply" or name[2] == number]
             if named:
