@@ -7,6 +7,7 @@ from typing import Any
 from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.rules.results import read_result
 from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, Accepted, Refusal, ending
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
@@ -28,7 +29,7 @@ from turnstile.schema.cards import (
 from turnstile.schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
 from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.states import AfterExecution, TurnStatus
-from turnstile.schema.tools import SUBMIT_RESULT, ToolCommand
+from turnstile.schema.tools import READ_RESULT, SUBMIT_RESULT, ToolCommand
 from turnstile.schema.turns import TurnRef
 
 EMPTY_DELIVERABLE = "(the model gave no text)"
@@ -49,6 +50,8 @@ class StepRequest:
     result_fields: Sequence[ResultField]
     parent_step_id: str
     patience: Patience
+    results: tuple[Card, ...] = ()
+    """The cards whose results the model may read (`read_result`)."""
     compactions: int = 0
     """How many of the steps before it cut the memory: these count for no limit, and the model knows nothing of them."""
 
@@ -156,8 +159,10 @@ def _with_calls(request: StepRequest, text: str, thought: tuple[Card, ...], call
 
 
 def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
-    """The call to send, or the failed `tool.result` that the model gets instead."""
+    """The call to send, or the `tool.result` that the model gets at once: what it reads, or why it is not sent."""
     row = None if request.is_last else request.config.tools.get(call.answered.name)
+    if row is None and call.answered.name == READ_RESULT and not request.is_last:
+        return _read(request, call)
     if row is None:
         return _refusal(request, call, "unknown_tool", _unknown(request, call))
     place = Place(request.turn, request.step_id, request.parent_step_id, request.patience)
@@ -224,6 +229,14 @@ def _accept(request: StepRequest, thought: tuple[Card, ...], call: _Call, data: 
 def _unknown(request: StepRequest, call: _Call) -> str:
     names = [*(() if request.is_last else request.config.tools), *request.config.choices, SUBMIT_RESULT]
     return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
+
+
+def _read(request: StepRequest, call: _Call) -> Card:
+    read = read_result(request.results, call.answered.arguments_text, request.config.inline_result_chars)
+    if isinstance(read, str):
+        return _refusal(request, call, "invalid_arguments", read)
+    content = ToolResultContent(status=TurnStatus.SUCCESS, after_execution=AfterExecution.SUSPEND, result=read)
+    return _result(request, call, content)
 
 
 def _refusal(request: StepRequest, call: _Call, code: str, message: str) -> Card:

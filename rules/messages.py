@@ -27,13 +27,13 @@ Rules for what is rendered:
   assistant message, a fixed user message is appended.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
+from turnstile.rules.results import IMAGE, WHOLE, ResultView, ShownResult, compact, shown_result, without_images
 from turnstile.rules.text import PENDING, parse_arguments
 from turnstile.rules.tool_specs import chosen, fields_of
 from turnstile.runtime.ports import ModelMessage, ModelToolCall
@@ -46,10 +46,8 @@ from turnstile.schema.cards import (
     ResultField,
     TextContent,
     ThoughtCall,
-    ToolResultContent,
     content_of,
     readable_content,
-    visible_result,
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
@@ -60,9 +58,6 @@ OPENING = "(What you said and did in earlier turns follows.)"
 CONTINUE = "Continue."
 SUMMARY = "(What was said before this is summed up here.)"
 
-IMAGE = "(an image was left out)"
-
-_DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_-]+")
 _CANCELED = '{"status":"canceled"}'
 
 
@@ -104,6 +99,21 @@ class _Answered:
     result: Card | None = None
     edited: JsonObject | None = None
     """The arguments that a person put in place of the model's."""
+
+
+@dataclass(slots=True)
+class _Results:
+    """The results of one request, in their order."""
+
+    view: ResultView
+    count: int = 0
+
+    def shown(self, answer: _Answered) -> ShownResult:
+        """The next one, as the model sees it."""
+        if answer.result is None:
+            return ShownResult(answer.missing)
+        self.count += 1
+        return shown_result(answer.result, answer.edited, *self.view.shown(self.count - 1))
 
 
 @dataclass(slots=True)
@@ -163,7 +173,11 @@ class _Thoughts:
 
 
 def build_messages(
-    system_prompt: str, memory: Sequence[Card], context: Sequence[Card], current: Sequence[Card]
+    system_prompt: str,
+    memory: Sequence[Card],
+    context: Sequence[Card],
+    current: Sequence[Card],
+    view: ResultView = WHOLE,
 ) -> tuple[ModelMessage, ...]:
     """The messages of one request: the system prompt (if any), then the cards of the three sources in this order.
 
@@ -171,7 +185,7 @@ def build_messages(
     cards of this turn. Raises `CardUnreadable` for a rendered card whose content does not fit its type (a
     `task.result_fields` is skipped instead), and `ModelError` (`model_request_invalid`) if there is no user message.
     """
-    rendered = _rendered((*memory, *context, *current))
+    rendered = _rendered((*memory, *context, *current), view)
     if not any(message.role == "user" for message in rendered):
         raise ModelError("model_request_invalid", "no card of the turn asks the model anything", retryable=False)
     if rendered[0].role != "user":
@@ -182,12 +196,12 @@ def build_messages(
     return (*system, *(_filled(message) for message in _merge(rendered)))
 
 
-def card_messages(cards: Sequence[Card]) -> tuple[ModelMessage, ...]:
+def card_messages(cards: Sequence[Card], view: ResultView = WHOLE) -> tuple[ModelMessage, ...]:
     """The messages of these cards, without a system prompt; raises `CardUnreadable`."""
-    return tuple(_merge(_rendered(cards)))
+    return tuple(_merge(_rendered(cards, view)))
 
 
-def _rendered(named: Sequence[Card]) -> list[ModelMessage]:
+def _rendered(named: Sequence[Card], view: ResultView) -> list[ModelMessage]:
     pairs = _Pairs({asker for card in named if (asker := _asker(card)) is not None})
     for card in named:
         pairs.take(card)
@@ -195,8 +209,8 @@ def _rendered(named: Sequence[Card]) -> list[ModelMessage]:
     thoughts = _Thoughts()
     for card in cards:
         thoughts.take(card)
-    names = CallNames()
-    return [message for card in cards for message in _render(card, pairs, thoughts, names)]
+    names, results = CallNames(), _Results(view)
+    return [message for card in cards for message in _render(card, pairs, thoughts, names, results)]
 
 
 def _asker(card: Card) -> str | None:
@@ -213,7 +227,9 @@ def _each_once(cards: Sequence[Card]) -> list[Card]:
     return [card for position, card in enumerate(cards) if last[card.card_id] == position]
 
 
-def _render(card: Card, pairs: _Pairs, thoughts: _Thoughts, names: CallNames) -> Iterable[ModelMessage]:
+def _render(
+    card: Card, pairs: _Pairs, thoughts: _Thoughts, names: CallNames, results: _Results
+) -> Iterable[ModelMessage]:
     match card.type:
         case CardType.INSTRUCTION | CardType.STEER | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))
@@ -223,7 +239,7 @@ def _render(card: Card, pairs: _Pairs, thoughts: _Thoughts, names: CallNames) ->
             if fields := fields_of(card):
                 yield _user(fields_text(fields))
         case CardType.THOUGHT:
-            yield from _thought(card, pairs.by_card.get(card.card_id, []), names)
+            yield from _thought(card, pairs.by_card.get(card.card_id, []), names, results)
         case CardType.DELIVERABLE:
             if not thoughts.has(card):
                 yield ModelMessage(role="assistant", content=_text(card))
@@ -231,7 +247,7 @@ def _render(card: Card, pairs: _Pairs, thoughts: _Thoughts, names: CallNames) ->
             pass  # results are rendered with their calls; other and unknown types are not for the model
 
 
-def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Iterable[ModelMessage]:
+def _thought(card: Card, answered: Sequence[_Answered], names: CallNames, results: _Results) -> Iterable[ModelMessage]:
     calls = [
         ModelToolCall(
             id=names.new_id(call.call.tool_call_id), name=function_name(call.call.tool_name), arguments=_args(call.call)
@@ -242,33 +258,15 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
     kept = content.reasoning if isinstance(content, TextContent) else None
     yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls), reasoning=kept)
     for call, answer in zip(calls, answered, strict=True):
-        result = answer.missing if answer.result is None else _result_text(answer.result, answer.edited)
-        yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
+        result = results.shown(answer)
+        shortened = not result.whole
+        yield ModelMessage(role="tool", content=result.text, tool_call_id=call.id, name=call.name, shortened=shortened)
 
 
 def _args(call: ThoughtCall) -> str:
     """The arguments as a JSON object, `{}` if the model wrote none: providers refuse anything else in a history."""
     arguments = parse_arguments(call.arguments)
-    return _json({"malformed_arguments": call.arguments} if arguments is None else arguments)
-
-
-def _result_text(card: Card, edited: JsonObject | None) -> str:
-    """Status, and result or error, as JSON, without what is for the kernel (protocol §7.5) or only kept (§17.1).
-
-    Of a call that a person edited also the arguments that were sent, as far as the model may see them.
-    """
-    content = content_of(card)
-    if not isinstance(content, ToolResultContent):
-        raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
-    result = visible_result(content.result)
-    value: JsonObject = {"status": content.status.value}
-    if edited is not None:
-        value["arguments_edited_by_a_person"] = edited
-    if result is not None:
-        value["result"] = result
-    if content.error is not None:
-        value["error"] = {"code": content.error.code, "message": content.error.message}
-    return _DATA_URI.sub(IMAGE, _json(value))
+    return compact({"malformed_arguments": call.arguments} if arguments is None else arguments)
 
 
 def _text(card: Card) -> str:
@@ -277,9 +275,9 @@ def _text(card: Card) -> str:
     content = content_of(card)
     match content:
         case TextContent():
-            return _DATA_URI.sub(IMAGE, content.text)
+            return without_images(content.text)
         case JsonContent():
-            return _DATA_URI.sub(IMAGE, content.data if isinstance(content.data, str) else _json_text(content.data))
+            return without_images(content.data if isinstance(content.data, str) else _json_text(content.data))
         case _:
             raise CardUnreadable(f"card {card.card_id} ({card.type}) has neither text nor JSON")
 
@@ -288,7 +286,7 @@ def _json_text(data: JsonValue) -> str:
     """The value as JSON, or the text of an OpenAI-style list of content parts."""
     parts = [_part(item) for item in data] if isinstance(data, list) else []
     texts = [text for text in parts if text is not None]
-    return "\n".join(texts) if texts and len(texts) == len(parts) else _json(data)
+    return "\n".join(texts) if texts and len(texts) == len(parts) else compact(data)
 
 
 def _part(value: JsonValue) -> str | None:
@@ -310,10 +308,6 @@ def fields_text(fields: Sequence[ResultField]) -> str:
 
 def _user(text: str) -> ModelMessage:
     return ModelMessage(role="user", content=text)
-
-
-def _json(value: JsonValue) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:

@@ -24,7 +24,7 @@ from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultFi
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
 from turnstile.schema.profiles import Choice
-from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT, ToolRow, options_of
+from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME, READ_RESULT, SUBMIT_RESULT, ToolRow, options_of
 from turnstile.schema.validation import describe_faults
 
 RESULT_FIELDS_MISSING = "result_fields_missing"
@@ -60,6 +60,21 @@ SUBMIT_RESULT_SPEC: JsonObject = function_spec(
 )
 
 
+READ_RESULT_SPEC: JsonObject = function_spec(
+    READ_RESULT,
+    "Read more of a result that is too long to be shown whole.",
+    {
+        "type": "object",
+        "properties": {
+            "tool_call_id": {"type": "string", "description": "The call whose result to read."},
+            "offset": {"type": "integer", "minimum": 0, "description": "The first character to read; 0 by default."},
+            "limit": {"type": "integer", "minimum": 1, "description": "The most characters to read."},
+        },
+        "required": ["tool_call_id"],
+    },
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpecs:
     """The specs offered to a turn's model: tools, choices and `submit_result`; and the tools' `rows` by name."""
@@ -81,12 +96,11 @@ def build_tool_specs(
     by_name = {row.tool_name: row for row in rows}
     specs: list[JsonObject] = []
     offered: dict[str, ToolRow] = {}
-    warnings: list[str] = []
-    if SUBMIT_RESULT in by_name:
-        warnings.append(f"the row of tool {SUBMIT_RESULT} is not used: the name is built in")
+    unused = sorted(BUILT_IN & by_name.keys())
+    warnings = [f"the row of tool {name} is not used: the name is built in" for name in unused]
     for name in dict.fromkeys(allowed_tools):
         row = by_name.get(name)
-        if name == SUBMIT_RESULT:
+        if name in BUILT_IN:
             continue
         if name in chosen:
             warnings.append(f"allowed tool {name} is not offered: the turn has a choice of this name")

@@ -32,7 +32,7 @@ from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
 from turnstile.schema.people.approvals import ApprovalRule, rules_of
 from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
-from turnstile.schema.tools import ToolRow
+from turnstile.schema.tools import INLINE_RESULT_CHARS, ToolRow
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class TurnConfig(Tolerant):
     """What the profile says of memory."""
     interrupt_on: dict[str, ApprovalRule] = Field(default_factory=dict[str, ApprovalRule], exclude_if=operator.not_)
     """The rules of the profile, and of the agent's own, of which calls wait for a person, by tool."""
+    inline_result_chars: int = Field(default=INLINE_RESULT_CHARS, exclude_if=lambda value: value == INLINE_RESULT_CHARS)
+    """The longest result of a call that the model sees whole."""
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
 
@@ -75,7 +77,9 @@ class PinnedConfig:
         return last_specs(self.specs, self.config.choices)
 
 
-def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
+def pin(
+    turn: TurnRef, begun: BegunStep, max_steps: int, inline_result_chars: int = INLINE_RESULT_CHARS
+) -> PinnedConfig:
     """Read the pinned configuration, or make it in the first step.
 
     Raises `ModelError` (`model_request_invalid`) if it cannot be read or made, or `CardUnreadable`.
@@ -100,6 +104,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         choices={choice.name: choice.parameters for choice in runtime.choices},
         memory=profile.memory,
         interrupt_on=rules_of(profile.interrupt_on, begun.head.guards or {}),
+        inline_result_chars=inline_result_chars,
         context_position=begun.context_position,
     )
     parent = begun.head.parent_step_id or ""

@@ -44,6 +44,8 @@ class ModelMessage(Tolerant):
     name: str | None = None
     reasoning: Reasoning | None = None
     """On an assistant's message: what its provider, and nobody else, gets back with it."""
+    shortened: bool = False
+    """On a tool's message: whether it shows a part of the result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import CardId
 from turnstile.schema.parameters import object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
-from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
+from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME
 
 DEFAULT_WORKER_TARGET = "worker_generic"
 DEFAULT_MAX_STEPS = 16
@@ -116,8 +116,8 @@ class Profile(Strict):
     @field_validator("interrupt_on")
     @classmethod
     def _goes_out(cls, value: dict[str, InterruptRule]) -> dict[str, InterruptRule]:
-        if SUBMIT_RESULT in value:
-            raise ValueError(f"{SUBMIT_RESULT} ends the turn: its calls go to no tool, and wait for nobody")
+        if built_in := BUILT_IN & value.keys():
+            raise ValueError(f"{min(built_in)} is built in: its calls go to no tool, and wait for nobody")
         return value
 
 
@@ -154,8 +154,8 @@ class Choice(Strict):
     @field_validator("name")
     @classmethod
     def _not_built_in(cls, value: str) -> str:
-        if value == SUBMIT_RESULT:
-            raise ValueError(f"{SUBMIT_RESULT} is built in: choose another name")
+        if value in BUILT_IN:
+            raise ValueError(f"{value} is built in: choose another name")
         return value
 
     @field_validator("parameters")

@@ -28,6 +28,12 @@ from turnstile.schema.wire import subjects
 
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
+READ_RESULT = "read_result"
+"""The built-in tool that reads a long result; no row may have its name."""
+INLINE_RESULT_CHARS = 16_384
+"""The longest result that a model sees whole, unless `[worker].inline_result_chars` says otherwise."""
+BUILT_IN = frozenset({SUBMIT_RESULT, READ_RESULT})
+"""Tools whose calls the kernel answers itself, in the step that made them."""
 ASK_HUMAN = "ask_human"
 """The tool that asks a person; the kernel offers it where a project has no row of this name."""
 
@@ -161,7 +167,7 @@ class ToolDefinition(Strict):
     @field_validator("tool_name")
     @classmethod
     def _not_reserved(cls, value: str) -> str:
-        if value == SUBMIT_RESULT:
+        if value in BUILT_IN:
             raise ValueError(f"{value} is built in: choose another name")
         return value
 

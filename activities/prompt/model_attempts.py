@@ -27,6 +27,7 @@ from turnstile.schema.errors import ModelError, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, BoxId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
+from turnstile.schema.tools import INLINE_RESULT_CHARS
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Address, Message
 
@@ -70,6 +71,8 @@ class StepLimits:
     """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
     gather_seconds: float = GATHER_SECONDS
     """How long streamed text is gathered for one chunk; 0: each piece is published as it comes."""
+    inline_result_chars: int = INLINE_RESULT_CHARS
+    """The longest result of a call that a model sees whole."""
     budget_max_tokens: int = DEFAULT_MAX_TOKENS
     """The most tokens of an answer in a turn with a budget, where the profile gives no limit."""
 

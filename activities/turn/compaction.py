@@ -18,6 +18,7 @@ from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.decide import StepRequest
 from turnstile.rules.memory import cut_card, summary_card, summary_messages, summary_text
 from turnstile.rules.messages import build_messages
+from turnstile.rules.tool_specs import READ_RESULT_SPEC
 from turnstile.rules.turn_config import PinnedConfig
 from turnstile.rules.turn_step import MadeBox
 from turnstile.runtime.faults import Fault, hit
@@ -72,14 +73,17 @@ class CompactedStep:
         return self.pinned.config.memory or Memory()
 
     def question(self, messages: tuple[ModelMessage, ...]) -> Question:
-        """What the turn's model is asked in this step."""
+        """What the turn's model is asked in this step; with `read_result`, if it sees a result in part."""
+        tools = self.pinned.last_specs if self.request.is_last else self.pinned.specs
+        if not self.request.is_last and any(message.shortened for message in messages):
+            tools = (*tools, READ_RESULT_SPEC)
         return Question(
             turn=self.step.turn.agent_turn_id,
             step_id=self.request.step_id,
             step=self.request.model_step,
             config=self.pinned.config.llm_config,
             messages=messages,
-            tools=self.pinned.last_specs if self.request.is_last else self.pinned.specs,
+            tools=tools,
             address=self.step.turn_events.address,
             agent_name=self.pinned.config.profile_name,
             box=self.step.turn.output_box_id,

@@ -19,6 +19,7 @@ from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest, Suspend, partial_thought
 from turnstile.rules.memory import Memory
 from turnstile.rules.messages import build_messages
+from turnstile.rules.results import ResultView
 from turnstile.rules.resume import Termination, termination
 from turnstile.rules.timing import timing, turn_stats
 from turnstile.rules.tool_specs import wanted_fields
@@ -85,7 +86,8 @@ class CurrentStep:
         for card in fields.unreadable:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
         parent, cuts = begun.head.parent_step_id or "", len(self.memory.compactions)
-        request = StepRequest(turn, self.number, pinned.config, fields.fields, parent, patience, cuts)
+        readable = (*begun.context, *begun.output)
+        request = StepRequest(turn, self.number, pinned.config, fields.fields, parent, patience, readable, cuts)
         return request, self.messages(pinned)
 
     @property
@@ -94,11 +96,16 @@ class CurrentStep:
         rerun = self.begun.head.rerun
         return Memory(self.begun.output, frozenset({self.turn.agent_turn_id, *(() if rerun is None else rerun.line)}))
 
-    def messages(self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None) -> tuple[ModelMessage, ...]:
-        """The messages of its request, if the memory begins at this place; raises `CardUnreadable`."""
-        memory = self.memory
-        turn_cards = (*memory.own, *self.begun.steers)
-        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, turn_cards)
+    def messages(
+        self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None, short: int = 0
+    ) -> tuple[ModelMessage, ...]:
+        """The messages of its request, if the memory begins at this place; raises `CardUnreadable`.
+
+        So many of its results, the oldest, are shown short.
+        """
+        memory, view = self.memory, ResultView(pinned.config.inline_result_chars, short)
+        own = (*memory.own, *self.begun.steers)
+        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, own, view)
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None

@@ -215,7 +215,7 @@ class StepActivities(Endings):
         pinned: PinnedConfig | None = None
         try:
             step.check_attempts(self.limits)
-            pinned = pin(step.turn, step.begun, self.limits.max_steps)
+            pinned = pin(step.turn, step.begun, self.limits.max_steps, self.limits.inline_result_chars)
             request, messages = step.prepare(pinned, self.limits.patience)
             answer = await self._ask_or_compact(step, pinned, request, messages)
         except BudgetExhausted as error:

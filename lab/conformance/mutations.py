@@ -51,8 +51,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Role",
         "Hydrate, then run the ReAct loop",
         "rules/messages.py",
-        "_rendered((*memory, *context, *current))",
-        "_rendered((*context, *memory, *current))",
+        "_rendered((*memory, *context, *current), view)",
+        "_rendered((*context, *memory, *current), view)",
         "tests/rules/test_messages.py::test_order_of_sources",
     ),
     Mutation(

@@ -21,6 +21,7 @@ OF_ONE_CALL = {
         "CallNames",
         "_Pairs",
         "_Thoughts",
+        "_Results",
         "Attempts",
     ),  # of a step
     "Payload",  # of a request

@@ -60,6 +60,7 @@ async def open_activities(
     warming = asyncio.create_task(models.warm_up(pool), name="warm-up")
     limits = StepLimits(
         max_steps=settings.worker.max_steps,
+        inline_result_chars=settings.worker.inline_result_chars,
         model_timeout_seconds=settings.model.timeout_seconds,
         model_attempts=settings.model.model_attempts,
         retry_initial_seconds=settings.model.retry_initial_seconds,
