@@ -43,7 +43,14 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
-from turnstile.schema.wire.conversation_requests import ConversationPutReply, ConversationPutRequest
+from turnstile.schema.wire.conversation_requests import (
+    ConversationPutReply,
+    ConversationPutRequest,
+    ConversationStop,
+    ConversationStopped,
+    ConversationStopReply,
+    ConversationStopRequest,
+)
 from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
@@ -275,6 +282,28 @@ CONVERSATION_PUT = Verb(
     reply=ConversationPutReply,
     callers=_CLIENT,
     caller="may",
+)
+CONVERSATION_STOP = Verb(
+    name="conversation.stop",
+    summary="Stop the turns of a conversation that are not over, the queued ones too.",
+    section="6",
+    request=ConversationStopRequest,
+    reply=ConversationStopReply,
+    callers=_CLIENT,
+    caller="must",
+    counted="none",
+    route=Route(
+        name="stop_conversation",
+        method="POST",
+        path="/v1/conversations/{conversation_id}/stop",
+        key="conversation_id",
+        right=Right.ASK,
+        summary="Stop the turns of a conversation that are running or queued.",
+        query=api.ChannelQuery,
+        body=ConversationStop,
+        answer=ConversationStopped,
+        statuses={202: "The turns will end."},
+    ),
 )
 DELEGATE = Verb(
     name="delegate",

@@ -161,6 +161,11 @@ class SyncConversation:
     client: "SyncClient"
     conversation: Conversation
 
+    def _parts(self) -> tuple["SyncClient", Conversation]:
+        return self.client, self.conversation
+
+    stop = _waiting(Conversation.stop)
+
     def ask(
         self,
         instruction: str,

@@ -30,11 +30,13 @@ from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
+from turnstile.schema.verbs import Verb
+from turnstile.schema.wire.conversation_requests import ConversationStopped, ConversationStopRequest
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.budgets import Dollars, budget_in, find_budgets, find_limits, limit_request, raise_request
 from turnstile.sdk.interrupts import Interrupt, find_interrupts, get_interrupt
 from turnstile.sdk.requests import Budget, budget_of, parse_request
-from turnstile.sdk.turn import Backend, Turn
+from turnstile.sdk.turn import Answer, Backend, Request, Turn
 
 if TYPE_CHECKING:
     from turnstile.sdk.client import BridgeClient
@@ -70,6 +72,22 @@ class Conversation:
             budget=budget,
             correlation_id=correlation_id,
         )
+
+    async def stop(self, reason: str = "") -> ConversationStopped:
+        """Stop its turns that are not over, the queued ones too: which will end, and how many others' go on.
+
+        An operator stops those that others asked for, too. Raises `Refused` (`unknown_conversation`), `BadRequest` or
+        `ServerUnavailable`; it may be repeated.
+        """
+        given: JsonObject = {"conversation_id": self.conversation_id, "reason": reason}
+        if self.agent_id is not None:
+            given["agent_id"] = self.agent_id
+        request, stopped = parse_request(ConversationStopRequest, given), list[AgentTurnId]()
+        while True:
+            reply = await self.client.call(verbs.CONVERSATION_STOP, request)
+            stopped += reply.stopped
+            if not reply.more:
+                return ConversationStopped(stopped=tuple(dict.fromkeys(stopped)), others=reply.others)
 
 
 class Client:
@@ -219,6 +237,14 @@ class Client:
     ) -> Conversation:
         """A conversation with an agent or with a profile's instance; it begins with its first turn."""
         return Conversation(self, conversation_id, agent_id, profile_name)
+
+    async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
+        """The accepted reply to a verb that is declared in `turnstile.schema.verbs`, over NATS or HTTP.
+
+        Raises `Refused` with the code of the refusal, `BadRequest` for a verb that a gateway has not, or
+        `ServerUnavailable`.
+        """
+        return await self._opened.call(verb, request)
 
     async def turn(self, agent_turn_id: str, *, agent_id: str | None = None) -> Turn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none.

@@ -6,6 +6,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.inbox.prompt_claims import PromptClaims
@@ -14,6 +15,7 @@ from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.stop import stop_turn
 from turnstile.bridge.serving.micro_service import VerbRequest
+from turnstile.ledger.access.pages import Place, page_turns
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.people.unknown_calls import begin_call
@@ -22,13 +24,22 @@ from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.boxes import compose_box, fork_box, put_conversation, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue_turn, planned
-from turnstile.ledger.turns.views import describe_turn
+from turnstile.ledger.turns.views import describe_turn, find_conversations
 from turnstile.ledger.turns.waiting import describe_call, report
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import ProjectId, forked_box_id, made_box_id, new_box_id
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    ChannelId,
+    ConversationId,
+    ProjectId,
+    forked_box_id,
+    made_box_id,
+    new_box_id,
+)
 from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import MultitaskStrategy, ReplyStatus
@@ -41,7 +52,12 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
-from turnstile.schema.wire.conversation_requests import ConversationPutReply, ConversationPutRequest
+from turnstile.schema.wire.conversation_requests import (
+    ConversationPutReply,
+    ConversationPutRequest,
+    ConversationStopReply,
+    ConversationStopRequest,
+)
 from turnstile.schema.wire.descriptions import DescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
@@ -57,6 +73,8 @@ from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
 SHARE = 100
 """Each bridge may exceed the limit by one part in `SHARE`; a limit below twice `SHARE` is never exceeded."""
 MAX_PROJECTS = 10_000
+MOST_STOPPED = 100
+"""Turns of a conversation that one request stops."""
 
 
 class AdmissionCache:
@@ -208,6 +226,58 @@ class Verbs:
             channel=request.channel_id,
             caller=request.caller,
         )
+
+    async def conversation_stop(self, request: VerbRequest) -> ConversationStopReply:
+        """Stop the turns of a conversation that are not over, the newest first: so none of them begins meanwhile."""
+        caller, body = request.named_caller(), request.parse(ConversationStopRequest)
+        project, channel = request.project_id, request.channel_id
+        conversation, agent = body.conversation_id, body.agent_id
+        if not await self.pool.run(
+            lambda conn: find_conversations(conn, project, conversation, agent, channel, row_limit=1)
+        ):
+            raise Refused("unknown_conversation", "the channel has no such conversation")
+        stopped, others = list[AgentTurnId](), 0
+        async for turn in self._unended(project, channel, conversation, agent):
+            if len(stopped) == MOST_STOPPED:
+                return ConversationStopReply(
+                    status=ReplyStatus.ACCEPTED, stopped=tuple(stopped), others=others, more=True
+                )
+            wanted = StopRequest(agent_turn_id=turn, reason=body.reason)
+            try:
+                await stop_turn(
+                    self.pool, self.publisher, project, wanted, self.telemetry, channel=channel, caller=caller
+                )
+            except Refused as error:
+                if error.code != "not_yours":
+                    raise
+                others += 1
+            else:
+                stopped.append(turn)
+        return ConversationStopReply(status=ReplyStatus.ACCEPTED, stopped=tuple(stopped), others=others)
+
+    async def _unended(
+        self, project: ProjectId, channel: ChannelId, conversation: ConversationId, agent: AgentId | None
+    ) -> AsyncGenerator[AgentTurnId]:
+        """The turns of a conversation that are not over, the newest first; ends at a page on which all are."""
+        place: Place | None = None
+        while True:
+            page = await self.pool.run(
+                lambda conn, place=place: page_turns(
+                    conn,
+                    project,
+                    channel=channel,
+                    agent=agent,
+                    conversation=conversation,
+                    before=place,
+                    row_limit=MOST_STOPPED,
+                )
+            )
+            unended = [turn.agent_turn_id for turn in page if turn.ended_at is None]
+            for turn in unended:
+                yield turn
+            if not unended:
+                return
+            place = Place(page[-1].created_at, page[-1].agent_turn_id)
 
     async def steer(self, request: VerbRequest) -> SteerReply:
         """Say something to a turn while it runs (protocol §6, steer)."""

@@ -1,11 +1,11 @@
-"""Request and reply of `conversation.put`: a conversation that a client makes, or changes (protocol §6)."""
+"""Requests and replies of `conversation.put` and `conversation.stop` (protocol §6)."""
 
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, Reply, Strict, Tolerant
-from turnstile.schema.ids import AgentId, BoxId, CardId, ConversationId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ConversationId
 from turnstile.schema.wire.box_requests import CARD_LIMIT
 
 NOTE_LIMIT = 64
@@ -59,3 +59,34 @@ class ConversationPutReply(Reply):
     """The box that its next turn goes on in."""
     notes: ConversationNotes | None = None
     """What clients keep with it."""
+
+
+class ConversationStop(Strict):
+    """Why the turns of a conversation are stopped."""
+
+    reason: str = Field(default="", max_length=900)
+    """The reason, for people."""
+
+
+class ConversationStopRequest(ConversationStop):
+    """Arguments of `conversation.stop`."""
+
+    conversation_id: ConversationToken
+    """The conversation of the channel."""
+    agent_id: AgentToken | None = None
+    """Only the turns of this agent, where several have a conversation of this id."""
+
+
+class ConversationStopped(Tolerant):
+    """What became of the turns of a conversation that were not over."""
+
+    stopped: tuple[AgentTurnId, ...] = ()
+    """The turns that will end, the newest first."""
+    others: int = 0
+    """The number of turns that somebody else asked for, and that go on."""
+    more: bool = False
+    """Whether further turns are not over: then the same request goes on with them."""
+
+
+class ConversationStopReply(ConversationStopped, Reply):
+    """Reply to `conversation.stop`."""

@@ -201,7 +201,8 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     # another bridge's agent, so that a doorbell leaves this one's process
     await add_agent(hand.tenant.pool, hand.tenant.project, AgentId("away"), "alice-profile", worker_target="elsewhere")
     await hand.tenant.enqueue(AgentId("away"))
-    late = await hand.suspended(calling("search"))
+    late = await hand.suspended(calling("search"), conversation_id="c2")
+    await client.request("conversation.stop", {"conversation_id": "c2"})
     await client.request("stop", {"agent_turn_id": late, "reason": "enough"})
     await hand.ended(late)
     [*_, command] = await hand.heard(2)

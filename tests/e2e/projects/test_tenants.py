@@ -226,6 +226,12 @@ MATRIX: dict[str, Make] = {
     "stop, project in the header": lambda _, its: Case(
         "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
     ),
+    "conversation.stop conversation_id": lambda _, its: Case(
+        "conversation.stop", {"conversation_id": f"s-{its.correlation}"}
+    ),
+    "conversation.stop agent_id": lambda _, its: Case(
+        "conversation.stop", {"conversation_id": f"s-{its.correlation}", "agent_id": its.agent}
+    ),
     "steer agent_turn_id, asleep": lambda _, its: Case("steer", {"agent_turn_id": its.asleep, "text": "go on"}),
     "steer agent_turn_id, queued": lambda _, its: Case("steer", {"agent_turn_id": its.queued, "text": "go on"}),
     "steer agent_turn_id, ended": lambda _, its: Case("steer", {"agent_turn_id": its.ended, "text": "go on"}),
@@ -421,7 +427,8 @@ async def live(tenant: Tenant) -> Ids:
         asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
         await hand.called(call_of(asleep))
         queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
-    await tenant.enqueue(ALICE, words, conversation_id=mine)
+    for name in (mine, f"s-{mine}"):
+        await tenant.enqueue(ALICE, words, conversation_id=name)
     for number in range(1, 5):
         await tenant.client.request("conversation.put", {"conversation_id": f"c{number}-{mine}"})
     await put_tool(tenant.pool, tenant.project, definition(f"vault-{tenant.project}"[:60]))

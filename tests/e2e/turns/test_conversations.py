@@ -1,12 +1,20 @@
 """Conversations from the outside: turns remember, in order and apart (protocol §6, §7.3)."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
+from pydantic import JsonValue
 
 from tests.support.conditions import until
+from tests.support.gateway import serving, token_of
 from tests.support.tenants import Tenant, turn_of
+from tests.support.tools import call_of, calling, hand_of
+from tests.turnstile.support import turnstile
+from turnstile.bridge.verbs import handlers
+from turnstile.schema import verbs
+from turnstile.schema.access import Caller, GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentTurnId, ChannelId
@@ -70,6 +78,49 @@ async def test_python_asks_in_a_conversation(tenant: Tenant) -> None:
     assert said[1] == "You said: two (before that: one)"
     fresh = await client.ask(None, "three", profile_name="crew").result()
     assert fresh.value == "You said: three (before that: nothing)"
+
+
+async def test_a_conversation_is_stopped_from_every_door(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a caller their own turns, the queued ones before they begin; of an operator all. A repeat is harmless."""
+    me, eve = Caller("me"), Caller("eve")
+    monkeypatch.setenv("TURNSTILE_PRINCIPAL", "me")
+    monkeypatch.setattr(handlers, "MOST_STOPPED", 2)
+    token = await token_of(tenant.stack, tenant.project, GatewayRole.OPERATOR)
+
+    async def enqueue(caller: Caller, *steps: JsonObject, conversation: str = "c1") -> AgentTurnId:
+        said = json.dumps({"steps": steps})
+        fields: JsonObject = {"agent_id": hand.agent, "instruction": said, "conversation_id": conversation}
+        return turn_of(await tenant.client.call(verbs.ENQUEUE, fields, caller=caller))
+
+    async def stop(caller: Caller, **fields: JsonValue) -> JsonObject:
+        return await tenant.client.request("conversation.stop", {"conversation_id": "c1", **fields}, caller=caller)
+
+    async with hand_of(tenant) as hand, serving(tenant.stack) as url:
+        await tenant.profile(f"{hand.agent}-profile", "talks", allowed_tools=["search"])
+        asleep = await enqueue(me, calling("search"))
+        await hand.called(call_of(asleep))
+        elsewhere = await enqueue(me, {"text": "done"}, conversation="c2")
+        second, theirs, third = [await enqueue(caller, {"text": "late"}) for caller in (me, eve, me)]
+        first_page = await stop(me)
+        assert (first_page["stopped"], first_page["others"], first_page["more"]) == ([third, second], 1, True)
+        rest = await Client.over(NatsBackend(tenant.stack.conn, tenant.client)).conversation("c1").stop("enough")
+        assert (rest.stopped, rest.others) == ((asleep,), 1)
+        for turn in (asleep, second, third):
+            view = (await hand.ended(turn)).view
+            assert (view.status, view.error_code) == ("canceled", "stopped")
+            assert bool((view.stats or {}).get("steps")) is (turn == asleep), "a queued turn began"
+        assert (await hand.ended(theirs)).view.status == (await hand.ended(elsewhere)).view.status == "success"
+        assert (await stop(me))["stopped"] == []
+        assert (await stop(me, conversation_id="nobody"))["error_code"] == "unknown_conversation"
+        assert (await stop(me, agent_id="nobody"))["error_code"] == "unknown_conversation"
+        again = await enqueue(eve, calling("search"))
+        await hand.called(call_of(again))
+        async with Client(url, token=token) as client:
+            assert (await client.conversation("c1").stop()).stopped == (again,)
+        assert (await hand.ended(again)).view.status == "canceled"
+        options = ("--config", tenant.stack.config, "--project", tenant.project)
+        ran = await turnstile("conversation", "stop", "c1", *options, cwd=tenant.stack.directory)
+        assert (ran.code, ran.out) == (0, "0 turns will end\n"), ran.err
 
 
 REFUSED: Sequence[tuple[str, JsonObject]] = [

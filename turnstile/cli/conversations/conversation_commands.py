@@ -1,4 +1,4 @@
-"""`turnstile conversation`: list and show, and `turnstile chat`."""
+"""`turnstile conversation`: list, show and stop, and `turnstile chat`."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -58,6 +58,23 @@ async def show(
         session.out.document(report)
     else:
         print_conversation(session.out, report)
+
+
+@command(app, "stop", project=True, channel=True, client=True)
+async def stop(
+    session: "Session",
+    conversation: Annotated[str, typer.Argument(help="The conversation's id.")],
+    agent: Annotated[str | None, typer.Option(help="The agent, if several have a conversation with this id.")] = None,
+    reason: Annotated[str, typer.Option(help="The reason, for people.")] = "",
+) -> None:
+    """Stop the running and queued turns of a conversation."""
+    from turnstile.schema.amounts import counted
+
+    async with session.client() as client:
+        stop = await client.conversation(conversation, agent_id=agent).stop(reason)
+    session.out.result(stop, f"{counted(len(stop.stopped), 'turn')} will end")
+    if stop.others:
+        session.out.remark(f"{counted(stop.others, 'turn')} that somebody else asked for: an operator may stop them")
 
 
 async def chat(
