@@ -7,7 +7,7 @@
 Any number of threads may share one. Ctrl-C leaves a wait at once; the turn goes on.
 """
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -20,16 +20,14 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import InterruptStatus
-from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.sdk.interrupts import Interrupt
-from turnstile.sdk.requests import Budget
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client, Conversation
 
 Result = TypeVar("Result")
+Inner = TypeVar("Inner")
 P = ParamSpec("P")
 Method: TypeAlias = Callable[Concatenate[Any, P], Awaitable[Result]]
 Blocking: TypeAlias = Callable[Concatenate[Any, P], Result]
@@ -44,6 +42,29 @@ def _waiting(method: Method[P, Result]) -> Blocking[P, Result]:
         return client.call(lambda: getattr(awaited, method.__name__)(*args, **kwargs))
 
     return wait
+
+
+def _calling(method: Callable[Concatenate[Any, P], Result]) -> Blocking[P, Result]:
+    """A method of `Client` or `Conversation` that only makes a turn, while the client is connected."""
+
+    @wraps(method)
+    def call(self: "_Blocks", *args: P.args, **kwargs: P.kwargs) -> Result:
+        client, owner = self._parts()
+        client.portal()
+        return getattr(owner, method.__name__)(*args, **kwargs)
+
+    return call
+
+
+def _wrapped(method: Blocking[P, Inner], wrapper: Callable[["SyncClient", Inner], Result]) -> Blocking[P, Result]:
+    """The method with its result wrapped, so that the result's methods block too."""
+
+    @wraps(method)
+    def wrap(self: "_Blocks", *args: P.args, **kwargs: P.kwargs) -> Result:
+        client, _ = self._parts()
+        return wrapper(client, method(self, *args, **kwargs))
+
+    return wrap
 
 
 class _Blocks(Protocol):
@@ -100,22 +121,7 @@ class SyncTurn:
             with suppress(BadRequest):  # as above
                 self.client.call(lambda: streaming.__aexit__(None, None, None))
 
-    def rerun(
-        self,
-        from_step: int | None = None,
-        *,
-        model: str | None = None,
-        runtime_config: JsonObject | None = None,
-        budget: Budget | None = None,
-        correlation_id: str | None = None,
-    ) -> "SyncTurn":
-        """Run the turn again, which must be over, from one of its steps; see `Turn.rerun`."""
-        turn = self.client.call(
-            lambda: self.turn.rerun(
-                from_step, model=model, runtime_config=runtime_config, budget=budget, correlation_id=correlation_id
-            )
-        )
-        return SyncTurn(self.client, turn)
+    rerun = _wrapped(_waiting(Turn.rerun), lambda client, turn: SyncTurn(client, turn))  # noqa: PLW0108 -- not there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +172,7 @@ class SyncConversation:
 
     stop = _waiting(Conversation.stop)
 
-    def ask(
-        self,
-        instruction: str,
-        *,
-        multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
-        budget: Budget | None = None,
-        correlation_id: str | None = None,
-    ) -> SyncTurn:
-        """The next turn of it: it knows what was said, and begins when the one before is over."""
-        turn = self.conversation.ask(
-            instruction, multitask_strategy=multitask_strategy, budget=budget, correlation_id=correlation_id
-        )
-        return SyncTurn(self.client, turn)
+    ask = _wrapped(_calling(Conversation.ask), SyncTurn)
 
 
 class SyncClient:
@@ -210,41 +204,7 @@ class SyncClient:
         self._portal = None
         self._stack.__exit__(kind, error, trace)  # with an error, such as Ctrl-C, what still waits is cancelled
 
-    def ask(
-        self,
-        agent_id: str | None,
-        instruction: str | None = None,
-        *,
-        conversation: str | None = None,
-        result_fields: Sequence[str] | Mapping[str, str] = (),
-        context_box_id: str | None = None,
-        output_box_id: str | None = None,
-        profile_name: str | None = None,
-        model: str | None = None,
-        remember: bool = False,
-        metadata: JsonObject | None = None,
-        multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
-        budget: Budget | None = None,
-        correlation_id: str | None = None,
-    ) -> SyncTurn:
-        """A turn that is enqueued when it is first iterated, waited for or started; see `Client.ask`."""
-        self._opened()
-        turn = self._client.ask(
-            agent_id,
-            instruction,
-            conversation=conversation,
-            result_fields=result_fields,
-            context_box_id=context_box_id,
-            output_box_id=output_box_id,
-            profile_name=profile_name,
-            model=model,
-            remember=remember,
-            metadata=metadata,
-            multitask_strategy=multitask_strategy,
-            budget=budget,
-            correlation_id=correlation_id,
-        )
-        return SyncTurn(self, turn)
+    ask = _wrapped(_calling(Client.ask), SyncTurn)
 
     def conversation(
         self, conversation_id: str, *, agent_id: str | None = None, profile_name: str | None = None
@@ -257,26 +217,10 @@ class SyncClient:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`)."""
         return SyncTurn(self, self.call(lambda: self._client.turn(agent_turn_id)))
 
-    def interrupts(
-        self,
-        *,
-        status: InterruptStatus | str | None = InterruptStatus.OPEN,
-        agent_id: str | None = None,
-        agent_turn_id: str | None = None,
-        limit: int = 100,
-    ) -> list[SyncInterrupt]:
-        """What turns ask people in this channel, the newest first; by default what is open."""
-
-        async def find() -> list[Interrupt]:
-            return await self._client.interrupts(
-                status=status, agent_id=agent_id, agent_turn_id=agent_turn_id, limit=limit
-            )
-
-        return [SyncInterrupt(self, i) for i in self.call(find)]
-
-    def interrupt(self, interrupt_id: str) -> SyncInterrupt:
-        """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
-        return SyncInterrupt(self, self.call(lambda: self._client.interrupt(interrupt_id)))
+    interrupts = _wrapped(
+        _waiting(Client.interrupts), lambda client, interrupts: [SyncInterrupt(client, i) for i in interrupts]
+    )
+    interrupt = _wrapped(_waiting(Client.interrupt), SyncInterrupt)
 
     def _parts(self) -> tuple["SyncClient", Client]:
         return self, self._client
@@ -293,9 +237,10 @@ class SyncClient:
         async def run() -> Result:
             return await work()
 
-        return self._opened().call(run)
+        return self.portal().call(run)
 
-    def _opened(self) -> BlockingPortal:
+    def portal(self) -> BlockingPortal:
+        """The event loop that the client runs in; raises `BadRequest` unless it is connected."""
         if self._portal is None:
             raise BadRequest("the client is not connected: use it inside `with`")
         return self._portal
