@@ -104,10 +104,6 @@ class Query:
         """The row, or None: of a variant, which takes of the whole statement's arguments those that it has."""
         return await self.opt(conn, **{name: arguments[name] for name in self.parameters})
 
-    async def one_of(self, conn: Connection, arguments: Mapping[str, Any]) -> Row:
-        """The one row, likewise; raises `LookupError` if there is none."""
-        return await self.one(conn, **{name: arguments[name] for name in self.parameters})
-
     async def all_as(self, conn: Connection, model: type[Model], /, **arguments: Any) -> list[Model]:
         """All rows, each validated."""
         return [model.model_validate(dict(row)) for row in await self.many(conn, **arguments)]

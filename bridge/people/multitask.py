@@ -50,7 +50,7 @@ class MultitaskEnqueues:
     publisher: Publisher
     telemetry: Telemetry
 
-    async def enqueue(self, command: Enqueue, cards: list[Card], caller: Caller | None) -> Enqueued:
+    async def enqueue(self, command: Enqueue, caller: Caller | None) -> Enqueued:
         """Enqueue by the request's strategy, or steer, and publish what became of the turns before it.
 
         Raises `Refused` (principal_required, no_conversation, turn_in_progress), and as a plain enqueue does.
@@ -65,9 +65,9 @@ class MultitaskEnqueues:
         reason = f"{command.request.multitask_strategy} by {caller.name}"
         how = Over(caller, reason, deliverable, (STOPPED, error))
         if command.request.multitask_strategy is MultitaskStrategy.STEER:
-            way = await steer_or_enqueue(self.pool, command, cards, how)
+            way = await steer_or_enqueue(self.pool, command, how)
         else:
-            way = await enqueue_over(self.pool, command, cards, how)
+            way = await enqueue_over(self.pool, command, how)
         hit(Fault.ENQUEUE_COMMITTED)
         if isinstance(way, Steered):
             hit(Fault.STEER_COMMITTED)

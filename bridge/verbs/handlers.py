@@ -132,7 +132,7 @@ class Verbs:
         if request.wait_seconds and body.correlation_id is None:
             raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
         limit = self._counts.limit_for(request.project_id)
-        command, cards = planned(
+        command = planned(
             request.project_id,
             request.channel_id,
             body,
@@ -144,10 +144,10 @@ class Verbs:
         )
         if body.multitask_strategy is MultitaskStrategy.ENQUEUE:
             targets = () if self.claims is None else self.claims.targets()
-            enqueued = await self.pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
+            enqueued = await self.pool.run(lambda conn: enqueue_turn(conn, command, targets))
             hit(Fault.ENQUEUE_COMMITTED)
         else:
-            enqueued = await self._over.enqueue(command, cards, request.caller)
+            enqueued = await self._over.enqueue(command, request.caller)
         if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
             self._counts.found(request.project_id)
         if (lease := enqueued.lease) is not None:

@@ -483,9 +483,9 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Core invariants",
         "No two turns of an agent at once",
-        "ledger/turns/intake.sql",
-        "SELECT (head.status = 'idle' AND NOT head.paused AND older.inbox_id IS NULL",
-        "SELECT (NOT head.paused AND older.inbox_id IS NULL",
+        "ledger/functions/enqueue_turn.sql",
+        "INTO q FROM (SELECT h.status = 'idle' AND h.paused_at_epoch IS NULL AS idle) i;",
+        "INTO q FROM (SELECT h.paused_at_epoch IS NULL AS idle) i;",
         "tests/ledger/turns/test_enqueue.py::test_a_busy_agents_turn_waits",
     ),
     Mutation(
@@ -523,9 +523,9 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Core invariants",
         "One enqueue is one turn",
-        "ledger/turns/intake.sql",
-        "AND i.message_type IN {turn_types}\n    ORDER BY i.message_type <> :message_type LIMIT 1",
-        "AND i.message_type IN {turn_types} AND false\n    ORDER BY i.message_type <> :message_type LIMIT 1",
+        "ledger/functions/enqueue_turn.sql",
+        "AND i.message_type IN ('turn', 'ui_action')\n    ORDER BY i.message_type <> r.message_type LIMIT 1",
+        "AND i.message_type IN ('turn', 'ui_action') AND false\n    ORDER BY i.message_type <> r.message_type LIMIT 1",
         "tests/ledger/races/test_races.py::test_3_a_simultaneous_duplicate_leases_once",
     ),
     Mutation(
@@ -579,25 +579,25 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Enqueue",
         "A row of pointers",
-        "ledger/turns/intake.sql",
-        "'enqueue', 'request', go.headers ->> 'CG-Parent-Agent-Id',",
-        "'enqueue', 'response', go.headers ->> 'CG-Parent-Agent-Id',",
+        "ledger/functions/write_turns.sql",
+        "t.channel_id, 'enqueue', 'request',",
+        "t.channel_id, 'enqueue', 'response',",
         "tests/ledger/turns/test_enqueue.py::test_an_idle_agent_is_leased",
     ),
     Mutation(
         "Enqueue",
         "A row of pointers",
-        "ledger/turns/intake.sql",
-        "'call', go.depth, split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id',",
-        "'call', go.depth, NULL, go.headers ->> 'CG-Parent-Step-Id',",
+        "ledger/functions/write_turns.sql",
+        "split_part(t.headers ->> 'traceparent', '-', 2), t.headers ->> 'CG-Parent-Step-Id', t.edge",
+        "NULL, t.headers ->> 'CG-Parent-Step-Id', t.edge",
         "tests/ledger/turns/test_enqueue.py::test_the_trace_goes_from_the_headers_to_row_edge_head_and_cards",
     ),
     Mutation(
         "Enqueue",
         "A `turn` is `queued` without an epoch",
-        "ledger/turns/intake.sql",
-        "CASE WHEN go.leases_mine THEN go.turn_epoch ELSE 0 END, go.headers,",
-        "go.turn_epoch, go.headers,",
+        "ledger/functions/enqueue_turn.sql",
+        "turn.turn_epoch := CASE WHEN q.may_run THEN q.next_epoch ELSE 0 END;",
+        "turn.turn_epoch := q.next_epoch;",
         "tests/ledger/turns/test_enqueue.py::test_a_busy_agents_turn_waits",
     ),
     Mutation(
@@ -611,9 +611,9 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Enqueue",
         "A `ui_action` leases first",
-        "ledger/turns/intake.sql",
-        "WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')",
-        "WHERE go.leases_mine OR go.queue = 'free'",
+        "ledger/functions/enqueue_turn.sql",
+        "WHEN r.message_type = 'ui_action' THEN 'busy' WHEN q.is_full",
+        "WHEN q.is_full",
         "tests/ledger/turns/test_actions.py::test_a_busy_agent_writes_nothing",
     ),
     Mutation(
@@ -691,9 +691,9 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Wakeup and claim",
         "A lease raises the epoch",
-        "ledger/fragments.sql",
-        "parent_step_id = n.parent_step_id, trace_id = n.trace_id,",
-        "parent_step_id = NULL, trace_id = n.trace_id,",
+        "ledger/functions/write_turns.sql",
+        "EXCLUDED.active_recursion_depth, EXCLUDED.parent_step_id,",
+        "EXCLUDED.active_recursion_depth, NULL,",
         "tests/ledger/turns/test_enqueue.py::test_the_trace_goes_from_the_headers_to_row_edge_head_and_cards",
     ),
     Mutation(
@@ -828,8 +828,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Delivery contract",
         "`task.result_fields` is a `FieldsSchemaContent`",
         "ledger/turns/intake.py",
-        "schema = FieldsSchemaContent(fields=fields)",
-        'schema = JsonContent(data={"fields": [each.model_dump() for each in fields]})',
+        "Role.SYSTEM, FieldsSchemaContent(fields=fields))",
+        'Role.SYSTEM, JsonContent(data={"fields": [field.model_dump() for field in fields]}))',
         "tests/ledger/turns/test_enqueue.py::test_result_fields_are_a_card_after_the_instruction",
     ),
     Mutation(
@@ -875,9 +875,9 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "Dual box",
         "Concurrent turns never share an output box",
-        "ledger/turns/intake.sql",
-        "WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)",
-        "WHERE false)",
+        "ledger/functions/enqueue_turn.sql",
+        "WHERE x.output_box_id = turn.output_box_id AND x.agent_id <> r.agent_id) AS may_run,",
+        "WHERE false) AS may_run,",
         "tests/ledger/turns/test_enqueue.py::test_a_box_that_two_agents_want_makes_one_wait",
     ),
     Mutation(

@@ -60,19 +60,19 @@ class Over:
     """The code and the text."""
 
 
-async def enqueue_over(pool: Pool, command: Enqueue, cards: list[Card], how: Over) -> MadeWay:
+async def enqueue_over(pool: Pool, command: Enqueue, how: Over) -> MadeWay:
     """Enqueue with the strategy `reject`, `interrupt` or `rollback`.
 
     Raises as `enqueue`, `TurnInProgress`, and `Refused` (no_conversation).
     """
-    return await pool.transact(lambda conn: make_way(conn, command, cards, how))
+    return await pool.transact(lambda conn: make_way(conn, command, how))
 
 
-async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over) -> MadeWay:
+async def make_way(conn: Connection, command: Enqueue, how: Over) -> MadeWay:
     """As `enqueue_over`, in the transaction of the connection, which must be rolled back for what it raises."""
     limit = command.admission.max_queued_turns
     unlimited = replace(command, admission=replace(command.admission, max_queued_turns=0))  # some may leave the queue
-    enqueued = await enqueue_turn(conn, unlimited, cards)
+    enqueued = await enqueue_turn(conn, unlimited)
     turn = enqueued.reply.agent_turn_id
     if not enqueued.is_new or turn is None:
         return MadeWay(await _as_before(conn, command, enqueued))

@@ -131,8 +131,7 @@ async def rerun_on(conn: Connection, command: Rerun) -> tuple[Enqueued, RerunOf]
     turn = request.agent_turn_id
     of = RerunOf(of=turn, from_step=copied.from_step, line=(turn, *copied.line))
     new = _enqueue(command, copied, of)
-    card = new.config_card(command.caller.name)
-    enqueued = await enqueue_turn(conn, new, [] if card is None else [card])
+    enqueued = await enqueue_turn(conn, new)
     if copied.verdict == "accepted" and enqueued.reply.duplicate:
         raise Again  # its twin has committed meanwhile: the copies are not needed
     return enqueued, of
@@ -157,6 +156,7 @@ def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
         request=request,
         context_headers=command.context_headers,
         depth_limit=command.depth_limit,
+        sender=command.caller.name,
         agent_turn_id=command.agent_turn_id,
         inbox_id=command.inbox_id,
         new_context_box_id=command.amended_box_id,

@@ -14,7 +14,6 @@ from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.intake import Enqueue
 from turnstile.schema.access import Caller
-from turnstile.schema.cards import Card
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentTurnId, SteerId, asked_steer_id
 from turnstile.schema.people.steers import SteerRequest
@@ -37,35 +36,35 @@ class _Instead(Exception):
         self.busy = busy
 
 
-async def steer_or_enqueue(pool: Pool, command: Enqueue, cards: list[Card], how: Over) -> MadeWay | Steered:
+async def steer_or_enqueue(pool: Pool, command: Enqueue, how: Over) -> MadeWay | Steered:
     """Steer the newest turn of the caller in the conversation that is not over nor asked to stop; else enqueue.
 
     Raises as `enqueue_over` and `steer` do, and `BadRequest` without an instruction.
     """
     if command.request.instruction is None:
         raise BadRequest("the strategy steer needs an instruction: it is sent to the turn")
-    return await pool.transact(lambda conn: steer_or_make_way(conn, command, cards, how))
+    return await pool.transact(lambda conn: steer_or_make_way(conn, command, how))
 
 
-async def steer_or_make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over) -> MadeWay | Steered:
+async def steer_or_make_way(conn: Connection, command: Enqueue, how: Over) -> MadeWay | Steered:
     """As `steer_or_enqueue`, in the transaction of the connection; raises `Again` if it must be repeated."""
     steer = asked_steer_id(command.project_id, command.request.correlation_id or command.agent_turn_id)
     if (earlier := await _found(conn, command, steer)) is not None:
         return earlier
     try:
-        return await _make_way(conn, command, cards, how, steer)
+        return await _make_way(conn, command, how, steer)
     except _Instead as instead:
         if instead.earlier is not None:
             return instead.earlier
         return await _steer(conn, command, instead.busy, how.caller, steer)
 
 
-async def _make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over, steer: SteerId) -> MadeWay:
+async def _make_way(conn: Connection, command: Enqueue, how: Over, steer: SteerId) -> MadeWay:
     """Enqueue a turn, behind a savepoint; raises `_Instead`."""
     async with cast("Session", conn).transaction():
         way, busy = None, AgentTurnId("")
         try:
-            way = await make_way(conn, command, cards, how)
+            way = await make_way(conn, command, how)
         except TurnInProgress as found:
             busy = found.agent_turn_id
         earlier = await _found(conn, command, steer)  # a repeat may have been first, before the head was ours

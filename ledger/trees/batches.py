@@ -19,6 +19,7 @@ from pydantic import Field, Json
 from turnstile.ledger.budgets.steering import EXCEEDED, exceeded
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.trees.marks import rings_of
+from turnstile.ledger.turns.cards import new_card
 from turnstile.rules.turn_ends import Lease, NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.schema.base import JsonObject, Tolerant
@@ -428,14 +429,7 @@ def _child(call: ParentCall, child: Child) -> JsonObject:
         "new_output_box_id": child.new_output_box_id,
         "output_box_id": child.output_box_id,
         "inherits": list(child.inherits),
-        "cards": [
-            {
-                "card_id": card.card_id,
-                "content": card.content,
-                "metadata": card.metadata.model_dump(mode="json", exclude_none=True),
-            }
-            for card in child.cards
-        ],
+        "cards": [new_card(card) for card in child.cards],
         "new_agent": None if new is None else new.model_dump(mode="json"),
         "context_headers": dict(context),
         "runtime_config": child.runtime_config or {},

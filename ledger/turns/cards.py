@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.rules.turn_step import OpenedBox
-from turnstile.schema.base import stored_json
+from turnstile.schema.base import JsonObject, stored_json
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import BoxId, CardId, ChannelId, ProjectId
 
@@ -31,6 +31,12 @@ def card_columns(cards: Sequence[Card]) -> dict[str, list[Any]]:
         "card_tool_call_ids": [card.tool_call_id for card in cards],
         "card_metadatas": [card.metadata.model_dump_json(exclude_none=True) for card in cards],
     }
+
+
+def new_card(card: Card) -> JsonObject:
+    """A card of a turn that is enqueued, as `state.write_turns` takes it."""
+    metadata = card.metadata.model_dump(mode="json", exclude_none=True)
+    return {"card_id": card.card_id, "content": card.content, "metadata": metadata}
 
 
 def card_of(row: Row) -> Card:

@@ -9,19 +9,28 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Required, TypedDict, Unpack
 
 from pydantic import Json
 
 from turnstile.ledger.budgets.steering import EXCEEDED
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.queries import Again, Connection, Row, query
-from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.lease import Claim
+from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.turns.cards import new_card
+from turnstile.ledger.turns.lease import Claim, dispatch_next
 from turnstile.rules.turn_ends import NewLease
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
+from turnstile.schema.cards import (
+    Card,
+    CardContent,
+    CardType,
+    FieldsSchemaContent,
+    JsonContent,
+    Role,
+    TextContent,
+    make_card,
+)
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import (
     AgentId,
@@ -85,6 +94,8 @@ class Enqueue:
     request: EnqueueRequest
     context_headers: dict[str, str]
     depth_limit: int
+    sender: str
+    """The author of its cards."""
     agent_turn_id: AgentTurnId
     inbox_id: InboxId
     new_context_box_id: BoxId
@@ -104,6 +115,16 @@ class Enqueue:
     """The card that has the text of its settings already, in the context box that it names: a rerun's."""
 
     @property
+    def message_type(self) -> MessageType:
+        """`ui_action` of an action, else `turn`."""
+        return MessageType.TURN if self.action is None else MessageType.UI_ACTION
+
+    @property
+    def correlation_id(self) -> str:
+        """The name by which a repeat is known: by default the turn's."""
+        return self.request.correlation_id or self.agent_turn_id
+
+    @property
     def agent_id(self) -> AgentId:
         """The agent that the request names, or the instance of its profile that it means; a repeat means the same."""
         return self.request.agent(self.project_id, self.channel_id, self.agent_turn_id)
@@ -116,19 +137,6 @@ class Enqueue:
         return self.action is None and request.agent_id is not None and boxes == (None, None)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is an instruction for an agent by name, in boxes of its own, that no turn asked for."""
-        request = self.request
-        boxes = (request.context_box_id, request.output_box_id)
-        named = request.agent_id is not None and request.instruction is not None
-        return (
-            named
-            and boxes == (None, None)
-            and self.action is None
-            and headers.PARENT_TURN_ID not in self.context_headers
-        )
-
-    @property
     def digest(self) -> str:
         """A fingerprint of what was asked; the same correlation with a different one is a conflict."""
         request = self.request if self.action is None else self.action
@@ -138,19 +146,33 @@ class Enqueue:
     def stored_config(self) -> JsonObject:
         """The settings as the inbox row has them: their text is on a card, whose id they have."""
         settings, text = self.request.runtime_config.split()
-        return settings | {"card_id": self.known_config_card_id or self._config_card_id} if text else settings
-
-    def config_card(self, sender: str) -> Card | None:
-        """A new card with the text of the settings; None if they have none, or if it is on a card already."""
-        _, text = self.request.runtime_config.split()
-        if not text or self.known_config_card_id is not None:
-            return None
-        named, kind = self._config_card_id, CardType.RUNTIME_CONFIG
-        return make_card(named, kind, Role.SYSTEM, JsonContent(data=text), author=sender, turn=self.agent_turn_id)
+        card_id = self.known_config_card_id or turn_card_id(self.agent_turn_id, "config")
+        return settings | {"card_id": card_id} if text else settings
 
     @property
-    def _config_card_id(self) -> CardId:
-        return turn_card_id(self.agent_turn_id, "config")
+    def cards(self) -> list[Card]:
+        """Its new cards: the instruction, the fields of its result, and the text of its settings."""
+        content, fields, text = self._instruction, self.request.result_fields, self.request.runtime_config.split()[1]
+        cards: list[Card] = []
+        if content is not None:
+            cards.append(self._card("instruction", CardType.INSTRUCTION, Role.USER, content))
+        if fields is not None:
+            cards.append(self._card("fields", CardType.RESULT_FIELDS, Role.SYSTEM, FieldsSchemaContent(fields=fields)))
+        if text and self.known_config_card_id is None:
+            cards.append(self._card("config", CardType.RUNTIME_CONFIG, Role.SYSTEM, JsonContent(data=text)))
+        return cards
+
+    @property
+    def _instruction(self) -> TextContent | JsonContent | None:
+        """The content of the turn's instruction card: a text, or an action's call."""
+        if (action := self.action) is not None:
+            return JsonContent(data={"tool_name": action.tool_name, "arguments": action.args})
+        text = self.request.instruction
+        return None if text is None else TextContent(text=text)
+
+    def _card(self, name: str, kind: CardType, role: Role, content: CardContent) -> Card:
+        turn = self.agent_turn_id
+        return make_card(turn_card_id(turn, name), kind, role, content, author=self.sender, turn=turn)
 
 
 class QueuedStop(Tolerant):
@@ -170,17 +192,22 @@ class QueuedStop(Tolerant):
     """As `EndedTurn.skipped_steers`."""
 
 
+class EnqueueOptions(TypedDict, total=False):
+    """What an enqueue is held against, and who asks."""
+
+    depth_limit: Required[int]
+    sender: Required[str]
+    admission: Admission
+    caller: Caller | None
+
+
 async def enqueue(
     pool: Pool,
     project: ProjectId,
     channel: ChannelId,
     request: EnqueueRequest | UiAction,
     incoming: Mapping[str, str],
-    *,
-    depth_limit: int,
-    sender: str,
-    admission: Admission = UNLIMITED,
-    caller: Caller | None = None,
+    **options: Unpack[EnqueueOptions],
 ) -> Enqueued:
     """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
@@ -188,10 +215,8 @@ async def enqueue(
     `instances_full`. A UI action leases its agent at once, or is answered `busy` and writes nothing (protocol §7.10);
     the caller must have checked that its tool may be called.
     """
-    command, cards = planned(
-        project, channel, request, incoming, depth_limit=depth_limit, sender=sender, admission=admission, caller=caller
-    )
-    return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
+    command = planned(project, channel, request, incoming, **options)
+    return await pool.run(lambda conn: enqueue_turn(conn, command))
 
 
 def planned(
@@ -199,13 +224,9 @@ def planned(
     channel: ChannelId,
     request: EnqueueRequest | UiAction,
     incoming: Mapping[str, str],
-    *,
-    depth_limit: int,
-    sender: str,
-    admission: Admission = UNLIMITED,
-    caller: Caller | None = None,
-) -> tuple[Enqueue, list[Card]]:
-    """The enqueue with its ids, and its cards; raises `BadRequest` or `Refused` for what no ledger is asked about."""
+    **options: Unpack[EnqueueOptions],
+) -> Enqueue:
+    """The enqueue with its ids; raises `BadRequest` or `Refused` for what no ledger is asked about."""
     action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         what = "text in a request is" if action is None else "the arguments of an action are"
@@ -214,21 +235,18 @@ def planned(
     if isinstance(request, UiAction):
         named = {"agent_id": request.agent_id, "correlation_id": request.correlation_id, "metadata": request.metadata}
         request = EnqueueRequest.model_validate(named)
-    command = Enqueue(
+    return Enqueue(
         project_id=project,
         channel_id=channel,
         request=request,
         context_headers=headers.context_headers(incoming) | _conversation(request),
-        depth_limit=depth_limit,
         agent_turn_id=AgentTurnId(uuid7()),
         inbox_id=InboxId(uuid7()),
         new_context_box_id=new_box_id(),
         new_output_box_id=new_box_id(),
-        admission=admission,
         action=action,
-        caller=caller,
+        **options,
     )
-    return command, _cards(command, sender)
 
 
 def _conversation(request: EnqueueRequest) -> dict[str, str]:
@@ -236,38 +254,36 @@ def _conversation(request: EnqueueRequest) -> dict[str, str]:
     return {} if request.conversation_id is None else {headers.CONVERSATION_ID: request.conversation_id}
 
 
-async def enqueue_turn(
-    conn: Connection, command: Enqueue, cards: list[Card], claimed_targets: Sequence[str] = ()
-) -> Enqueued:
-    """Run the statement once; raises `Again` if it must be repeated, `Refused` or `Limited` if it is not allowed.
+async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequence[str] = ()) -> Enqueued:
+    """Run the statement once; raises `Refused` or `Limited` if it is not allowed.
 
     A turn of one of `claimed_targets` that its agent is leased to is claimed as well.
     """
-    request, action = command.request, command.action
-    columns = card_columns(cards)
-    statement = query("enqueue_plain_turn" if command.is_plain else "enqueue_turn")
-    arguments: dict[str, Any] = {
+    request, action, admission = command.request, command.action, command.admission
+    settings: JsonObject = {"runtime_config": command.stored_config}
+    if action is not None:
+        settings["ui_action"] = action.ref.model_dump(mode="json")
+    if command.rerun is not None:
+        settings["rerun"] = command.rerun.model_dump(mode="json")
+    new = {
         "project_id": command.project_id,
+        "channel_id": command.channel_id,
         "agent_id": command.agent_id,
+        "agent_turn_id": command.agent_turn_id,
+        "inbox_id": command.inbox_id,
+        "message_type": command.message_type,
+        "correlation_id": command.correlation_id,
+        "request_digest": command.digest,
         "instance_of": request.profile_name.lower() if request.agent_id is None and request.profile_name else None,
         "conversation_id": request.conversation_id,
         "may_remember": command.may_remember,
-        "channel_id": command.channel_id,
-        "inbox_id": command.inbox_id,
-        "agent_turn_id": command.agent_turn_id,
-        "correlation_id": request.correlation_id or command.agent_turn_id,
-        "message_type": MessageType.TURN if action is None else MessageType.UI_ACTION,
-        "ui_action": None if action is None else action.ref.model_dump_json(),
-        "request_digest": command.digest,
-        "rerun": None if command.rerun is None else command.rerun.model_dump_json(),
-        "context_headers": headers.dumps(command.context_headers),
-        "header_depth": headers.depth(command.context_headers),
-        "parent_turn_id": command.context_headers.get(headers.PARENT_TURN_ID),
+        "context_headers": command.context_headers,
+        "depth": headers.depth(command.context_headers),
         "depth_limit": command.depth_limit,
-        "over_rate": command.admission.wait_seconds > 0,
-        "max_queued_turns": command.admission.max_queued_turns,
-        "max_live_turns": command.admission.max_live_turns,
-        "max_instances": command.admission.max_instances,
+        "over_rate": admission.wait_seconds > 0,
+        "max_queued_turns": admission.max_queued_turns,
+        "max_live_turns": admission.max_live_turns,
+        "max_instances": admission.max_instances,
         "child_share": PROJECT_FULL_FOR_CHILDREN,
         "profile_name": request.profile_name,
         "named_profile": None if command.rerun is not None else request.profile_name,
@@ -279,31 +295,24 @@ async def enqueue_turn(
         "output_box_id": request.output_box_id,
         "new_context_box_id": command.new_context_box_id,
         "new_output_box_id": command.new_output_box_id,
-        "runtime_config": json.dumps(command.stored_config),
-        "budget": json.dumps(limits) if request.budget is not None and (limits := request.budget.stored()) else None,
-        "metadata": json.dumps(request.metadata),
-        "card_ids": columns["card_ids"],
-        "card_contents": columns["card_contents"],
-        "card_metadatas": columns["card_metadatas"],
-        "claimed_targets": list(claimed_targets),
+        "settings": settings,
+        "budget": (request.budget.stored() or None) if request.budget is not None else None,
+        "metadata": request.metadata,
+        "cards": [new_card(card) for card in command.cards],
     }
-    row = await statement.one_of(conn, arguments)
+    row = await query("enqueue_turn").one(conn, request=json.dumps(new), claimed_targets=list(claimed_targets))
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
-            lease = _lease(row, command)
+            lease = None if row["leased_at"] is None else _lease(row, command)
             claim = None if lease is None or not row["claimed"] else _claim(row, command, lease)
-            return Enqueued(_reply(row, duplicate=repeated), lease, verdict == "accepted", claim)
+            if row["is_stranded"]:
+                [lease] = await dispatch_next(conn, [(command.project_id, command.agent_id)]) or [None]
+            reply = EnqueueReply.model_validate(dict(row) | {"status": ReplyStatus.ACCEPTED, "duplicate": repeated})
+            return Enqueued(reply, lease, verdict == "accepted", claim)
         case "busy":
             why = "the agent is not idle, or is paused"
             return Enqueued(EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error=why), None)
-        case "again":
-            raise Again
-        case "headless":
-            await query("make_head").many(conn, project_id=command.project_id, agent_id=command.agent_id)
-            return await enqueue_turn(
-                conn, command, cards, claimed_targets
-            )  # on the same connection: it may be in a transaction
         case "nothing_to_do":
             raise BadRequest(
                 "one of instruction and context_box_id is needed: the agent has no memory box to start from"
@@ -320,80 +329,19 @@ async def enqueue_turn(
             raise Refused(refusal, _REFUSALS[refusal])
 
 
-def _cards(command: Enqueue, sender: str) -> list[Card]:
-    turn = command.agent_turn_id
-    cards: list[Card] = []
-    content = _instruction(command)
-    if content is not None:
-        cards.append(
-            make_card(
-                turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, content, author=sender, turn=turn
-            )
-        )
-    if (fields := command.request.result_fields) is not None:
-        schema = FieldsSchemaContent(fields=fields)
-        cards.append(
-            make_card(
-                turn_card_id(turn, "fields"), CardType.RESULT_FIELDS, Role.SYSTEM, schema, author=sender, turn=turn
-            )
-        )
-    if (config := command.config_card(sender)) is not None:
-        cards.append(config)
-    return cards
-
-
-def _instruction(command: Enqueue) -> TextContent | JsonContent | None:
-    """The content of the turn's instruction card: a text, or an action's call."""
-    if (action := command.action) is not None:
-        return JsonContent(data={"tool_name": action.tool_name, "arguments": action.args})
-    text = command.request.instruction
-    return None if text is None else TextContent(text=text)
-
-
-def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
-    return EnqueueReply(
-        status=ReplyStatus.ACCEPTED,
-        agent_id=row["agent_id"],
-        conversation_id=row["conversation_id"],
-        agent_turn_id=row["agent_turn_id"],
-        turn_epoch=row["turn_epoch"],
-        inbox_id=row["inbox_id"],
-        inbox_status=row["inbox_status"],
-        context_box_id=row["context_box_id"],
-        output_box_id=row["output_box_id"],
-        trace_id=row["trace_id"],
-        duplicate=duplicate,
-    )
-
-
-def _lease(row: Row, command: Enqueue) -> NewLease | None:
-    if row["leased_inbox_id"] is None:
-        return None
-    return NewLease(
-        project_id=command.project_id,
-        agent_id=command.agent_id,
-        channel_id=row["leased_channel_id"],
-        agent_turn_id=row["leased_turn_id"],
-        inbox_id=row["leased_inbox_id"],
-        turn_epoch=row["leased_epoch"],
-        worker_target=row["worker_target"],
-        context_headers=row["context_headers"],
-        output_box_id=row["leased_output_box_id"],
-        leased_at=row["leased_at"],
-    )
+def _lease(row: Row, command: Enqueue) -> NewLease:
+    return NewLease.model_validate(dict(row) | {"project_id": command.project_id, "channel_id": command.channel_id})
 
 
 def _claim(row: Row, command: Enqueue, lease: NewLease) -> Claim:
     """The claim of the row that was just written."""
     return Claim.model_validate(
-        {
-            **lease.model_dump(),
+        dict(row)
+        | lease.model_dump()
+        | {
             "verdict": "start",
-            "message_type": MessageType.TURN if command.action is None else MessageType.UI_ACTION,
-            "correlation_id": command.request.correlation_id or command.agent_turn_id,
-            "profile_box_id": row["profile_box_id"],
-            "context_box_id": row["context_box_id"],
-            "trace_id": row["trace_id"],
+            "message_type": command.message_type,
+            "correlation_id": command.correlation_id,
             "active_inbox_id": lease.inbox_id,
             "last_error": None,
             "head_status": HeadStatus.DISPATCHED,

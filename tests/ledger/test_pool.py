@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, add_agents, command, send
+from tests.support.ledger.agents import ALICE, BOB, add_agents, lease
+from tests.support.ledger.calls import ending
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import all_queries
 from turnstile.ledger.turns.usage import list_profile_models
@@ -89,11 +90,11 @@ async def test_what_runs_in_a_task_that_was_canceled_before_is_tried_again(datab
 async def test_every_statement_stays_prepared(pool: Pool) -> None:
     """Planning the longest of them takes five times as long as running it."""
     longest = max(all_queries().values(), key=lambda each: len(each.sql))
-    await add_agents(pool, ALICE)
+    await add_agents(pool, ALICE, BOB)
+    turns = [await lease(pool, agent) for agent in (ALICE, BOB)]
     async with pool.connection() as conn:
-        there = (await send(conn, command())).reply.context_box_id
-        for _ in range(2):
-            await send(conn, command(context_box_id=there))
+        for turn in turns:
+            await ending(turn)(conn)
         kept = await conn.fetch("SELECT name FROM pg_prepared_statements WHERE statement = $1", longest.sql)
-    assert longest.name == "enqueue_turn"
+    assert longest.name == "finish_turn"
     assert len(kept) == 1

@@ -65,9 +65,8 @@ BUDGET = {
 
 ENQUEUED = {
     *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
-    *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
-    *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
-    *("claimed", "profile_box_id"),
+    *("trace_id", "context_headers", "worker_target", "leased_at", "agent_id", "conversation_id", "is_stranded"),
+    *("claimed", "profile_box_id", "queued_because", "budget", "correlation_id", "created_at"),
 }
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "get_task": TaskRow,
@@ -169,7 +168,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "describe_turn": descriptions.TurnView,
     "dispatch_next": turn_ends.NewLease,
     "end_message": hops._Ended,
-    "enqueue_plain_turn": ENQUEUED,
     "enqueue_turn": ENQUEUED,
     "find_targets": targets.Target,
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
@@ -307,7 +305,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "look_at_thread": threads._Look,
     "made_way": {"stopped"},
     "make_box": NOTHING,
-    "make_head": NOTHING,
     "lock_conversation": NOTHING,
     "make_way": multitask.FoundTurn,
     "mark_announced": NOTHING,

@@ -134,20 +134,25 @@ class Probe:
         return await self._needed_inside(right, queries)
 
     async def _needed_inside(self, right: Any, queries: Collection[str]) -> bool:
-        """Whether a function that one of the statements calls, and that has the caller's rights, needs the right.
+        """Whether a function that the statements reach with the caller's rights needs the right.
 
         To explain a statement needs no rights of what its functions do. What nobody changes is locked by the right to
         update one column.
         """
-        for each in await self.conn.fetch(CALLED):
-            if any(f"{each['name']}(" in all_queries()[name].sql for name in queries):
-                part = CHANGES[right["verb"]].format(re.escape(right["relation"]))
-                found = re.findall(part, each["source"])
-                locks = re.search(LOCKS.format(re.escape(right["relation"])), each["source"])
-                if locks and right["verb"] == "UPDATE" and right["relation"] in KEPT:
-                    return True
-                if any(right["column"] is None or re.search(rf"\b{right['column']}\b", text) for text in found):
-                    return True
+        sources = {row["name"]: row["source"] for row in await self.conn.fetch(CALLED)}
+        texts = [all_queries()[name].sql for name in queries]
+        for text in texts:  # grows by the functions that each text calls
+            texts += [sources.pop(name) for name in [*sources] if f"{name}(" in text]
+        for source in texts[len(queries) :]:
+            part = CHANGES[right["verb"]].format(re.escape(right["relation"]))
+            locks = re.search(LOCKS.format(re.escape(right["relation"])), source)
+            if locks and right["verb"] == "UPDATE" and right["relation"] in KEPT:
+                return True
+            if any(
+                right["column"] is None or re.search(rf"\b{right['column']}\b", change)
+                for change in re.findall(part, source)
+            ):
+                return True
         return False
 
 

@@ -7,7 +7,7 @@ from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
 from turnstile.ledger.people.steers import steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import end_by_fallback
-from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
+from turnstile.ledger.turns.intake import Enqueue, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.rules.turn_ends import STOP_REASON, STOPPED, fallback_card
 from turnstile.schema.access import Caller
@@ -48,6 +48,7 @@ def enqueue_command(script: Script) -> Enqueue:
         request=request,
         context_headers=headers.context_headers(sent),
         depth_limit=20,
+        sender="user.test",
         agent_turn_id=script.turn,
         inbox_id=script.inbox,
         new_context_box_id=script.box_id("c"),
@@ -58,13 +59,12 @@ def enqueue_command(script: Script) -> Enqueue:
 
 async def enqueues(pool: Pool, script: Script) -> str:
     command = enqueue_command(script)
-    cards = _cards(command, "user.test")
     if script.over:
         how = Over(Caller(script.by), script.over, _farewell, (STOPPED, STOP_REASON))
-        way = await enqueue_over(pool, command, cards, how)
+        way = await enqueue_over(pool, command, how)
         return f"{way.enqueued.reply.status.value}, {len(way.stopped)} make way"
     targets = [TARGET] if script.claimed else []
-    enqueued = await pool.run(lambda conn: enqueue_turn(conn, command, cards, targets))
+    enqueued = await pool.run(lambda conn: enqueue_turn(conn, command, targets))
     return enqueued.reply.status.value
 
 

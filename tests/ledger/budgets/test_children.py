@@ -10,7 +10,7 @@ import pytest
 from tests.support.ledger.agents import BOB, ask, command, rows, send, value
 from tests.support.ledger.budgets import budget, charged_turn, limit
 from tests.support.ledger.calls import sleeper
-from tests.support.ledger.trees import answer, batch_of_call, child, forks, parent, succeed, task_states
+from tests.support.ledger.trees import WORKER, answer, batch_of_call, child, forks, parent, succeed, task_states
 from tests.support.waiting import overtaken
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
@@ -53,6 +53,16 @@ async def test_each_task_has_what_it_asks_for_and_one_that_does_not_fit_fails_al
     assert (refused["error"], refused["agent_turn_id"]) == ("budget_exceeded", None)
     assert refused["error_detail"]["dimension"] == "tokens"
     assert (refused["error_detail"]["asked"], refused["error_detail"]["left"]) == (600, 400)
+
+
+async def test_a_new_agent_whose_first_task_does_not_fit_is_made_by_its_second(agents: Pool) -> None:
+    await sleeper(agents, "c1", budget={"max_tokens": 1000})
+    call = await parent(agents, "c1")
+    named: dict[str, Any] = {"agent": "new", "new_agent": WORKER}
+    tasks = [child(call, 0, budget={"max_tokens": 2000}, **named), child(call, 1, budget=None, **named)]
+    made = await forks(agents, "c1", tasks=tasks)
+    assert [task.error_code for task in made.tasks] == ["budget_exceeded", None]
+    assert await value(agents, "SELECT count(*) FROM resource.project_agents WHERE agent_id = 'new'") == 1
 
 
 async def test_children_of_a_turn_without_a_budget_carry_none(agents: Pool) -> None:

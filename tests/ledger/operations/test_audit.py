@@ -1171,7 +1171,7 @@ async def test_an_audit_sees_one_moment_and_cannot_write(healthy: Healthy) -> No
         await add_agents(healthy.pool, project=PROJECT)  # puts the profile anew
         assert await healthy.conn.fetch("SELECT max(profile_box_id) FROM resource.profiles") == before
         with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
-            await query("make_head").many(healthy.conn, project_id="p1", agent_id="x")
+            await healthy.conn.execute("UPDATE state.duties SET taken_at = now()")
 
 
 async def test_a_server_that_goes_away_is_named(healthy: Healthy) -> None:

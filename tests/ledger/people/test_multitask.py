@@ -263,8 +263,8 @@ async def test_what_is_said_to_a_turn_takes_no_place_in_the_queue(agents: Pool, 
 
     async def enqueued(conversation: str) -> Enqueued:
         if strategy is None:
-            planned, cards, _ = asked("reject", conversation=conversation, admission=one)
-            return await agents.run(lambda conn: enqueue_turn(conn, planned, cards))
+            planned, _ = asked("reject", conversation=conversation, admission=one)
+            return await agents.run(lambda conn: enqueue_turn(conn, planned))
         return (await again(agents, strategy, conversation=conversation, admission=one)).enqueued
 
     made = await enqueued("c1")

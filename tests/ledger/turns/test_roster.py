@@ -105,6 +105,12 @@ async def test_an_enqueue_that_meets_a_removal_finds_no_agent(agents: Pool) -> N
     assert refused.value.code == "unknown_agent"
 
 
+async def test_an_enqueue_that_meets_a_retirement_is_refused(agents: Pool) -> None:
+    with pytest.raises(Refused) as refused:
+        await overtaken(agents, lambda conn: set_on(conn, "retire"), ask(agents))
+    assert refused.value.code == "agent_inactive"
+
+
 async def test_a_new_version_of_a_profile_repoints_its_agents_but_no_turn_in_hand(agents: Pool) -> None:
     turn = await lease(agents)
     queued = await ask(agents)

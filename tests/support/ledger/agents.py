@@ -15,7 +15,6 @@ from turnstile.ledger.turns.intake import (
     Enqueue,
     Enqueued,
     QueuedStop,
-    _cards,
     enqueue,
     enqueue_turn,
     stop_queued_turn,
@@ -102,6 +101,7 @@ def command(
         request=EnqueueRequest.model_validate({"agent_id": agent, "instruction": instruction, **fields}),
         context_headers=headers.context_headers(incoming or {}),
         depth_limit=depth_limit,
+        sender="user.test",
         agent_turn_id=AgentTurnId(uuid7()),
         inbox_id=InboxId(uuid7()),
         new_context_box_id=new_box_id(),
@@ -118,7 +118,7 @@ async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **f
 
 async def send(conn: Connection, sent: Enqueue, *claimed_targets: str) -> Enqueued:
     """Execute the enqueue once, on this connection."""
-    return await enqueue_turn(conn, sent, _cards(sent, "user.test"), claimed_targets)
+    return await enqueue_turn(conn, sent, claimed_targets)
 
 
 async def claim(pool: Pool, *agents: AgentId, targets: tuple[str, ...] = (TARGET,), row_limit: int = 10) -> list[Claim]:

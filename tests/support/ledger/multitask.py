@@ -37,14 +37,12 @@ def asked(
     channel: ChannelId = CHANNEL,
     admission: Admission = UNLIMITED,
     **fields: Any,
-) -> tuple[Enqueue, list[Card], Over]:
+) -> tuple[Enqueue, Over]:
     """An enqueue with this strategy of this principal."""
     given = {"agent_id": agent, "instruction": "again", "conversation_id": conversation, **fields}
     request = EnqueueRequest.model_validate({**given, "multitask_strategy": strategy})
-    command, cards = planned(
-        PROJECT, channel, request, {headers.SENDER: who}, depth_limit=20, sender=who, admission=admission
-    )
-    return command, cards, Over(Caller(who), strategy, farewell, (STOPPED, "stopped"))
+    command = planned(PROJECT, channel, request, {headers.SENDER: who}, depth_limit=20, sender=who, admission=admission)
+    return command, Over(Caller(who), strategy, farewell, (STOPPED, "stopped"))
 
 
 async def over(pool: Pool, strategy: str, **fields: Any) -> MadeWay | Steered:
