@@ -15,8 +15,9 @@ from turnstile.ledger.pool import Pool
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentTurnId, BoxId, ChannelId
+from turnstile.schema.ids import BoxId, ChannelId
 from turnstile.schema.wire.box_requests import BoxMakeRequest, Part
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import NatsConnection
 
 
@@ -44,7 +45,7 @@ class Kernel:
 
     async def enqueue(
         self, call: Call[Any, Any], channel: ChannelId, target: Target, fields: JsonObject, key: str | None
-    ) -> AgentTurnId:
+    ) -> TurnView:
         """A turn for the target, the same one for the same `Idempotency-Key`.
 
         Raises as `Asking.ask` does.
@@ -54,6 +55,4 @@ class Kernel:
             payload["correlation_id"] = key
         asking = self.turns.asking
         reply = await asking.ask(call.principal, channel, verbs.ENQUEUE, payload, call.headers, own_boxes=True)
-        if reply.agent_turn_id is None:
-            raise Refused("internal_error", "the bridge accepted the request and named no turn")
-        return reply.agent_turn_id
+        return await self.turns.made(call.principal, reply, channel)

@@ -4,6 +4,7 @@ import json
 from typing import Annotated, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
+from pydantic_core import from_json
 
 from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, token
 from turnstile.schema.states import ReplyStatus
@@ -93,6 +94,11 @@ def too_deep(value: JsonValue, most: int = DEEPEST) -> bool:
             return False
         level = [inner for part in whole for inner in (part if isinstance(part, list) else part.values())]
     return True
+
+
+def read_column(value: object) -> object:
+    """A column of JSON is text; in a reply it is the object."""
+    return from_json(value) if isinstance(value, str) else value
 
 
 def stored_json(text: str) -> JsonValue:

@@ -33,7 +33,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptView,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
-from turnstile.schema.people.reruns import RerunReply, RerunRequest
+from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply, SteerRequest
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
@@ -59,6 +59,7 @@ from turnstile.schema.wire.inbox import (
     ListenerListRequest,
     ReportReply,
     ReportRequest,
+    RerunReply,
     SendReply,
     SendRequest,
     StopReply,

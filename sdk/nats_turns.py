@@ -49,8 +49,7 @@ class NatsTurn(Turn):
             self.reply = await self._bridge.call(verbs.ENQUEUE, self._request)
             self._request = turn_of(self.reply)
         elif isinstance(self._request, RerunRequest):
-            turn = await self._bridge.call(verbs.RERUN, self._request)
-            self.reply = EnqueueReply.model_validate(turn.model_dump())
+            self.reply = await self._bridge.call(verbs.RERUN, self._request)
             self._request = turn_of(self.reply)
         return self._request
 

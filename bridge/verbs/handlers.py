@@ -40,7 +40,7 @@ from turnstile.schema.ids import (
     made_box_id,
     new_box_id,
 )
-from turnstile.schema.people.reruns import RerunReply, RerunRequest
+from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import MultitaskStrategy, ReplyStatus
 from turnstile.schema.wire import headers
@@ -65,6 +65,7 @@ from turnstile.schema.wire.inbox import (
     EnqueueRequest,
     ReportReply,
     ReportRequest,
+    RerunReply,
     StopReply,
     StopRequest,
 )

@@ -208,7 +208,7 @@ async def _begin(asked: Asked, said: Said) -> TaskRow:
         "metadata": said.notes,
     }
     turn = await asked.kernel.enqueue(call, channel, asked.target, fields, said.key)
-    return await asked.row(turn)
+    return await asked.row(turn.agent_turn_id)
 
 
 async def _answer(asked: Asked, said: Said, questions: Sequence[Interrupt], row: TaskRow) -> None:

@@ -85,8 +85,7 @@ class Thread:
         parts = composed(history_in(run_input)).parts if line is None else []
         if parts:
             fields["context_box_id"] = await kernel.make_box(self.call, self.channel, parts, key)
-        turn = await kernel.enqueue(self.call, self.channel, self.target, fields, key)
-        return await kernel.turns.described(self._principal, turn)
+        return await kernel.enqueue(self.call, self.channel, self.target, fields, key)
 
     async def answered(self, entries: list[ResumeEntry]) -> tuple[TurnView, Position]:
         """The turn whose questions these answers decide, and the place after the step that asked them.

@@ -144,11 +144,13 @@ class ToolCalls:
         ask = parsed(Ask, params.arguments or {}, "arguments")
         key, is_chosen = asker.key(params.meta)
         state = None if params.request_state is None else read_state(params.request_state)
-        turn = await self._enqueued(asker, target, ask, key) if state is None else AgentTurnId(state.turn)
+        if state is None:
+            made = await self._enqueued(asker, target, ask, key)
+            turn, view = made.agent_turn_id, made.model_copy(update={"steps": 0})  # what it did was not reported yet
+        else:
+            turn, view = AgentTurnId(state.turn), None
         try:
-            view = await turns.described(principal, turn)
-            if state is None:  # whatever it did meanwhile was not told yet
-                view = view.model_copy(update={"steps": 0})
+            view = view or await turns.described(principal, turn)
             answer = await self._answer(asker, view, ask.wait_seconds, params, state, is_patient=False)
         except ServerUnavailable:  # the turn is there, whatever can be seen of it now
             return going_on(turn)
@@ -164,7 +166,7 @@ class ToolCalls:
             raise _unknown(tool)
         return target
 
-    async def _enqueued(self, asker: Asker, target: Target, ask: Ask, key: str | None) -> AgentTurnId:
+    async def _enqueued(self, asker: Asker, target: Target, ask: Ask, key: str | None) -> TurnView:
         """The one turn of this call."""
         fields: JsonObject = ask.model_dump(mode="json", exclude_none=True, exclude={"wait_seconds"})
         channel = self.kernel.turns.asking.channel(asker.principal, None)

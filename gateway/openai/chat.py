@@ -83,8 +83,7 @@ class Chat:
             fields = await self._fields(call, target, prompt, key)
             try:
                 with known_model(body.model):
-                    turn = await kernel.enqueue(call, self._channel(call), target, fields, key)
-                view = await kernel.turns.described(call.principal, turn)
+                    view = await kernel.enqueue(call, self._channel(call), target, fields, key)
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)

@@ -44,12 +44,11 @@ from turnstile.schema.api import TurnSummary as Summary
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
-from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.verbs import LONGEST_WAIT
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.schema.wire.inbox import EnqueueReply, StopReply
+from turnstile.schema.wire.inbox import EnqueueReply, RerunReply, StopReply
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?=$|[,;\s])")
 _KEY_LENGTH = 256
@@ -75,13 +74,13 @@ class Turns:
         if (key := key_in(call.headers)) is not None:
             payload["correlation_id"] = key
         reply = await self.asking.ask(principal, channel, verbs.ENQUEUE, payload, call.headers)
-        return await self._made(call, reply)
+        return await self._made(call, reply, channel)
 
     async def rerun(self, call: Call[object, TurnRerun]) -> Answer:
         """Run a turn again from one of its steps; answers the new turn as `create` does."""
         view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
         reply = await self.rerun_turn(call.principal, view, call.body, key_in(call.headers), call.headers)
-        return await self._made(call, EnqueueReply.model_validate(reply.model_dump()))
+        return await self._made(call, reply, view.channel_id)
 
     async def rerun_turn(
         self, principal: Principal, view: TurnView, request: TurnRerun, key: str | None, headers: Headers
@@ -94,13 +93,18 @@ class Turns:
             payload["correlation_id"] = key
         return await self.asking.ask(principal, view.channel_id, verbs.RERUN, payload, headers)
 
-    async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
-        """The new turn; once it is over, if that is waited for."""
-        principal, wait = call.principal, wait_in(call.headers)
+    async def made(self, principal: Principal, reply: EnqueueReply, channel: ChannelId) -> TurnView:
+        """The turn of an accepted request: a new one as the reply has it, an earlier one as it is now."""
         if (turn_id := reply.agent_turn_id or reply.steered_turn_id) is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
-        turn = await self.described(principal, turn_id)
-        turn, waited = await self._waited(call, turn, wait)
+        if reply.duplicate or reply.agent_turn_id is None or reply.created_at is None:
+            return await self.described(principal, turn_id)
+        return TurnView.new(reply, principal.project_id, channel)
+
+    async def _made(self, call: Call[Any, Any], reply: EnqueueReply, channel: ChannelId) -> Answer:
+        """The turn of an accepted request; once it is over, if that is waited for."""
+        wait = wait_in(call.headers)
+        turn, waited = await self._waited(call, await self.made(call.principal, reply, channel), wait)
         answer = Turn.model_validate(
             {
                 **turn.model_dump(),

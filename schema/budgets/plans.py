@@ -2,9 +2,11 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType
+from typing import Annotated, NewType
 
-from turnstile.schema.base import Tolerant
+from pydantic import BeforeValidator
+
+from turnstile.schema.base import Tolerant, read_column
 
 BudgetId = NewType("BudgetId", str)
 """Of a turn's own grant its `agent_turn_id`; of a project's `{project}/day/2026-11-23` or `{project}/month/2026-11`."""
@@ -39,3 +41,7 @@ class TurnBudget(Tolerant):
     """The budgets in which it counts as a turn."""
     until: datetime | None = None
     """When its time is over."""
+
+
+StoredTurnBudget = Annotated[TurnBudget | None, BeforeValidator(read_column)]
+"""As a column, or as the object in a reply."""

@@ -1,15 +1,14 @@
-"""The request to run a turn again from one of its steps, and the reply (protocol §6, rerun)."""
+"""The request to run a turn again from one of its steps (protocol §6, rerun)."""
 
 import hashlib
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from turnstile.schema.base import IdOf, JsonObject, Reply, Strict
+from turnstile.schema.base import IdOf, JsonObject, Strict
 from turnstile.schema.budgets.limits import BudgetLimits
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId
+from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.profiles import RuntimeConfig
-from turnstile.schema.states import InboxStatus
 
 LINE_LIMIT = 100
 """How many turns a rerun may have before it: the one that it runs again, the one that this had run again, and so on."""
@@ -50,30 +49,3 @@ class RerunRequest(Strict):
         """A fingerprint of caller and fields; the same correlation with a different one is a conflict."""
         text = self.model_dump_json(exclude={"correlation_id"}, exclude_unset=True)
         return hashlib.sha256(f"rerun\0{caller}\0{text}".encode()).hexdigest()
-
-
-class RerunReply(Reply):
-    """Reply to `rerun`, as to the enqueue of the new turn. `turn_epoch` is 0 while that is queued."""
-
-    agent_id: AgentId | None = None
-    """The agent that runs it."""
-    agent_turn_id: AgentTurnId | None = None
-    """The new turn."""
-    turn_epoch: int | None = None
-    """The fencing number of its lease."""
-    inbox_id: InboxId | None = None
-    """The row of the agent's inbox."""
-    inbox_status: InboxStatus | None = None
-    """`queued` while the agent is busy, `pending` once the agent is leased to the turn."""
-    context_box_id: BoxId | None = None
-    """The copy that it reads."""
-    output_box_id: BoxId | None = None
-    """The copy that it writes to."""
-    trace_id: str | None = None
-    """The trace that it belongs to: 32 hex digits."""
-    duplicate: bool = False
-    """Whether the same request was made before: then these are its ids, and nothing was written."""
-    rerun_of: AgentTurnId | None = None
-    """The turn that it runs again."""
-    from_step: int | None = None
-    """The step of that turn from which on it does."""

@@ -5,9 +5,8 @@ from datetime import datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator
-from pydantic_core import from_json
 
-from turnstile.schema.base import Tolerant
+from turnstile.schema.base import Tolerant, read_column
 from turnstile.schema.ids import AgentId
 
 
@@ -18,11 +17,6 @@ class DeclaredPayload(Tolerant):
     """The root tag of its documents."""
     xsd: str | None = None
     """Its XML schema; null where it was not asked for."""
-
-
-def _parsed(value: object) -> object:
-    """A column of JSON is text; in a reply it is the list."""
-    return from_json(value) if isinstance(value, str) else value
 
 
 class DeclaredListener(Tolerant):
@@ -42,7 +36,7 @@ class DeclaredListener(Tolerant):
     """The root tag of the payload that it takes."""
     xsd: str | None = None
     """The XML schema of that payload; null where it was not asked for."""
-    answers: Annotated[Sequence[DeclaredPayload], BeforeValidator(_parsed)] = ()
+    answers: Annotated[Sequence[DeclaredPayload], BeforeValidator(read_column)] = ()
     """Payloads that it sends and no listener takes; the first is an agent's response."""
 
 

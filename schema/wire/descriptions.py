@@ -1,13 +1,12 @@
 """What `describe` and, for operators, `thread.describe` answer: the ledger's rows as callers see them (protocol §6)."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BeforeValidator
-from pydantic_core import from_json
 
-from turnstile.schema.base import JsonObject, Reply, Tolerant
-from turnstile.schema.budgets.plans import TurnBudget
+from turnstile.schema.base import JsonObject, Reply, Tolerant, read_column
+from turnstile.schema.budgets.plans import StoredTurnBudget
 from turnstile.schema.budgets.views import BudgetColumn
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import (
@@ -33,16 +32,11 @@ from turnstile.schema.pump.threads import (
     SegmentId,
     ThreadId,
 )
+from turnstile.schema.states import HeadStatus, InboxStatus
+from turnstile.schema.wire.inbox import EnqueueReply
 
-
-def _parsed(value: object) -> object:
-    """A column of JSON is text; in a reply it is the object."""
-    return from_json(value) if isinstance(value, str) else value
-
-
-_Json = Annotated[JsonObject, BeforeValidator(_parsed)]
-_Budget = Annotated[TurnBudget | None, BeforeValidator(_parsed)]
-_Steers = Annotated[tuple[Steer, ...] | None, BeforeValidator(_parsed)]
+_Json = Annotated[JsonObject, BeforeValidator(read_column)]
+_Steers = Annotated[tuple[Steer, ...] | None, BeforeValidator(read_column)]
 
 
 class TurnView(Tolerant):
@@ -110,8 +104,18 @@ class TurnView(Tolerant):
     """The step of that turn from which on it does."""
     reruns: tuple[AgentTurnId, ...] = ()
     """The turns that run it again, oldest first; at most 100."""
-    budget: _Budget = None
+    budget: StoredTurnBudget = None
     """Where it is charged, and until when it may run; null if nothing limits it."""
+
+    @classmethod
+    def new(cls, reply: EnqueueReply, project: ProjectId, channel: ChannelId) -> Self:
+        """The turn that an enqueue has just made."""
+        queued = reply.inbox_status is InboxStatus.QUEUED
+        status = "queued" if queued else HeadStatus.DISPATCHED.value
+        known: JsonObject = {"project_id": project, "channel_id": channel, "status": status, "steps": 0}
+        known["waiting_tool_count"] = None if queued else 0
+        unknown = dict.fromkeys(name for name, field in cls.model_fields.items() if field.is_required())
+        return cls.model_validate(unknown | reply.model_dump() | known)
 
 
 class CallView(Tolerant):

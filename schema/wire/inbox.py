@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from datetime import datetime
 from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, model_validator
 
 from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, JsonObject, Reply, Strict, Tolerant
 from turnstile.schema.budgets.limits import BudgetLimits
+from turnstile.schema.budgets.plans import StoredTurnBudget
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import (
@@ -134,6 +136,23 @@ class EnqueueReply(Reply):
     steered_turn_id: AgentTurnId | None = None
     """With the status `steered`: the earlier turn that hears the instruction. `inbox_id` is then that of the steer's
     own row, which is the steer's id."""
+    correlation_id: str | None = None
+    """The caller's own name for the request, by default the turn's id."""
+    created_at: datetime | None = None
+    """When the turn was enqueued."""
+    queued_because: str | None = None
+    """Why it is queued: `agent_paused`, `agent_busy` or `output_box_busy`; null if it is not."""
+    budget: StoredTurnBudget = None
+    """Where it is charged, and until when it may run; null if nothing limits it."""
+
+
+class RerunReply(EnqueueReply):
+    """Reply to `rerun`: as to the enqueue of the new turn, whose boxes are copies."""
+
+    rerun_of: AgentTurnId | None = None
+    """The turn that it runs again."""
+    from_step: int | None = None
+    """The step of that turn from which on it does."""
 
 
 class DescribeRequest(Strict):

@@ -145,8 +145,7 @@ class Responses:
         if parts:
             fields["context_box_id"] = await kernel.make_box(call, channel, parts, key)
         with known_model(request.model):
-            turn = await kernel.enqueue(call, channel, target, fields, key)
-        return await kernel.turns.described(principal, turn)
+            return await kernel.enqueue(call, channel, target, fields, key)
 
     async def _previous(self, principal: Principal, response: str | None) -> TurnView | None:
         """The turn to go on from; raises `PreviousResponse` if it is not there or not over."""

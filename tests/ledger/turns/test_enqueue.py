@@ -9,8 +9,11 @@ from pydantic import JsonValue
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
+    CAROL,
+    CHANNEL,
     PROJECT,
     TARGET,
+    add_agents,
     ask,
     begin,
     box,
@@ -30,10 +33,11 @@ from tests.support.ledger.agents import (
 )
 from turnstile.ledger.access.past import get_turn_request
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.roster import add_agent, put_profile
+from turnstile.ledger.roster import LOCAL, add_agent, put_profile, set_status_on
 from turnstile.ledger.turns.cards import box_cards, make_box
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.lease import release_claims
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, FieldsSchemaContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import BadRequest, Refused
@@ -41,6 +45,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId,
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import DeferReason, InboxStatus, ReplyStatus
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueRequest
 
 
@@ -117,6 +122,27 @@ async def test_what_is_queued_or_served_elsewhere_is_not_claimed_by_its_enqueue(
     later = command()
     asked = await agents.run(lambda conn: send(conn, later, TARGET))
     assert (asked.claim, asked.lease, asked.reply.inbox_status) == (None, None, InboxStatus.QUEUED)
+
+
+async def test_a_reply_says_of_a_new_turn_what_describe_says(agents: Pool) -> None:
+    held, dave = await ask(agents, CAROL), AgentId("dave")
+    requests: list[dict[str, Any]] = [
+        {"correlation_id": "c", "budget": {"max_tokens": 9}},
+        {"conversation_id": "talk"},
+        {"agent": BOB, "output_box_id": held.reply.output_box_id},
+        {"agent": BOB, "conversation_id": "talk"},
+        {"agent": dave},
+    ]
+    await add_agents(agents, dave)
+    await agents.run(lambda conn: set_status_on(conn, PROJECT, dave, "pause", LOCAL, uuid7()))
+    reasons: list[str | None] = []
+    for arguments in requests:
+        asked = await ask(agents, **arguments)
+        turn = AgentTurnId(str(asked.reply.agent_turn_id))
+        view = await agents.run(lambda conn, turn=turn: describe_turn(conn, PROJECT, turn))
+        assert TurnView.new(asked.reply, PROJECT, CHANNEL) == view
+        reasons.append(asked.reply.queued_because)
+    assert reasons == [None, "agent_busy", "output_box_busy", None, "agent_paused"]
 
 
 async def test_a_busy_agents_turn_waits(agents: Pool) -> None:
