@@ -19,7 +19,7 @@ from turnstile.gateway.asking import Asking
 from turnstile.gateway.bounds import About, Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Console, Links
-from turnstile.gateway.console.rendering import told_to_nobody
+from turnstile.gateway.console.rendering import problem_page
 from turnstile.gateway.console.routes import console_pages, console_routes, is_of_console
 from turnstile.gateway.console.templating import Templates
 from turnstile.gateway.events.feed import Sources
@@ -27,7 +27,7 @@ from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Dispatch, Endpoint
-from turnstile.gateway.http.guard import ROUTE, Guard, Tell, problem_response
+from turnstile.gateway.http.guard import ROUTE, Guard, ProblemRenderer, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.mcp.door import McpDoor
@@ -111,7 +111,7 @@ class Gateway:
             audit_bounds=self.audit_bounds,
         )
         self.pages = console_pages(self.console)
-        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, self._told, self.crowded)
+        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, self._problem_response, self.crowded)
         self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
         self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
 
@@ -140,17 +140,17 @@ class Gateway:
             return Response("serving\n", media_type="text/plain")
 
         served = [*self.endpoints, *self.openai, *self.agui, *self.a2a]  # others' addresses are described by them
-        routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
+        routes: list[BaseRoute] = [_route(e, Dispatch(e, self.access, self.limits)) for e in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
         if self.mcp is not None:
             routes.append(Route(PATH, self.mcp, methods=["POST"], name="mcp"))
         routes += console_routes(self.console, self.pages)
-        return _Routes(Router(routes, redirect_slashes=False), self._told)
+        return _Routes(Router(routes, redirect_slashes=False), self._problem_response)
 
-    def _told(self, path: str, problem: Problem) -> Response:
+    def _problem_response(self, path: str, problem: Problem) -> Response:
         """The response for a problem, in the form that the clients of this path know."""
         if is_of_console(path):
-            return told_to_nobody(self.console.templates, problem)
+            return problem_page(self.console.templates, problem)
         if path == PATH:
             return rpc_error(problem)
         if self.a2a and is_of_rpc(path):
@@ -189,9 +189,9 @@ def _route(endpoint: Endpoint, dispatch: Dispatch) -> Route:
 class _Routes:
     """The router, whose own refusals are problems of ours."""
 
-    def __init__(self, router: Router, write: Tell) -> None:
+    def __init__(self, router: Router, render: ProblemRenderer) -> None:
         self._router = router
-        self._told = write
+        self._problem_response = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it refuses
@@ -204,7 +204,7 @@ class _Routes:
                     "nothing is served here; /v1/openapi.json lists the endpoints of /v1, and /console is for people",
                 ) from None
             problem = problem_of(Refused("method_not_allowed", "this address does not support this method"))
-            refused = self._told(scope["path"], problem)
+            refused = self._problem_response(scope["path"], problem)
             refused.headers["allow"] = ", ".join(sorted(self._methods(scope)))
             await refused(scope, receive, send)
 

@@ -116,10 +116,10 @@ class Slot:
         return MISSING
 
 
-def slot(name: str, label: str, schema: JsonValue, given: Given, *, required: bool) -> Slot:
+def slot(name: str, label: str, schema: JsonValue, value: Given, *, required: bool) -> Slot:
     """The slot of a value whose schema is this."""
     properties: JsonObject = schema if isinstance(schema, dict) else {}
-    return Slot(name, label, properties, required, given, _kind(properties, given))
+    return Slot(name, label, properties, required, value, _kind(properties, value))
 
 
 def choices(schema: JsonObject) -> list[JsonValue]:
@@ -198,38 +198,38 @@ def read_json(text: str) -> JsonValue:
         raise Fault(str(error) if isinstance(error, Fault) else "A number has too many digits.") from None
 
 
-def _kind(schema: JsonObject, given: Given) -> Kind:
+def _kind(schema: JsonObject, current: Given) -> Kind:
     if known := choices(schema):
-        return Kind.CHOICE if given is MISSING or any(_same(value, given) for value in known) else Kind.JSON
+        return Kind.CHOICE if current is MISSING or any(_same(value, current) for value in known) else Kind.JSON
     match schema.get("type"):
-        case "string" if given is MISSING or (isinstance(given, str) and is_plain(given)):
-            text = "" if given is MISSING else str(given)
+        case "string" if current is MISSING or (isinstance(current, str) and is_plain(current)):
+            text = "" if current is MISSING else str(current)
             most = schema.get("maxLength")
             is_short = isinstance(most, int) and most <= _LONG_TEXT
             is_long = "\n" in text or len(text) > _LONG_TEXT
-            return Kind.TEXT if not is_long and (is_short or given is not MISSING) else Kind.LONG_TEXT
-        case "integer" if given is MISSING or (isinstance(given, int) and not isinstance(given, bool)):
+            return Kind.TEXT if not is_long and (is_short or current is not MISSING) else Kind.LONG_TEXT
+        case "integer" if current is MISSING or (isinstance(current, int) and not isinstance(current, bool)):
             return Kind.INTEGER
-        case "number" if given is MISSING or (isinstance(given, int | float) and not isinstance(given, bool)):
+        case "number" if current is MISSING or (isinstance(current, int | float) and not isinstance(current, bool)):
             return Kind.NUMBER
-        case "array" if _is_list(schema, given):
+        case "array" if _is_list(schema, current):
             return Kind.LIST
         case _:
             return Kind.JSON
 
 
-def _is_list(schema: JsonObject, given: Given) -> bool:
+def _is_list(schema: JsonObject, value: Given) -> bool:
     items = schema.get("items")
     if not isinstance(items, dict) or "prefixItems" in schema:
         return False
     if items.get("type") not in ("string", "integer", "number"):
         return False
-    if given is MISSING:
+    if value is MISSING:
         return True
-    if not isinstance(given, list) or len(given) > _LONGEST_LIST:
+    if not isinstance(value, list) or len(value) > _LONGEST_LIST:
         return False
     try:
-        return all(_same(_item(schema, item if isinstance(item, str) else json.dumps(item)), item) for item in given)
+        return all(_same(_item(schema, item if isinstance(item, str) else json.dumps(item)), item) for item in value)
     except Fault:
         return False
 

@@ -314,8 +314,8 @@ def without_reasoning(card: Card) -> Card:
     """The card of a thought without its reasoning, which is for its provider alone; any other card as it is."""
     if card.type != CardType.THOUGHT or not isinstance(card.content, dict) or "reasoning" not in card.content:
         return card
-    said: JsonObject = {name: value for name, value in card.content.items() if name != "reasoning"}
-    return card.model_copy(update={"content": said})
+    content: JsonObject = {name: value for name, value in card.content.items() if name != "reasoning"}
+    return card.model_copy(update={"content": content})
 
 
 def seen_card(card: Card, sees: Callable[[Detail], bool]) -> Card | None:

@@ -105,8 +105,8 @@ class HttpBackend(Backend):
         if "channel_id" in in_body | in_query and self.channel is not None:
             fields["channel_id"] = self.channel
         body = None if route.body is None else {name: fields[name] for name in fields.keys() - in_query}
-        asked = fields if body is None else {name: fields[name] for name in in_query & fields.keys()}
-        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        query_fields = fields if body is None else {name: fields[name] for name in in_query & fields.keys()}
+        query = urlencode({name: value for name, value in query_fields.items() if value is not None})
         return await self.request(route.method, f"{path}?{query}" if query else path, route.answer, body, headers)
 
     async def close(self) -> None:

@@ -70,15 +70,15 @@ class ReasoningDraft:
 
     def kept(self) -> Reasoning | None:
         """What the provider wants back; None if there is nothing, or too much."""
-        made = Reasoning(
+        reasoning = Reasoning(
             provider=self.origin,
             message=storable_object(self._message()),
             calls=[self.calls.get(index) for index in range(max(self.calls, default=-1) + 1)],
         )
-        if not made.message and not made.calls:
+        if not reasoning.message and not reasoning.calls:
             return None
-        size = len(json.dumps(made.model_dump(mode="json"), ensure_ascii=False).encode())
-        return made if size <= REASONING_LIMIT_BYTES else None
+        size = len(json.dumps(reasoning.model_dump(mode="json"), ensure_ascii=False).encode())
+        return reasoning if size <= REASONING_LIMIT_BYTES else None
 
     def _message(self) -> JsonObject:
         signed = [block for block in self.blocks if block.get("signature") or block.get("type") != "thinking"]

@@ -179,14 +179,14 @@ VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
 
 def handlers_of(*owners: object) -> dict[str, VerbHandler]:
     """The handlers by verb: of each declared verb the method of its name, with `_` for `.`, that an owner has."""
-    found: dict[str, VerbHandler] = {}
+    handlers: dict[str, VerbHandler] = {}
     for verb in VERBS:
         named = (getattr(owner, verb.name.replace(".", "_"), None) for owner in owners)
         for handler in filter(None, named):
-            if verb.name in found:
+            if verb.name in handlers:
                 raise TypeError(f"two objects handle {verb.name}")
-            found[verb.name] = handler
-    return found
+            handlers[verb.name] = handler
+    return handlers
 
 
 @dataclass(frozen=True, slots=True)

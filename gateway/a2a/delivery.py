@@ -15,7 +15,7 @@ from a2a.types import Message, Role, SendMessageRequest
 from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError, UnsupportedOperationError
 from pydantic import JsonValue
 
-from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.a2a_request import A2aRequest
 from turnstile.gateway.a2a.tasks import context_of
 from turnstile.gateway.http.endpoints import parsed
 from turnstile.ledger.access.tasks import TaskRow
@@ -36,8 +36,8 @@ _ANSWER: Final = frozenset({"interruptId", "decision", "actionDigest", "argument
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a message says."""
+class ReceivedMessage:
+    """The content of a message."""
 
     key: str
     """Its id, as a correlation id."""
@@ -53,8 +53,8 @@ class Said:
         return "\n\n".join([*self.texts, *(json.dumps(value, ensure_ascii=False) for value in self.data)])
 
 
-def read_message(request: SendMessageRequest, fields: JsonObject) -> Said:
-    """What a request says; `given` is the request as it was sent.
+def read_message(request: SendMessageRequest, fields: JsonObject) -> ReceivedMessage:
+    """What a request says; `fields` are those of the request as it was sent.
 
     Raises `InvalidParamsError`, and `ContentTypeNotSupportedError`, which names the part.
     """
@@ -69,28 +69,28 @@ def read_message(request: SendMessageRequest, fields: JsonObject) -> Said:
     texts, data = _parts(message, fields)
     if not any(texts) and not data:
         raise InvalidParamsError("message.parts: the message is empty")
-    return Said(_key(message.message_id), message.task_id, message.context_id, texts, data, _notes(fields))
+    return ReceivedMessage(_key(message.message_id), message.task_id, message.context_id, texts, data, _notes(fields))
 
 
-def context_id(said: Said, scope: str) -> str:
+def context_id(message: ReceivedMessage, scope: str) -> str:
     """The conversation of a new task: the one that is named, else one of its own; the same again for the same message.
 
     Raises `InvalidParamsError` for a name that no conversation can have.
     """
-    if not said.context_id:
-        return "c-" + hashlib.sha256(f"{scope}/{said.key}".encode()).hexdigest()[:32]
+    if not message.context_id:
+        return "c-" + hashlib.sha256(f"{scope}/{message.key}".encode()).hexdigest()[:32]
     try:
-        return conversation_named(said.context_id, "message.contextId")
+        return conversation_named(message.context_id, "message.contextId")
     except BadRequest as error:
         raise InvalidParamsError(str(error)) from None
 
 
-def answer_to(said: Said, questions: Sequence[Interrupt]) -> tuple[Interrupt, JsonObject]:
+def answer_to(message: ReceivedMessage, questions: Sequence[Interrupt]) -> tuple[Interrupt, JsonObject]:
     """Which question a message answers, and the arguments of the verb `decide`; raises `InvalidParamsError`."""
-    decision = next((part for part in said.data if isinstance(part, dict) and _decides(part)), None)
+    decision = next((part for part in message.data if isinstance(part, dict) and _decides(part)), None)
     if decision is None:
         question = _only(questions)
-        return question, _plain_answer(said, question)
+        return question, _plain_answer(message, question)
     if unknown := decision.keys() - _ANSWER:
         raise InvalidParamsError(f"an answer has no field {min(unknown)[:60]!r}")
     named = decision.get("interruptId")
@@ -104,16 +104,16 @@ def _decides(part: JsonObject) -> bool:
     return "interruptId" in part or part.get("decision") in list(Decision)
 
 
-def _plain_answer(said: Said, question: Interrupt) -> JsonObject:
+def _plain_answer(message: ReceivedMessage, question: Interrupt) -> JsonObject:
     """The decision that texts, or data without a decision, come to.
 
     An approval names the digest of what it approves, or a text that comes late would approve another call.
     """
-    if said.data:
-        if len(said.data) > 1 or question.reason is not InterruptReason.INPUT_REQUIRED:
+    if message.data:
+        if len(message.data) > 1 or question.reason is not InterruptReason.INPUT_REQUIRED:
             raise InvalidParamsError(_how(question))
-        return {"decision": Decision.RESPOND.value, "response": said.data[0]}
-    text = "\n\n".join(said.texts).strip()
+        return {"decision": Decision.RESPOND.value, "response": message.data[0]}
+    text = "\n\n".join(message.texts).strip()
     if question.reason is InterruptReason.INPUT_REQUIRED:
         return {"decision": Decision.RESPOND.value, "response": text}
     word, _, rest = text.partition(" ")
@@ -181,47 +181,47 @@ def _named(value: JsonValue, name: str) -> JsonValue:
     return value.get(name) if isinstance(value, dict) else None
 
 
-async def deliver(asked: Asked, request: SendMessageRequest) -> TaskRow:
+async def deliver(a2a: A2aRequest, request: SendMessageRequest) -> TaskRow:
     """What the message makes, or is for; raises A2A's errors, and as `Asking.ask` does."""
-    said = read_message(request, asked.given)
-    if not said.task_id:
-        return await _begin(asked, said)
-    row = await asked.row(said.task_id)
-    if said.context_id not in ("", context_of(row)) and context_id(said, "") != context_of(row):
+    message = read_message(request, a2a.params)
+    if not message.task_id:
+        return await _begin(a2a, message)
+    row = await a2a.row(message.task_id)
+    if message.context_id not in ("", context_of(row)) and context_id(message, "") != context_of(row):
         raise InvalidParamsError("message.contextId: the task belongs to another context")
     if row.ended_at is not None:
         raise UnsupportedOperationError("the task is over: send a message without taskId")
-    if questions := await asked.questions(row):
-        await _answer(asked, said, questions, row)
+    if questions := await a2a.questions(row):
+        await _answer(a2a, message, questions, row)
     else:
-        await _steer(asked, said, row)
-    return await asked.row(row.agent_turn_id)
+        await _steer(a2a, message, row)
+    return await a2a.row(row.agent_turn_id)
 
 
-async def _begin(asked: Asked, said: Said) -> TaskRow:
-    asked.needs(Right.ASK)
-    channel, call = asked.channel, asked.call
-    conversation = context_id(said, f"{call.principal.project_id}/{channel}/{asked.target.named}")
+async def _begin(a2a: A2aRequest, message: ReceivedMessage) -> TaskRow:
+    a2a.needs(Right.ASK)
+    channel, call = a2a.channel, a2a.call
+    conversation = context_id(message, f"{call.principal.project_id}/{channel}/{a2a.target.named}")
     fields: JsonObject = {
-        "instruction": said.instruction,
+        "instruction": message.instruction,
         "conversation_id": conversation,
-        "metadata": said.notes,
+        "metadata": message.notes,
     }
-    turn = await asked.kernel.enqueue(call, channel, asked.target, fields, said.key)
-    return await asked.row(turn.agent_turn_id)
+    turn = await a2a.kernel.enqueue(call, channel, a2a.target, fields, message.key)
+    return await a2a.row(turn.agent_turn_id)
 
 
-async def _answer(asked: Asked, said: Said, questions: Sequence[Interrupt], row: TaskRow) -> None:
-    asked.needs(Right.DECIDE)
-    question, answer = answer_to(said, questions)
+async def _answer(a2a: A2aRequest, message: ReceivedMessage, questions: Sequence[Interrupt], row: TaskRow) -> None:
+    a2a.needs(Right.DECIDE)
+    question, answer = answer_to(message, questions)
     payload: JsonObject = {**answer, "interrupt_id": question.interrupt_id}
     parsed(DecideRequest, payload, "message.parts")
-    asking, call = asked.kernel.turns.asking, asked.call
+    asking, call = a2a.kernel.turns.asking, a2a.call
     await asking.ask(call.principal, row.channel_id, verbs.DECIDE, payload, call.headers)
 
 
-async def _steer(asked: Asked, said: Said, row: TaskRow) -> None:
-    asked.needs(Right.ASK)
-    turns, call = asked.kernel.turns, asked.call
-    view = await asked.view(row)
-    await turns.steer_turn(call.principal, view, TurnSteer(text=said.instruction), said.key, call.headers)
+async def _steer(a2a: A2aRequest, message: ReceivedMessage, row: TaskRow) -> None:
+    a2a.needs(Right.ASK)
+    turns, call = a2a.kernel.turns, a2a.call
+    view = await a2a.view(row)
+    await turns.steer_turn(call.principal, view, TurnSteer(text=message.instruction), message.key, call.headers)

@@ -34,16 +34,16 @@ _PARAMS: Final = SIZE_LIMITS | {
 
 def error_object(error: errors.A2AError | TurnstileError) -> JsonObject:
     """The error object of JSON-RPC."""
-    told = error if isinstance(error, errors.A2AError) else _as_a2a(error)
-    if isinstance(told, errors.A2AError):
-        code = errors.JSON_RPC_ERROR_CODE_MAP.get(type(told), -32603)
-        details = cast("JsonValue", build_error_details(told))
-        return {"code": code, "message": told.message[:_LONGEST], "data": details}
-    return problem_object(problem_of(told))
+    fault = error if isinstance(error, errors.A2AError) else _as_a2a(error)
+    if isinstance(fault, errors.A2AError):
+        code = errors.JSON_RPC_ERROR_CODE_MAP.get(type(fault), -32603)
+        details = cast("JsonValue", build_error_details(fault))
+        return {"code": code, "message": fault.message[:_LONGEST], "data": details}
+    return problem_object(problem_of(fault))
 
 
 def error_answer(request_id: RequestId, error: errors.A2AError | TurnstileError) -> Response:
-    """The HTTP response that tells of an error."""
+    """The HTTP response for an error."""
     if isinstance(error, TurnstileError):
         problem = problem_of(error)
         if problem.status in _TRANSPORT:

@@ -90,7 +90,7 @@ class StatusUpdate(A2aObject):
 
 
 class ArtifactUpdate(A2aObject):
-    """More of an artifact, or with `append` false all of it, in place of what was told before."""
+    """More of an artifact, or with `append` false all of it, in place of what was sent before."""
 
     task_id: str
     context_id: str
@@ -123,7 +123,7 @@ class TaskPage(A2aObject):
 
 
 class PushConfig(A2aObject):
-    """Whom to tell of a task; its token is never given back."""
+    """A receiver of a task's notifications; its token is never returned."""
 
     id: str
     task_id: str

@@ -9,7 +9,7 @@ from typing import Final
 from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, SendMessageRequest, TaskState
 from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError
 
-from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.a2a_request import A2aRequest
 from turnstile.gateway.a2a.delivery import deliver
 from turnstile.gateway.a2a.objects import SentMessage, Task, TaskPage
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
@@ -32,67 +32,65 @@ _COUNTED: Final = 10_000
 """Tasks are counted up to so many."""
 
 
-async def send(asked: Asked, request: SendMessageRequest) -> SentMessage:
+async def send(a2a: A2aRequest, request: SendMessageRequest) -> SentMessage:
     """Deliver a message; answers its task once that is over or asks a person, or at once if that is wanted."""
     configuration = request.configuration
-    receiver = await checked_receiver(asked, configuration)
+    receiver = await checked_receiver(a2a, configuration)
     with contextlib.ExitStack() as stack:
         if not configuration.return_immediately:
-            stack.enter_context(asked.kernel.access.streaming(asked.call.principal))  # refused before there is a turn
-        row = await deliver(asked, request)
+            stack.enter_context(a2a.kernel.access.streaming(a2a.call.principal))  # refused before there is a turn
+        row = await deliver(a2a, request)
         if receiver is not None:
-            await add_receiver(asked, row, receiver)
+            await add_receiver(a2a, row, receiver)
         if not configuration.return_immediately:
-            row = await _settled(asked, row)
+            row = await _settled(a2a, row)
     length = configuration.history_length if configuration.HasField("history_length") else None
-    return SentMessage(task=await asked.shown(row, length))
+    return SentMessage(task=await a2a.shown(row, length))
 
 
-async def _settled(asked: Asked, row: TaskRow) -> TaskRow:
+async def _settled(a2a: A2aRequest, row: TaskRow) -> TaskRow:
     """The task once it is over or asks; as it is if its client goes away or the gateway stops, since it goes on."""
-    waiting = asyncio.create_task(asked.settled(row))
-    receive, closing = asked.call.request.receive, asked.kernel.streaming.closing
-    ending = await attend(waiting, receive, closing, holds=asked.still)
-    return waiting.result() if ending == "done" else await asked.row(row.agent_turn_id)
+    waiting = asyncio.create_task(a2a.settled(row))
+    receive, closing = a2a.call.request.receive, a2a.kernel.streaming.closing
+    ending = await attend(waiting, receive, closing, holds=a2a.still)
+    return waiting.result() if ending == "done" else await a2a.row(row.agent_turn_id)
 
 
-async def get(asked: Asked, request: GetTaskRequest) -> Task:
+async def get(a2a: A2aRequest, request: GetTaskRequest) -> Task:
     """A task."""
-    row = await asked.row(request.id)
-    return await asked.shown(row, _history_length(request))
+    row = await a2a.row(request.id)
+    return await a2a.shown(row, _history_length(request))
 
 
-async def cancel(asked: Asked, request: CancelTaskRequest) -> Task:
+async def cancel(a2a: A2aRequest, request: CancelTaskRequest) -> Task:
     """Stop a task, and wait a moment for its end."""
-    asked.needs(Right.ASK)
-    row = await asked.row(request.id)
+    a2a.needs(Right.ASK)
+    row = await a2a.row(request.id)
     if row.ended_at is not None:
         raise TaskNotCancelableError("the task is over")
-    kernel, call = asked.kernel, asked.call
-    view = await asked.view(row)
+    kernel, call = a2a.kernel, a2a.call
+    view = await a2a.view(row)
     await kernel.turns.stop_turn(call.principal, view, TurnStop(reason="canceled"), call.headers)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STOP_SECONDS):
             await kernel.feeds.until_over(view)
-    await asked.still()
-    return await asked.shown(await asked.row(row.agent_turn_id))
+    await a2a.still()
+    return await a2a.shown(await a2a.row(row.agent_turn_id))
 
 
-async def list_tasks(asked: Asked, request: ListTasksRequest) -> TaskPage:
+async def list_tasks(a2a: A2aRequest, request: ListTasksRequest) -> TaskPage:
     """A page of tasks, the last begun first; a page may be short, and the last one has no `nextPageToken`."""
     size = request.page_size if request.HasField("page_size") else _PAGE
     if not 1 <= size <= _LARGEST_PAGE:
         raise InvalidParamsError(f"pageSize: 1 to {_LARGEST_PAGE}")
-    state = asked.given.get("status")
+    state = a2a.params.get("status")
     names = list(TaskState.keys())
     if request.status not in TaskState.values() or (isinstance(state, str) and state not in names):
         raise InvalidParamsError(f"status: one of {', '.join(names[1:])}")
     length = _history_length(request)
     context = ConversationId(request.context_id) if request.context_id else None
-    rows, after = await _scanned(asked, request, context, size, with_history=length != 0)
-    total = await asked.kernel.pool.run(
-        lambda conn: count_tasks(conn, asked.scope, conversation=context, most=_COUNTED)
-    )
+    rows, after = await _scanned(a2a, request, context, size, with_history=length != 0)
+    total = await a2a.kernel.pool.run(lambda conn: count_tasks(conn, a2a.scope, conversation=context, most=_COUNTED))
     return TaskPage(
         tasks=[_listed(row, length, with_artifacts=request.include_artifacts) for row in rows],
         next_page_token="" if after is None else cursor_of(after),
@@ -102,7 +100,7 @@ async def list_tasks(asked: Asked, request: ListTasksRequest) -> TaskPage:
 
 
 async def _scanned(
-    asked: Asked, request: ListTasksRequest, context: ConversationId | None, size: int, *, with_history: bool
+    a2a: A2aRequest, request: ListTasksRequest, context: ConversationId | None, size: int, *, with_history: bool
 ) -> tuple[list[TaskRow], Place | None]:
     """The tasks of a page, and the place behind which the next begins; None if there is none.
 
@@ -112,10 +110,10 @@ async def _scanned(
     with_artifacts = request.include_artifacts or with_history
     most = size if fits is None else size * _SCANS
 
-    rows = await asked.kernel.pool.run(
+    rows = await a2a.kernel.pool.run(
         lambda conn: page_tasks(
             conn,
-            asked.scope,
+            a2a.scope,
             conversation=context,
             before=begin,
             with_artifacts=with_artifacts and fits is None,
@@ -127,8 +125,8 @@ async def _scanned(
     last = matches[-1] if len(matches) == size else rows[:most][-1] if rows else None
     place = None if last is None or last is rows[-1] else Place(last.created_at, last.agent_turn_id)
     if fits is not None and with_artifacts and matches:
-        project, turns = asked.scope.project_id, [row.agent_turn_id for row in matches]
-        matches = await asked.kernel.pool.run(lambda conn: read_tasks(conn, project, turns, with_history=with_history))
+        project, turns = a2a.scope.project_id, [row.agent_turn_id for row in matches]
+        matches = await a2a.kernel.pool.run(lambda conn: read_tasks(conn, project, turns, with_history=with_history))
     return matches, place
 
 

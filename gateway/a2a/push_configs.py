@@ -1,7 +1,7 @@
-"""Whom to tell of a task: set and removed by the bridge's verbs, read of the ledger (protocol §17.3).
+"""Receivers of a task's notifications: set and removed by the bridge's verbs, read from the ledger (protocol §17.3).
 
 A receiver has a token of its own, if any, and no other credentials: the ledger keeps none that could be used elsewhere.
-The token is never given back.
+The token is never returned.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from a2a.types import (
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 from pydantic import BaseModel
 
-from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.a2a_request import A2aRequest
 from turnstile.gateway.a2a.objects import PushConfig, PushConfigList
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.ledger.pushes.receivers import list_receivers
@@ -31,67 +31,69 @@ from turnstile.schema.wire.push_requests import PushReply
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-async def checked_receiver(asked: Asked, configuration: SendMessageConfiguration) -> TaskPushNotificationConfig | None:
+async def checked_receiver(
+    a2a: A2aRequest, configuration: SendMessageConfiguration
+) -> TaskPushNotificationConfig | None:
     """The receiver that a message names, checked before there is a task; raises `InvalidParamsError`, `Refused`."""
     if not configuration.HasField("task_push_notification_config"):
         return None
-    asked.needs(Right.ASK)
+    a2a.needs(Right.ASK)
     receiver = configuration.task_push_notification_config
     _check(receiver)
-    project = asked.call.principal.project_id
-    await destination(receiver.url, asked.names, project, private=asked.private_receivers)
+    project = a2a.call.principal.project_id
+    await destination(receiver.url, a2a.names, project, private=a2a.private_receivers)
     return receiver
 
 
-async def add_receiver(asked: Asked, row: TaskRow, receiver: TaskPushNotificationConfig) -> PushConfig:
-    """Tell a receiver of a task."""
-    asked.needs(Right.ASK)
+async def add_receiver(a2a: A2aRequest, row: TaskRow, receiver: TaskPushNotificationConfig) -> PushConfig:
+    """Notify a receiver of a task from now on."""
+    a2a.needs(Right.ASK)
     _check(receiver)
     name = receiver.id or "r-" + hashlib.sha256(receiver.url.encode()).hexdigest()[:16]
     fields: JsonObject = {"url": receiver.url}
     if receiver.token:
         fields["token"] = receiver.token
-    await _verb(asked, row, verbs.PUSH_SET, name, fields)
+    await _verb(a2a, row, verbs.PUSH_SET, name, fields)
     return PushConfig(id=name, task_id=row.agent_turn_id, url=receiver.url)
 
 
-async def create(asked: Asked, request: TaskPushNotificationConfig) -> PushConfig:
-    """Tell a receiver of a task that is there."""
-    return await add_receiver(asked, await asked.row(request.task_id), request)
+async def create(a2a: A2aRequest, request: TaskPushNotificationConfig) -> PushConfig:
+    """Notify a receiver of an existing task from now on."""
+    return await add_receiver(a2a, await a2a.row(request.task_id), request)
 
 
-async def get(asked: Asked, request: GetTaskPushNotificationConfigRequest) -> PushConfig:
+async def get(a2a: A2aRequest, request: GetTaskPushNotificationConfigRequest) -> PushConfig:
     """A receiver; raises `TaskNotFoundError` if the task has none of this id."""
-    for receiver in await _receivers(asked, request.task_id):
+    for receiver in await _receivers(a2a, request.task_id):
         if receiver.id == request.id:
             return receiver
     raise TaskNotFoundError("the task has no such push notification config")
 
 
-async def list_all(asked: Asked, request: ListTaskPushNotificationConfigsRequest) -> PushConfigList:
+async def list_all(a2a: A2aRequest, request: ListTaskPushNotificationConfigsRequest) -> PushConfigList:
     """All receivers of a task: there are few."""
-    return PushConfigList(configs=await _receivers(asked, request.task_id), next_page_token="")
+    return PushConfigList(configs=await _receivers(a2a, request.task_id), next_page_token="")
 
 
-async def delete(asked: Asked, request: DeleteTaskPushNotificationConfigRequest) -> None:
-    """Tell a receiver no more; a second time does nothing."""
-    asked.needs(Right.ASK)
-    row = await asked.row(request.task_id)
+async def delete(a2a: A2aRequest, request: DeleteTaskPushNotificationConfigRequest) -> None:
+    """Remove a receiver; a second time does nothing."""
+    a2a.needs(Right.ASK)
+    row = await a2a.row(request.task_id)
     if _ID.fullmatch(request.id):
-        await _verb(asked, row, verbs.PUSH_REMOVE, request.id, {})
+        await _verb(a2a, row, verbs.PUSH_REMOVE, request.id, {})
 
 
-async def _receivers(asked: Asked, task_id: str) -> list[PushConfig]:
-    row = await asked.row(task_id)
-    project, turn = asked.call.principal.project_id, row.agent_turn_id
-    receivers = await asked.kernel.pool.run(lambda conn: list_receivers(conn, project, turn))
+async def _receivers(a2a: A2aRequest, task_id: str) -> list[PushConfig]:
+    row = await a2a.row(task_id)
+    project, turn = a2a.call.principal.project_id, row.agent_turn_id
+    receivers = await a2a.kernel.pool.run(lambda conn: list_receivers(conn, project, turn))
     return [PushConfig(id=r.receiver_id, task_id=turn, url=r.url) for r in receivers]
 
 
 async def _verb(
-    asked: Asked, row: TaskRow, verb: verbs.Verb[BaseModel, PushReply], name: str, fields: JsonObject
+    a2a: A2aRequest, row: TaskRow, verb: verbs.Verb[BaseModel, PushReply], name: str, fields: JsonObject
 ) -> None:
-    asking, call = asked.kernel.turns.asking, asked.call
+    asking, call = a2a.kernel.turns.asking, a2a.call
     payload: JsonObject = {"agent_turn_id": row.agent_turn_id, "receiver_id": ReceiverId(name), **fields}
     await asking.ask(call.principal, row.channel_id, verb, payload, call.headers)
 

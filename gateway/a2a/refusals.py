@@ -24,7 +24,7 @@ def is_of_rpc(path: str) -> bool:
 
 
 def refusal(problem: Problem, request_id: RequestId = None) -> Response:
-    """The response that tells of a problem, with the problem's status."""
+    """The response for a problem, with the problem's status."""
     headers = {**headers_of(problem), "content-type": "application/json"}
     return Response(error_text(request_id, problem_object(problem)), problem.status, headers)
 

@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from starlette.responses import Response
 
 from turnstile.gateway.a2a import operations, push_configs, streaming
-from turnstile.gateway.a2a.asked import Asked
+from turnstile.gateway.a2a.a2a_request import A2aRequest
 from turnstile.gateway.a2a.faults import error_answer
 from turnstile.gateway.a2a.objects import A2aObject
 from turnstile.gateway.a2a.refusals import CARD, RequestId
@@ -44,7 +44,7 @@ _LONGEST_ID: Final = 256
 _VERSION: Final = re.compile(r"1(\.\d{1,4}){0,2}")
 _SPEAKS: Final = frozenset({Right.ASK, Right.DECIDE})
 """A message asks for a turn, or answers what one asks."""
-_Operation = Callable[[Asked, Any], Awaitable[A2aObject | Response | None]]
+_Operation = Callable[[A2aRequest, Any], Awaitable[A2aObject | Response | None]]
 OPERATIONS: Final[Mapping[str, tuple[Right | frozenset[Right], type[Message], _Operation]]] = {
     "SendMessage": (_SPEAKS, types.SendMessageRequest, operations.send),
     "SendStreamingMessage": (_SPEAKS, types.SendMessageRequest, streaming.send_stream),
@@ -92,8 +92,8 @@ class Agents:
             request_id = _id_in(fields)
             request, operation, params = _asked(fields, call, self.kernel.access)
             target, private = await self._target(call), self.about.private_receivers
-            asked = Asked(self.kernel, call, target, request_id, params, self.names, private)
-            result = await operation(asked, request)
+            a2a = A2aRequest(self.kernel, call, target, request_id, params, self.names, private)
+            result = await operation(a2a, request)
         except (errors.A2AError, TurnstileError) as error:
             return Answer(error_answer(request_id, error))
         if isinstance(result, Response):
@@ -170,21 +170,21 @@ def read_params(kind: type[Message], params: JsonObject) -> Message:
 
 
 def _envelope(params: JsonObject) -> JsonObject:
-    shown = _without_metadata(params)
+    public = _without_metadata(params)
     if isinstance(message := params.get("message"), dict):
-        said = shown["message"] = _without_metadata(message)
+        public_message = public["message"] = _without_metadata(message)
         if isinstance(parts := message.get("parts"), list):
             kept: list[JsonValue] = [_without_data(part) if isinstance(part, dict) else part for part in parts]
-            said["parts"] = kept
-    if not _is_below(shown, MOST_VALUES):
+            public_message["parts"] = kept
+    if not _is_below(public, MOST_VALUES):
         raise errors.InvalidParamsError(
             f"params: more than {MOST_VALUES} values besides data parts and metadata: send fewer parts at a time"
         )
-    return shown
+    return public
 
 
 def _without_metadata(value: JsonObject) -> JsonObject:
-    return {name: {} if name == "metadata" and isinstance(each, dict) else each for name, each in value.items()}
+    return {name: {} if name == "metadata" and isinstance(item, dict) else item for name, item in value.items()}
 
 
 def _without_data(part: JsonObject) -> JsonObject:
@@ -196,7 +196,7 @@ def _is_below(value: JsonValue, most: int) -> bool:
     level: list[JsonValue] = [value]
     while level and most >= 0:
         most -= len(level)
-        level = [part for each in level for part in _parts_of(each)]
+        level = [part for value_above in level for part in _parts_of(value_above)]
     return most >= 0
 
 

@@ -17,7 +17,7 @@ from ag_ui.core import (
 
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.gateway.openai.fields import is_empty
-from turnstile.gateway.openai.messages import Said
+from turnstile.gateway.openai.messages import SpokenText
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ConversationId, conversation_named
@@ -94,33 +94,35 @@ def instruction_in(run_input: RunAgentInput) -> str:
     return text
 
 
-def instructions_in(run_input: RunAgentInput) -> list[Said]:
+def instructions_in(run_input: RunAgentInput) -> list[SpokenText]:
     """What the front end says to the agent beside the conversation: system and developer messages, and context."""
     texts = [
-        Said("instructions", message.content)
+        SpokenText("instructions", message.content)
         for message in run_input.messages
         if isinstance(message, SystemMessage | DeveloperMessage)
     ]
-    return texts + [Said("instructions", f"{entry.description}: {entry.value}") for entry in run_input.context or ()]
+    return texts + [
+        SpokenText("instructions", f"{entry.description}: {entry.value}") for entry in run_input.context or ()
+    ]
 
 
-def history_in(run_input: RunAgentInput) -> list[Said]:
+def history_in(run_input: RunAgentInput) -> list[SpokenText]:
     """What was said before the instruction, of a thread that is not known yet.
 
     Raises `Unsupported` for what only another agent's kernel could go on from: calls, their results, images.
     """
     last, _ = asked_in(run_input)
-    texts: list[Said] = []
+    texts: list[SpokenText] = []
     for place, message in enumerate(run_input.messages[:last]):
         match message:
             case UserMessage():
-                texts.append(Said("user", _text_of(message, place)))
+                texts.append(SpokenText("user", _text_of(message, place)))
             case AssistantMessage(tool_calls=calls) if calls:
                 raise Unsupported(
                     f"messages.{place}.toolCalls: a new thread may begin with text messages only", "messages"
                 )
             case AssistantMessage(content=content):
-                texts.append(Said("assistant", content or ""))
+                texts.append(SpokenText("assistant", content or ""))
             case ToolMessage():
                 raise Unsupported(
                     f"messages.{place}: a new thread may begin with text messages only, not with tool results",

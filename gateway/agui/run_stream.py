@@ -1,9 +1,9 @@
 """The events of one turn as AG-UI's events, from the begin of a run (protocol §17.4). Pure.
 
 Messages and calls derive from the turn's cards, as the items of OpenAI's responses do; their ids name turn and step, so
-the same run again tells the same. Text that becomes void is taken back by a `MESSAGES_SNAPSHOT` without it, then told
-anew: AG-UI's clients replace their messages by it. So is, at the begin, what the client has of the run from before.
-Reasoning is told as it streams, under an id for each attempt; it is on no card, and never taken back.
+a repeated run streams the same. Text that becomes void is taken back by a `MESSAGES_SNAPSHOT` without it, then sent
+again: AG-UI's clients replace their messages by it. So is, at the begin, what the client has of the run from before.
+Reasoning is sent as it streams, under an id for each attempt; it is on no card, and never taken back.
 """
 
 import re
@@ -54,10 +54,10 @@ from turnstile.schema.ids import AgentTurnId, CardId, step_card_id, step_id
 from turnstile.schema.states import ChunkType, TurnStatus
 
 TOOLS_NOT_OFFERED = "turnstile.tools_not_offered"
-"""The name of the event that tells a front end that its own tools are not there."""
+"""The name of the event that warns a front end that its own tools are not there."""
 OWN = "turnstile"
 """The key of our own notes in AG-UI's metadata."""
-Told = Iterator[BaseEvent]
+Events = Iterator[BaseEvent]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Open:
 
     message_id: str
     attempt: int
-    told: list[str] = field(default_factory=list[str])
+    pieces: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Run:
     run_id: str
     messages: Sequence[Message]
     begin: Position
-    """The place in the turn after which it tells."""
+    """The place in the turn after which it streams."""
     not_offered: Sequence[str] = ()
     """Tools of the front end, which the agent is not offered."""
 
@@ -89,7 +89,7 @@ class Run:
 
 
 class RunStream:
-    """What one client is told of a run."""
+    """The events of a run for one client."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -97,14 +97,14 @@ class RunStream:
         self._kept: list[Message] = []
         """What the client has from before this run, and every snapshot repeats."""
         self._thought: dict[str, str] = {}
-        """Reasoning that the client has, and is not told again."""
+        """Reasoning that the client has, and is not sent again."""
         self._said: list[Message] = []
         self._step: int | None = None
         self._text: _Open | None = None
         self._reasoning: _Open | None = None
         self._stale = self._take_out(run)
 
-    def begun(self) -> Told:
+    def begun(self) -> Events:
         """The begin of the run; what the client has of it from before is taken out of its messages."""
         run = self._run
         yield RunStartedEvent(
@@ -116,7 +116,7 @@ class RunStream:
         if self._stale:
             yield self._snapshot()
 
-    def take(self, event: Event) -> Told:
+    def take(self, event: Event) -> Events:
         """The events for one of the turn's; nothing for its outcome."""
         match event.data:
             case Piece(kind=kind, text=text):
@@ -136,7 +136,7 @@ class RunStream:
             case Turn():
                 pass
 
-    def asks(self, interrupts: Sequence[Interrupt]) -> Told:
+    def asks(self, interrupts: Sequence[Interrupt]) -> Events:
         """The end of a run whose turn waits for people; questions are in the order of their calls."""
         known = [message for message in (*self._kept, *self._said) if isinstance(message, AssistantMessage)]
         calls = [call.id for message in known for call in message.tool_calls or ()]
@@ -144,7 +144,7 @@ class RunStream:
         ordered = sorted(interrupts, key=lambda interrupt: place.get(interrupt.tool_call_id or "", len(calls)))
         yield self._finished(RunFinishedInterruptOutcome(interrupts=ordered))
 
-    def ended(self, turn: Turn, usage: Sequence[TokenUsage]) -> Told:
+    def ended(self, turn: Turn, usage: Sequence[TokenUsage]) -> Events:
         """The end of a run whose turn is over."""
         yield from self._thought_ends()
         yield from self._void()
@@ -178,19 +178,19 @@ class RunStream:
                 self._kept.append(message)
         return stale
 
-    def _enter(self, step: int) -> Told:
+    def _enter(self, step: int) -> Events:
         if self._step is None:
             self._step = step
             yield StepStartedEvent(step_name=_name(step))
 
-    def _left(self) -> Told:
+    def _left(self) -> Events:
         yield from self._thought_ends()
         yield from self._void()  # no card has this text
         if self._step is not None:
             yield StepFinishedEvent(step_name=_name(self._step))
             self._step = None
 
-    def _piece(self, position: Position, kind: ChunkType, text: str) -> Told:
+    def _piece(self, position: Position, kind: ChunkType, text: str) -> Events:
         if self._text is not None and self._text.attempt != position.a:
             yield from self._void()
         if self._reasoning is not None and (self._reasoning.attempt != position.a or kind is not ChunkType.REASONING):
@@ -202,12 +202,12 @@ class RunStream:
             if self._text is None:
                 self._text = _Open(step_card_id(step, "thought"), position.a)
                 yield TextMessageStartEvent(message_id=self._text.message_id, role="assistant")
-            self._text.told.append(text)
+            self._text.pieces.append(text)
             yield TextMessageContentEvent(message_id=self._text.message_id, delta=text)
         elif kind is ChunkType.REASONING:
             yield from self._thinks(f"{step}-reasoning-{position.a}", position.a, text)
 
-    def _thinks(self, named: str, attempt: int, text: str) -> Told:
+    def _thinks(self, named: str, attempt: int, text: str) -> Events:
         known = self._thought.get(named, "")
         had = min(len(known), len(text))
         self._thought[named], text = known[had:], text[had:]
@@ -219,13 +219,13 @@ class RunStream:
             yield ReasoningMessageStartEvent(message_id=named)
         yield ReasoningMessageContentEvent(message_id=named, delta=text)
 
-    def _thought_ends(self) -> Told:
+    def _thought_ends(self) -> Events:
         if self._reasoning is not None:
             named, self._reasoning = self._reasoning.message_id, None
             yield ReasoningMessageEndEvent(message_id=named)
             yield ReasoningEndEvent(message_id=named)
 
-    def _entries(self, entries: Sequence[Entry]) -> Told:
+    def _entries(self, entries: Sequence[Entry]) -> Events:
         for position, act in entries:
             match act:
                 case Spoken(card=card, text=text):
@@ -237,9 +237,9 @@ class RunStream:
                     self._said.append(ToolMessage(id=named, tool_call_id=call, content=output))
                     yield ToolCallResultEvent(message_id=named, tool_call_id=call, content=output, role="tool")
 
-    def _message(self, card: CardId, text: str) -> Told:
+    def _message(self, card: CardId, text: str) -> Events:
         named: str = card
-        if self._text is not None and "".join(self._text.told) == text:
+        if self._text is not None and "".join(self._text.pieces) == text:
             named, self._text = self._text.message_id, None
         else:
             yield from self._void()
@@ -248,7 +248,7 @@ class RunStream:
         yield TextMessageEndEvent(message_id=named)
         self._said.append(AssistantMessage(id=named, content=text))
 
-    def _call(self, step: int, act: Called) -> Told:
+    def _call(self, step: int, act: Called) -> Events:
         yield from self._void()
         parent = step_card_id(step_id(self._run.turn, step), "thought")
         call = ToolCall(id=act.call, function=FunctionCall(name=act.name, arguments=act.arguments))
@@ -261,7 +261,7 @@ class RunStream:
         yield ToolCallArgsEvent(tool_call_id=call.id, delta=act.arguments)
         yield ToolCallEndEvent(tool_call_id=call.id)
 
-    def _void(self) -> Told:
+    def _void(self) -> Events:
         """Take back the text that is on its way: it is not what the agent says."""
         if self._text is not None:
             named, self._text = self._text.message_id, None

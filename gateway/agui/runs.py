@@ -1,8 +1,8 @@
 """`/agui/{agent}`: turns as runs of AG-UI, streamed (protocol §17.4).
 
-A client that goes away stops nothing, unless it asked for `on_disconnect=cancel`; the same run again is the same turn,
-told from its begin. A run ends when its turn is over or waits for a person, and then goes on as another run. What AG-UI
-calls an error of a run ends its stream; what is wrong with the request itself is a problem, as everywhere.
+A client that goes away stops nothing, unless it asked for `on_disconnect=cancel`; a repeated run is the same turn,
+streamed from its begin. A run ends when its turn is over or waits for a person, and then goes on as another run. What
+AG-UI calls an error of a run ends its stream; an error of the request itself is a problem, as everywhere.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ _LOOK_ALONE_SECONDS: Final = 5.0
 
 
 class ChangesQuery(Strict):
-    """What a page wants to be told of; everything that its session sees, if it says nothing."""
+    """The changes that a page subscribes to; by default everything that its session sees."""
 
     turn: AgentTurnId | None = None
     """Events of this turn alone."""

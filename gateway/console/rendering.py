@@ -109,7 +109,7 @@ def refused(visit: Visit[Any, Any], error: TurnstileError, back: str | None = No
     return _also(answer, problem)
 
 
-def told_to_nobody(templates: Templates, problem: Problem) -> Response:
+def problem_page(templates: Templates, problem: Problem) -> Response:
     """A problem as a page, where it is not known whose session it is."""
     return _also(bare(templates, "problem.html", problem.status, problem=problem), problem)
 

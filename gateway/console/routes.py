@@ -74,7 +74,7 @@ class PageDispatch:
         plain = self._visit(request, principal, secret, NoQuery(), NoForm(), known)
         try:
             access.check(principal, self.page.right)
-            query, form = read_query(self.page.query, _without_told(request.query_params)), NoForm()
+            query, form = read_query(self.page.query, _without_notice(request.query_params)), NoForm()
             if self.page.method == "POST":
                 fields = await self._posted(request, secret)
                 form = parsed(self.page.form, fields, "form")
@@ -127,7 +127,7 @@ class PageDispatch:
         )
 
 
-def _without_told(query: QueryParams) -> QueryParams:
+def _without_notice(query: QueryParams) -> QueryParams:
     return QueryParams([(name, value) for name, value in query.multi_items() if name != _TOLD])
 
 
@@ -175,7 +175,7 @@ def console_routes(console: Console, pages: Iterable[Page]) -> list[BaseRoute]:
 
 
 def is_of_console(path: str) -> bool:
-    """Whether an address is one of the console's, so that people read what is told of it."""
+    """Whether an address is one of the console's, whose errors are pages for people."""
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 

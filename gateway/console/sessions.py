@@ -27,7 +27,7 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def cookie_name(headers: Headers) -> str:
-    """The cookie of the gateway that is called: browsers tell cookies apart by host, and not by port."""
+    """The cookie of the gateway that is called: browsers separate cookies by host, and not by port."""
     try:
         port = _called(headers).port
     except ValueError:  # no port has this number

@@ -150,7 +150,7 @@ def _show(token: Token) -> None:
 
 
 class _Renderer(RendererHTML):
-    """Links with a word to where they lead, and images as links: one that is loaded tells its host who reads this."""
+    """Links with a word to where they lead, and images as links: one that is loaded shows its host who reads this."""
 
     def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: MutableMapping[str, Any]) -> str:
         """The begin of a link."""

@@ -102,7 +102,7 @@ class Ends:
                 held.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, held.task.cancel)
 
     def nudge(self, project: ProjectId) -> None:
-        """Hint at all of a project: it was changed here, and of some changes no event tells."""
+        """Hint at all of a project: it was changed here, and some changes have no event."""
         prefix = subjects.events_filter(project, None).removesuffix(">").partition("*")[0]
         for subject, held in self._subjects.items():
             if subject.startswith(prefix):

@@ -189,7 +189,7 @@ class TurnFeed:
         return lambda: self._listeners.discard(changed)
 
     def state(self) -> bytes:
-        """The event that tells where the turn stands."""
+        """The event with the turn's present state."""
         return frame("state", StateChange(agent_turn_id=self.turn, status=self.view.status))
 
     def progress_after(self, number: int) -> tuple[int, list[bytes]]:

@@ -47,7 +47,7 @@ class Reader:
     """Raises if the client may read no more."""
 
     async def turn(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[bytes]:
-        """The events of a turn after a place, until its outcome, as `/v1` tells them."""
+        """The events of a turn after a place, until its outcome, as `/v1` sends them."""
         status, progress = "", 0
         async with contextlib.aclosing(self.changes(feed, cursor)) as changes:
             async for change in changes:
@@ -116,7 +116,7 @@ def reader_of(access: Access, secret: Secret, heartbeat_seconds: float) -> Reade
 
 
 class _Wakes:
-    """Wakes one client: when its feed has changed, and when it was told nothing for so long."""
+    """Wakes one client: when its feed has changed, and when nothing was sent for so long."""
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event: the place after it, its bytes in `/v1`, and what it tells."""
+    """An event: the place after it, its bytes in `/v1`, and its meaning."""
 
     position: Position
     frame: bytes

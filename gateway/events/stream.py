@@ -1,8 +1,8 @@
 """A response of server-sent events that bounds what its client can hold (protocol §14.2).
 
 At most 32 KiB are on their way to a client beyond what the system holds; one that takes nothing of them for
-`slow_reader_seconds` is cut, and can go on where it was. When the gateway stops, each stream is told to come back and
-ends whole. A client that goes away ends its stream and nothing else, unless it asked for more.
+`slow_reader_seconds` is cut, and can go on where it was. When the gateway stops, each stream ends whole, with an event
+that asks the client to reconnect. A client that goes away ends its stream and nothing else, unless it asked for more.
 """
 
 import asyncio

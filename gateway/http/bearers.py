@@ -53,9 +53,9 @@ class _Lane:
     async def _run(self) -> None:
         try:
             while secrets := list(islice(self._waiting, _LOOKED_UP_AT_ONCE)):
-                found = await self._pool.run(lambda conn, secrets=secrets: authenticate(conn, secrets))
+                principals = await self._pool.run(lambda conn, secrets=secrets: authenticate(conn, secrets))
                 for secret in secrets:
-                    self._waiting.pop(secret).set_result(found.get(secret))
+                    self._waiting.pop(secret).set_result(principals.get(secret))
         except Exception as error:  # noqa: BLE001 -- those who wait raise it
             for answer in self._waiting.values():
                 answer.set_exception(error)
@@ -154,10 +154,10 @@ def named_rights(right: Right | frozenset[Right]) -> str:
 
 def secret_in(headers: Headers) -> Secret:
     """The token of a request; raises `Unauthenticated` if there is none, or something else."""
-    given = headers.getlist("authorization")
-    if len(given) != 1 or not given[0].lower().startswith(_SCHEME):
+    values = headers.getlist("authorization")
+    if len(values) != 1 or not values[0].lower().startswith(_SCHEME):
         raise Unauthenticated("a request needs the header `Authorization: Bearer TOKEN` (`turnstile token add`)")
-    secret = read_secret(given[0][len(_SCHEME) :].strip())
+    secret = read_secret(values[0][len(_SCHEME) :].strip())
     if secret is None:
         raise Unauthenticated("the token is not valid")
     return secret

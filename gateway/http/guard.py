@@ -54,19 +54,21 @@ def problem_response(problem: Problem) -> Response:
     return Response(problem.model_dump_json(exclude_none=True), problem.status, headers_of(problem))
 
 
-Tell = Callable[[str, Problem], Response]
-"""Makes the response that tells the clients of a path of a problem."""
+ProblemRenderer = Callable[[str, Problem], Response]
+"""Makes the response for a problem, in the form that the clients of a path read."""
 
 
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, doors: Doors, meter: Meter, tell: Tell, crowded: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, doors: Doors, meter: Meter, render: ProblemRenderer, crowded: Callable[[], bool]
+    ) -> None:
         self._app = app
         self._crowded = crowded
         self._doors = doors
         self._meter = meter
-        self._told = tell
+        self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,19 +89,19 @@ class Guard:
                 else:
                     await self._app(scope, body, seen)
             except TurnstileError as error:
-                await self._tell(error, scope, body, seen)
+                await self._respond(error, scope, body, seen)
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # a bug: the client is told that there is one, the log what it is
+            except Exception as error:  # a bug: the client learns that there is one, the log has what it is
                 log.exception("a request failed: %s, x-request-id %s", scope.get(ROUTE, "unmatched"), seen.request_id)
                 failure = TurnstileError(type(error).__name__)
-                await self._tell(failure, scope, body, seen)
+                await self._respond(failure, scope, body, seen)
         finally:
             self._record(scope, seen)
 
-    async def _tell(self, error: TurnstileError, scope: Scope, body: "_Body", seen: "_Seen") -> None:
+    async def _respond(self, error: TurnstileError, scope: Scope, body: "_Body", seen: "_Seen") -> None:
         if seen.status == 0:
-            await self._told(scope["path"], problem_of(error))(scope, body, seen)
+            await self._render(scope["path"], problem_of(error))(scope, body, seen)
 
     def _record(self, scope: Scope, seen: "_Seen") -> None:
         route, seconds = str(scope.get(ROUTE, "unmatched")), time.perf_counter() - seen.began
@@ -178,7 +180,7 @@ class _Body:
         self._receive = receive
         announced = headers.get("content-length", "0").strip("0") or "transfer-encoding" in headers
         self._more = bool(announced) and "expect" not in headers
-        """A client that expects to be told to go on has sent nothing yet, and is not told."""
+        """A client that expects `100 Continue` has sent nothing yet, and does not get it."""
 
     async def __call__(self) -> Message:
         message = await self._receive()

@@ -122,7 +122,7 @@ def status_of(error: TurnstileError) -> int:
 
 
 def problem_of(error: TurnstileError, status: int | None = None) -> Problem:
-    """The problem that tells of an error; one that is not the caller's fault tells no more than its code."""
+    """The problem of an error; one that is not the caller's fault has no more than its code."""
     status = status_of(error) if status is None else status
     detail = str(error)
     if isinstance(error, ServerUnavailable):

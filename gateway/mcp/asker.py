@@ -1,4 +1,4 @@
-"""Who asks with one request of MCP: whose token it is, what its client can do, and what it is told while it waits.
+"""Who asks with one request of MCP: whose token it is, what its client can do, and what it gets while it waits.
 
 It is also the dispatch context that the SDK hands to handlers. A server sends no requests and waits for no reply here:
 in no generation would the reply come to this process for sure. What it asks people goes out with a name that says all.

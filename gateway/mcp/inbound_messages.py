@@ -244,7 +244,7 @@ class Exchange:
             await asyncio.wait({working})
 
     async def reply(self) -> Reply:
-        """The answer of the server; what the SDK does not know is logged, and told to nobody."""
+        """The answer of the server; what the SDK does not know is only logged."""
         request, asker = self.request, self.asker
         try:
             result = await serve_one(

@@ -73,7 +73,7 @@ class ToolCalls:
 
     kernel: Kernel
     asking: dict[tuple[TokenId, str], Asker] = field(default_factory=dict[tuple[TokenId, str], Asker])
-    """Who waits here for a person's reply by this name: told if there will be none, as far as that is known here."""
+    """Who waits here for a person's reply by this name; woken if there will be none, as far as that is known here."""
 
     async def call(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         """Call a tool; what is refused is an error of the tool. Raises `MCPError` for a tool that is none."""

@@ -36,7 +36,7 @@ from turnstile.gateway.openai.chat_answer import (
     text_of,
     usage_of,
 )
-from turnstile.gateway.openai.chat_request import ChatCreate, said_in
+from turnstile.gateway.openai.chat_request import ChatCreate, texts_in
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.models import find_target, known_model
@@ -78,7 +78,7 @@ class Chat:
         kernel, body = self.kernel, call.body
         with ExitStack() as stack:
             stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
-            prompt, key = composed(said_in(body.messages)), key_in(call.headers)
+            prompt, key = composed(texts_in(body.messages)), key_in(call.headers)
             target = await find_target(kernel.pool, call.principal.project_id, body.model)
             fields = await self._fields(call, target, prompt, key)
             try:
@@ -87,11 +87,11 @@ class Chat:
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-            asked = _Asked(kernel, call.principal, view, target.named, reader, found_again=key is not None)
+            answer = _ChatAnswer(kernel, call.principal, view, target.named, reader, found_again=key is not None)
             if body.stream:
                 tells_usage = body.stream_options is not None and body.stream_options.include_usage
-                return Answer(asked.streamed(stack.pop_all(), tells_usage=tells_usage))
-            return Answer(await asked.whole(call.request.receive))
+                return Answer(answer.streamed(stack.pop_all(), tells_usage=tells_usage))
+            return Answer(await answer.whole(call.request.receive))
 
     def _channel(self, call: Call[object, ChatCreate]) -> ChannelId:
         return self.kernel.turns.asking.channel(call.principal, None)
@@ -110,7 +110,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ChatAnswer:
     """A turn that runs for a completion."""
 
     kernel: Kernel
@@ -179,7 +179,7 @@ class _Asked:
         raise ServerUnavailable("the turn cannot be followed")
 
     async def _chunks(self, frames: Frames) -> AsyncGenerator[bytes]:
-        told_text = ToldText()
+        sent_text = SentText()
         yield frames.begun()
         try:
             async with contextlib.aclosing(self._events()) as batches:
@@ -187,10 +187,10 @@ class _Asked:
                     if change is None:
                         yield HEARTBEAT
                         continue
-                    if text := told_text.take(change.events):
+                    if text := sent_text.take(change.events):
                         yield frames.text(text)
                     if (turn := _outcome(change)) is not None:
-                        if text := told_text.deliver(text_of(turn)):
+                        if text := sent_text.deliver(text_of(turn)):
                             yield frames.text(text)
                         yield frames.ended(reason_of(turn), await self._usage())
                         return
@@ -235,25 +235,25 @@ class StreamVoided(TurnstileError):
     code: str = "stream_voided"
 
 
-class ToldText:
-    """What a client was told of one turn."""
+class SentText:
+    """The text of one turn that a client has got."""
 
     def __init__(self) -> None:
         self._step: int = 0
         self._attempt: int = 0
-        self._told: list[str] = []
+        self._sent: list[str] = []
         """Of the step."""
         self._again = ""
         """What the step must still say again."""
         self._any = False
 
     def take(self, events: Sequence[Event]) -> str:
-        """The text to tell after these events; raises `StreamVoided`."""
+        """The text to send after these events; raises `StreamVoided`."""
         return "".join(self._take(event) for event in events)
 
     def deliver(self, text: str) -> str:
-        """The text to tell after all, for the deliverable to have been told."""
-        streamed = "".join(self._told)
+        """The text to send at the end, so that all of the deliverable was sent."""
+        streamed = "".join(self._sent)
         if text == streamed or not text:
             return ""
         if streamed and text.startswith(streamed):
@@ -266,14 +266,14 @@ class ToldText:
                 self._enter(event.position.step, event.position.a)
                 return self._say(piece.text) if piece.kind is ChunkType.CONTENT else ""
             case ResetEvent():
-                self._again = "".join(self._told)
+                self._again = "".join(self._sent)
                 return ""
             case CardAnswer(type=CardType.THOUGHT, content=content):
                 self._enter(event.position.step, self._attempt)
                 text = content.get("text") if isinstance(content, dict) else None
-                if not isinstance(text, str) or (self._told and not self._again):
+                if not isinstance(text, str) or (self._sent and not self._again):
                     return ""
-                self._again = "".join(self._told)  # the card has the whole text
+                self._again = "".join(self._sent)  # the card has the whole text
                 return self._say(text)
             case StepDone():
                 if self._again:
@@ -285,9 +285,9 @@ class ToldText:
     def _enter(self, step: int, attempt: int) -> None:
         if step != self._step:
             self._step, self._attempt, self._again = step, attempt, ""
-            self._told = []
+            self._sent = []
         elif attempt != self._attempt:
-            self._attempt, self._again = attempt, "".join(self._told)
+            self._attempt, self._again = attempt, "".join(self._sent)
 
     def _say(self, text: str) -> str:
         if self._again:
@@ -297,8 +297,8 @@ class ToldText:
             self._again, text = self._again[known:], text[known:]
         if not text:
             return ""
-        apart = _APART if self._any and not self._told else ""
-        self._told.append(text)
+        apart = _APART if self._any and not self._sent else ""
+        self._sent.append(text)
         self._any = True
         return apart + text
 

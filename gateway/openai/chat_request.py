@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.openai.fields import OpenAiRequest, is_empty, notes_of, unsupported
-from turnstile.gateway.openai.messages import Said, Speaker, text_in
+from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
 from turnstile.schema.base import JsonObject
 from turnstile.schema.wire.box_requests import CARD_LIMIT
 
@@ -35,7 +35,7 @@ class StreamOptions(OpenAiRequest):
     within: ClassVar[str] = "stream_options."
 
     include_usage: bool = False
-    """Whether a last chunk tells the usage."""
+    """Whether a last chunk has the usage."""
 
 
 class ChatCreate(OpenAiRequest):
@@ -105,15 +105,15 @@ class ChatCreate(OpenAiRequest):
         return notes_of(self.metadata, user=self.user, safety_identifier=self.safety_identifier)
 
 
-def said_in(messages: Sequence[JsonValue]) -> list[Said]:
+def texts_in(messages: Sequence[JsonValue]) -> list[SpokenText]:
     """What the messages say; raises `BadField`, or `Unsupported` for what no turn can read, such as images."""
-    texts = [_said(message, f"messages.{place}") for place, message in enumerate(messages)]
+    texts = [_text(message, f"messages.{place}") for place, message in enumerate(messages)]
     if not any(t.speaker == "user" and t.text for t in texts):
         raise BadField("messages: a user message with text is required", "messages")
     return texts
 
 
-def _said(message: JsonValue, param: str) -> Said:
+def _text(message: JsonValue, param: str) -> SpokenText:
     role = message.get("role") if isinstance(message, dict) else None
     if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
         hint = "agents call their tools themselves, so omit tool results"
@@ -122,10 +122,10 @@ def _said(message: JsonValue, param: str) -> Said:
         raise BadField(f"{param}.role: one of {', '.join(_SPEAKERS)}", f"{param}.role")
     fields = cast("JsonObject", message)
     for name, value in fields.items():
-        # a client sends back what it got, which has fields that tell nothing here
+        # a client sends back what it got, which has fields that mean nothing here
         if name not in _PASSED and not is_empty(value):
             raise unsupported(f"{param}.{name}", value)
     content = fields.get("content")
     if content is None and role == "assistant":
-        return Said("assistant", "")
-    return Said(_SPEAKERS[role], text_in(content, f"{param}.content", _KINDS))
+        return SpokenText("assistant", "")
+    return SpokenText(_SPEAKERS[role], text_in(content, f"{param}.content", _KINDS))

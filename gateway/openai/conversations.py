@@ -20,10 +20,10 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.fields import OpenAiRequest, notes_of, unsupported
-from turnstile.gateway.openai.messages import Said
+from turnstile.gateway.openai.messages import SpokenText
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.objects import Item, UserMessage
-from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, said_in
+from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, texts_in
 from turnstile.gateway.openai.responses.response_reading import items_of
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.chats import KeptConversation, find_kept_conversations
@@ -219,9 +219,9 @@ class Conversations:
         self, call: Call[Any, Any], channel: ChannelId, items: Sequence[JsonValue], key: str | None
     ) -> BoxId:
         """A box of these items; raises `BadField` and `Unsupported`, which name the item."""
-        entries: list[Said | ItemRef] = said_in(items, "items")
+        entries: list[SpokenText | ItemRef] = texts_in(items, "items")
         for part in entries:
-            if isinstance(part, Said) and part.speaker == "instructions":
+            if isinstance(part, SpokenText) and part.speaker == "instructions":
                 hint = "system and developer messages apply to one response: send them as its instructions"
                 raise unsupported("items", hint=hint)
         parts = await parts_of(self.kernel, call.principal, entries, "items")

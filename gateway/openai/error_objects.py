@@ -51,7 +51,7 @@ def error_response(problem: Problem, *, over: bool = False) -> Response:
     """The response for a problem, with the headers of the problem itself.
 
     Clients repeat 408, 409, 429 and 5xx unasked. So what the kernel refuses is 422 here instead of 409; and OpenAI's
-    own are told not to repeat what is of no use, or may have been done (`over`): a repeat could run an agent twice.
+    own get a header not to repeat what is of no use, or may have been done (`over`): a repeat could run an agent twice.
     """
     if problem.status == HTTPStatus.CONFLICT:
         problem = problem.model_copy(update={"status": int(HTTPStatus.UNPROCESSABLE_ENTITY)})

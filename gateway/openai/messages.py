@@ -26,7 +26,7 @@ _KINDS = {
 _PASSED = frozenset({"type", "text", "role", "cache_control", "annotations", "logprobs", "citations"})
 
 
-class Said(NamedTuple):
+class SpokenText(NamedTuple):
     """A text, and whose it is."""
 
     speaker: Speaker
@@ -43,7 +43,7 @@ class Composed:
     """Of a box: users' texts as instructions, the assistant's as deliverables."""
 
 
-def composed(texts: Sequence[Said]) -> Composed:
+def composed(texts: Sequence[SpokenText]) -> Composed:
     """What a turn reads of these texts, in their order; empty ones are left out. Raises `Refused` (text_too_large)."""
     kept = [t for t in texts if t.text]
     if sum(len(t.text.encode()) for t in kept) > TEXT_LIMIT_BYTES:

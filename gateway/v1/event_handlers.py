@@ -62,7 +62,7 @@ class Events:
         last = last_event_id(call.headers)
         cursor = BEGIN if last is None else _place_in(view.agent_turn_id, last)
         if cursor == END:
-            return Answer(Response(status_code=204))  # which tells an EventSource to ask no more
+            return Answer(Response(status_code=204))  # after which an EventSource does not reconnect
         self._count(last)
         reader = reader_of(self.access, call.secret, self.heartbeat_seconds)
 

@@ -163,7 +163,7 @@ class Turns:
         return await self.asking.ask(principal, view.channel_id, verbs.STOP, payload, headers)
 
     async def abandon(self, principal: Principal, view: TurnView) -> None:
-        """Stop a turn whose client went away, if it can be stopped: nobody is left to be told."""
+        """Stop a turn whose client went away, if it can be stopped: nobody waits for its result."""
         with contextlib.suppress(TurnstileError):
             await self.stop_turn(principal, view, TurnStop(reason="the client disconnected"), Headers())
 
@@ -224,7 +224,7 @@ class Turns:
         return over or await self.described(call.principal, view.agent_turn_id), True
 
     async def _over(self, view: TurnView, seconds: float) -> TurnView | None:
-        """The turn once it is over; None if that takes longer, or cannot be told now."""
+        """The turn once it is over; None if that takes longer, or is not known now."""
         with contextlib.suppress(TimeoutError, ServerUnavailable):
             async with asyncio.timeout(seconds):
                 return await self.feeds.until_over(view)

@@ -270,12 +270,12 @@ class EmbeddedServers:
         postgres = PostgresServer(self._data, ports.postgres, postgres_account(self._data / "postgres"))
         nats = NatsServer(self._data, ports.nats, ports.nats_monitoring)
         temporal = TemporalServer(self._data, ports, self._namespace)
-        wanted: list[tuple[str | None, EmbeddedServer]] = [
+        servers: list[tuple[str | None, EmbeddedServer]] = [
             (self._database_url, postgres),
             (self._nats_url, nats),
             (self._temporal_address, temporal),
         ]
-        self._servers = {server.name: server for address, server in wanted if address is None}
+        self._servers = {server.name: server for address, server in servers if address is None}
         self.moved = [move for move in moved if move.name.split("_")[0] in (*self._servers, "gateway")]
         await self._start_together()
         return Endpoints(

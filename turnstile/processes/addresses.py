@@ -66,11 +66,11 @@ def announced(data: Path | None) -> Endpoints | None:
         raise ConfigError(f"{where}/endpoints.json is of another version of turnstile: start `up` again") from None
 
 
-def web_ui_url(settings: Settings, found: Endpoints | None) -> str | None:
+def web_ui_url(settings: Settings, endpoints: Endpoints | None) -> str | None:
     """The address of Temporal's Web UI: the configured one, or the embedded one."""
     if settings.temporal.web_ui_url or settings.temporal.address:
         return settings.temporal.web_ui_url or None
-    return found.web_ui_url if found else None
+    return endpoints.web_ui_url if endpoints else None
 
 
 def turn_link(web_ui: str, namespace: str, workflow_id: str) -> str:

@@ -183,10 +183,10 @@ async def _keep_stream(conn: NatsConnection) -> None:
         forget()
 
 
-def links_of(settings: Settings, found: Endpoints | None) -> Links:
+def links_of(settings: Settings, endpoints: Endpoints | None) -> Links:
     """Where the Temporal Web UI and the store of traces show what the console shows, as far as that is known."""
-    web_ui, traces = addresses.web_ui_url(settings, found), settings.observability.trace_url
-    namespace = settings.temporal.namespace or (found.temporal_namespace if found else addresses.NAMESPACE)
+    web_ui, traces = addresses.web_ui_url(settings, endpoints), settings.observability.trace_url
+    namespace = settings.temporal.namespace or (endpoints.temporal_namespace if endpoints else addresses.NAMESPACE)
     return Links(
         workflow=partial(addresses.turn_link, web_ui, namespace) if web_ui else None,
         trace=partial(_trace_link, traces) if traces else None,

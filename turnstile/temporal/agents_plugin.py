@@ -119,21 +119,21 @@ class AgentActivities:
             )
 
     @activity.defn(name=WAIT)
-    async def wait(self, wanted: EnqueuedTurn) -> AgentResult:
+    async def wait(self, enqueued: EnqueuedTurn) -> AgentResult:
         """Wait for the turn's end, however long that takes."""
         with _failures():
             async with _beating():
-                turn = await (await self._client()).turn(wanted.agent_turn_id, agent_id=wanted.agent_id)
+                turn = await (await self._client()).turn(enqueued.agent_turn_id, agent_id=enqueued.agent_id)
                 result = await turn.result()
         return AgentResult(
-            agent_turn_id=wanted.agent_turn_id,
-            agent_id=wanted.agent_id,
+            agent_turn_id=enqueued.agent_turn_id,
+            agent_id=enqueued.agent_id,
             status=result.status.value,
             card_id=result.card_id,
-            output_box_id=wanted.output_box_id,
+            output_box_id=enqueued.output_box_id,
             partial=result.partial,
             error_code=result.error_code,
-            value=result.value if wanted.with_value else None,
+            value=result.value if enqueued.with_value else None,
         )
 
     @activity.defn(name=STOP)

@@ -97,9 +97,9 @@ class WorkflowTool:
             raise ConfigError(f"tool {self._name}: give it the run method of a workflow, {error}") from None
         names = [parameter.name for parameter in parameters]
 
-        async def run(**given: Any) -> object:  # what the workflow takes
-            call: ToolCall = given.pop(_CALL)
-            return await self._run(call, [given[name] for name in names])
+        async def run(**arguments: Any) -> object:  # what the workflow takes
+            call: ToolCall = arguments.pop(_CALL)
+            return await self._run(call, [arguments[name] for name in names])
 
         call = inspect.Parameter(_CALL, inspect.Parameter.KEYWORD_ONLY, annotation=ToolCall)
         keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]

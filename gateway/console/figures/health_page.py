@@ -97,7 +97,7 @@ async def _audited(visit: Visit[AuditQuery, NoForm], running: asyncio.Lock) -> R
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_AUDIT_SECONDS):
-                found = await audit(visit.console.pool, scope, visit.console.audit_bounds, row_limit=_VIOLATIONS)
+                audited = await audit(visit.console.pool, scope, visit.console.audit_bounds, row_limit=_VIOLATIONS)
         except TimeoutError:
             raise Refused(
                 "audit_too_long",
@@ -107,8 +107,8 @@ async def _audited(visit: Visit[AuditQuery, NoForm], running: asyncio.Lock) -> R
     return render(
         visit,
         "figures/audit.html",
-        rules=sorted(found.rules, key=lambda rule: (not rule.violations, rule.section)),
-        violations=found.violations,
+        rules=sorted(audited.rules, key=lambda rule: (not rule.violations, rule.section)),
+        violations=audited.violations,
         seconds=seconds,
         since=visit.query.since,
     )

@@ -1,7 +1,7 @@
 """Approvals: what turns ask people, one question with all that is to be known of it, and its decision (protocol §13).
 
 A decision names the digest of the call as it was on the page. What has changed since (somebody has decided, the time is
-over, the tool is another) is told, with what was typed, and nothing is overwritten: one statement of the ledger says
+over, the tool is another) is shown with what was typed, and nothing is overwritten: one statement of the ledger says
 which decision counts. After a decision the next open question follows.
 """
 
@@ -168,7 +168,7 @@ class Approvals:
         return await self._page(visit, await self._offer(visit), then=visit.query.then)
 
     async def decide(self, visit: Visit[object, DecisionForm]) -> Response:
-        """Decide, once; what stands against it is told with what was typed."""
+        """Decide, once; an error is shown with what was typed."""
         offer, form, typed = await self._offer(visit), visit.form, visit.form.typed
         decision = offer.read(typed)
         if offer.was_decided_so(typed):  # a form that was sent twice

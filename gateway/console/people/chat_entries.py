@@ -51,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Utterance:
     """Something that was said, or calls that were made, in the order in which it happened."""
 
     kind: Literal["person", "model", "calls"]
@@ -83,7 +83,7 @@ class Entry:
     """A turn in a chat."""
 
     turn: ChatTurn
-    said: tuple[Said, ...]
+    said: tuple[Utterance, ...]
     delivered: Delivered | None
     asks: tuple[Interrupt, ...]
     """What it asks people now."""
@@ -129,20 +129,20 @@ def entries_of(
 
 
 def running(entries: Sequence[Entry]) -> Entry | None:
-    """The turn that can be told something, if there is one: the first that is not over."""
+    """The turn that can be steered, if there is one: the first that is not over."""
     return next((entry for entry in entries if entry.is_live), None)
 
 
 def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> Entry:
     whole = _delivered(turn, cards_of.cards)
-    said: list[Said] = []
+    utterances: list[Utterance] = []
     calls: dict[ToolCallId | None, Call] = {}
     for card in cards_of.cards:
         match card.card.type:
             case CardType.STEER:
-                said.append(_steer(card))
+                utterances.append(_steer(card))
             case CardType.THOUGHT:
-                said += _thought(card, calls, whole)
+                utterances += _thought(card, calls, whole)
             case CardType.TOOL_RESULT:
                 _answer(card, calls.get(card.card.tool_call_id))
             case _:
@@ -156,7 +156,7 @@ def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> Entry:
     steps = max((_number(card.step_id) for card in cards_of.cards), default=0)
     return Entry(
         turn,
-        tuple(_cut_said(each, cards_of.most) for each in said),
+        tuple(_cut_utterance(u, cards_of.most) for u in utterances),
         None if whole is None else _cut_delivered(whole, cards_of.most),
         tuple(cards_of.asks),
         steps,
@@ -164,15 +164,15 @@ def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> Entry:
     )
 
 
-def _cut_said(said: Said, most: int) -> Said:
-    for call in said.calls:
+def _cut_utterance(utterance: Utterance, most: int) -> Utterance:
+    for call in utterance.calls:
         call.arguments, call.result, call.error = (
             _cut(call.arguments, most),
             _cut(call.result, most),
             _cut(call.error, most),
         )
-    left = len(said.text) - most
-    return said if left <= 0 else replace(said, text=said.text[:most], left_out=left)
+    left = len(utterance.text) - most
+    return utterance if left <= 0 else replace(utterance, text=utterance.text[:most], left_out=left)
 
 
 def _cut_delivered(delivered: Delivered, most: int) -> Delivered:
@@ -189,34 +189,34 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} …"
 
 
-def _steer(card: ChatCard) -> Said:
+def _steer(card: ChatCard) -> Utterance:
     content = readable_content(card.card)
     text = content.text if isinstance(content, TextContent) else ""
-    return Said("person", text, card.card.metadata.author_id or "", card.steer_status, left_out=_left_out(card))
+    return Utterance("person", text, card.card.metadata.author_id or "", card.steer_status, left_out=_left_out(card))
 
 
-def _thought(card: ChatCard, calls: dict[ToolCallId | None, Call], delivered: Delivered | None) -> list[Said]:
-    said: list[Said] = []
+def _thought(card: ChatCard, calls: dict[ToolCallId | None, Call], delivered: Delivered | None) -> list[Utterance]:
+    utterances: list[Utterance] = []
     content = readable_content(card.card)
     text = content.text if isinstance(content, TextContent) else ""
     made_calls = tuple(_call(call) for call in card.card.tool_calls or ())
     is_answer = delivered is not None and not made_calls and text == delivered.text
     left_out = _left_out(card)
     if left_out or (text.strip() and not is_answer):
-        said.append(Said("model", text, left_out=left_out))
+        utterances.append(Utterance("model", text, left_out=left_out))
     if made_calls:
         calls.update((call.call_id, call) for call in made_calls)
-        said.append(Said("calls", calls=made_calls))
-    return said
+        utterances.append(Utterance("calls", calls=made_calls))
+    return utterances
 
 
 def _call(call: ThoughtCall) -> Call:
     try:
         value = read_json_text(call.arguments)
-        shown = call.arguments if too_deep(value) else shown_json(value)
+        arguments = call.arguments if too_deep(value) else shown_json(value)
     except BadRequest:
-        shown = call.arguments
-    return Call(call.tool_call_id, call.tool_name, shown)
+        arguments = call.arguments
+    return Call(call.tool_call_id, call.tool_name, arguments)
 
 
 def _answer(card: ChatCard, call: Call | None) -> None:

@@ -97,7 +97,7 @@ class Chat:
         return await self._page(visit, await self._found(visit, visit.query.channel_id), visit.query.cursor)
 
     async def say(self, visit: Visit[ChatQuery, SayForm]) -> Response:
-        """Ask the next turn, or tell the running one something."""
+        """Ask the next turn, or steer the running one."""
         line = await self._found(visit, visit.query.channel_id)
         try:
             notice = await self._said(visit, line, visit.form)

@@ -1,7 +1,7 @@
 """One question as a person may decide it: what is offered, and what was typed as arguments of `decide`. Pure.
 
 What is shown is what the digest names; a call of which that is not so is offered to nobody. An edit and an answer are
-checked here to tell what is wrong field by field; the bridge checks them again, and its word counts.
+checked here to show errors field by field; the bridge checks them again, and its word counts.
 """
 
 from collections.abc import Mapping
@@ -109,7 +109,7 @@ class Offer:
         return [] if self.edit is None or not self.sees_added else sorted({*self.edit.fixed, *self.edit.envs})
 
     def was_decided_so(self, typed: Typed) -> bool:
-        """Whether this session has made this decision before; of an edit or an answer nobody can tell here."""
+        """Whether this session has made this decision before; false for edits and answers."""
         same = typed.decision in (Decision.APPROVE, Decision.REJECT) and self.view.decision is typed.decision
         return same and self.view.decided_by == self.reader
 

@@ -1,8 +1,8 @@
 """The form made of a JSON schema: a field for each property, and what was typed as a JSON object again. Pure.
 
 Strings, numbers, booleans, choices and lists of scalars have fields; all else is raw JSON. What was typed is checked
-against the schema, within bounds, and told by field; the bridge checks it again. What an operator has forced is shown,
-and cannot be typed.
+against the schema, within bounds, and errors are shown by field; the bridge checks it again. What an operator has
+forced is shown, and cannot be typed.
 """
 
 from collections.abc import Mapping
@@ -104,7 +104,7 @@ class SchemaForm:
         return value
 
     def _violations(self, arguments: JsonObject) -> dict[str, str]:
-        """Why an object does not match the schema, by field; nothing if it cannot be told here."""
+        """Why an object does not match the schema, by field; nothing if that is not known here."""
         named = _properties(self.schema).keys() | set(_required(self.schema))
         whole = arguments | {name: value for name, value in self.fixed.items() if name in named}
         schema: JsonObject = dict(self.schema)
@@ -116,11 +116,11 @@ class SchemaForm:
             return {}
         faults: dict[str, str] = {}
         for error in errors:
-            for name, sentence in self._told(error, whole):
+            for name, sentence in self._errors(error, whole):
                 faults.setdefault(name, sentence)
         return faults
 
-    def _told(self, error: Violation, whole: JsonObject) -> list[tuple[str, str]]:
+    def _errors(self, error: Violation, whole: JsonObject) -> list[tuple[str, str]]:
         """Where an error belongs, and what it says there."""
         by_label = {s.label: s.name for s in self.slots if s.name not in (_REST, _WHOLE)}
         path = [str(part) for part in error.path]

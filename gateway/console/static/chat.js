@@ -28,7 +28,7 @@
   new ResizeObserver(follow).observe(log);
   follow();
 
-  /* A form that is sent in the background. What is refused is told by the page that a plain form would have led to. */
+  /* A form that is sent in the background. A refusal shows the page that a plain form would have led to. */
   const drawn = () => [...crypto.getRandomValues(new Uint8Array(16))].map((each) => each.toString(16).padStart(2, "0")).join("");
   page.addEventListener("submit", (event) => {
     const form = event.target;

@@ -3,7 +3,7 @@
  * What pages do beyond links and forms: live regions, streamed text, keys, times in the reader's zone. No page needs it.
  *
  * [data-live] with an id     replaced by the server's own rendering when something changed
- * body[data-changes]         what the page asks to be told of: the query of /console/changes
+ * body[data-changes]         what the page subscribes to: the query of /console/changes
  * [data-stream="…/events"]   the text of a turn or conversation as it comes, as text nodes in its .stream
  * [data-key="a"]             pressed, followed or focused by that key; [data-go="n"] by g and that key
  * [data-row]                 j and k go from one to the next: its first link or button gets the focus

@@ -217,7 +217,7 @@ async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, u
 
 def _seen(cards: Sequence[Card], principal: Principal) -> list[Card]:
     """What of these cards the principal sees."""
-    return [shown for card in cards if (shown := seen_card(card, principal.sees_detail)) is not None]
+    return [visible for card in cards if (visible := seen_card(card, principal.sees_detail)) is not None]
 
 
 def _steps(reading: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.kernel import Kernel
-from turnstile.gateway.openai.messages import Said, composed
+from turnstile.gateway.openai.messages import SpokenText, composed
 from turnstile.gateway.openai.responses.request import ItemRef
 from turnstile.gateway.openai.responses.response_reading import ItemCards, cards_of_items, turn_of_item
 from turnstile.schema.access import Principal
@@ -23,7 +23,9 @@ class ItemNotFound(BadField):
     code: str = "item_not_found"
 
 
-async def parts_of(kernel: Kernel, principal: Principal, entries: Sequence[Said | ItemRef], field: str) -> list[Part]:
+async def parts_of(
+    kernel: Kernel, principal: Principal, entries: Sequence[SpokenText | ItemRef], field: str
+) -> list[Part]:
     """What is in the field of a request as parts of a box.
 
     Raises `ItemNotFound` for an item that it names and is not there, and `BadField` if it says nothing.
@@ -32,12 +34,12 @@ async def parts_of(kernel: Kernel, principal: Principal, entries: Sequence[Said 
     parts: list[Part] = []
     for entry in entries:
         item = known.get(entry.item) if isinstance(entry, ItemRef) else None
-        if isinstance(entry, Said):
+        if isinstance(entry, SpokenText):
             parts += composed([entry]).parts
         elif item is not None and (entry.text is None or (item.text or "").strip() == entry.text.strip()):
             parts += [CardPart(card_id=card) for card in item.cards]
         elif entry.text is not None:
-            parts += composed([Said("assistant", entry.text)]).parts
+            parts += composed([SpokenText("assistant", entry.text)]).parts
         elif entry.is_needed:
             raise ItemNotFound(f"{entry.param}: the project has no such item; send the message itself", entry.param)
     if not parts:

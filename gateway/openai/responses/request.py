@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.openai.fields import NOTES, OpenAiRequest, is_empty, notes_of, unsupported
-from turnstile.gateway.openai.messages import Said, Speaker, text_in
+from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
 from turnstile.gateway.openai.responses.objects import Item, ItemList, UserMessage
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest
@@ -21,7 +21,7 @@ _SPEAKERS: Mapping[str, Speaker] = {
 }
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase", "name", "cache_control"})
 _SHOWN_ONLY = frozenset({"reasoning", "mcp_list_tools"})
-"""Items that tell a client something, and say nothing to an agent."""
+"""Items for clients, which mean nothing to an agent."""
 
 
 class ItemRef(NamedTuple):
@@ -101,13 +101,15 @@ class ResponseCreate(OpenAiRequest):
         except BadRequest as error:
             raise BadField(str(error), "conversation") from None
 
-    def said(self) -> list[Said | ItemRef]:
+    def entries(self) -> list[SpokenText | ItemRef]:
         """What is in it, in its order; raises `BadField` and `Unsupported`, which name the item."""
-        texts: list[Said | ItemRef] = [] if self.instructions is None else [Said("instructions", self.instructions)]
+        texts: list[SpokenText | ItemRef] = (
+            [] if self.instructions is None else [SpokenText("instructions", self.instructions)]
+        )
         if isinstance(self.input, str):
-            texts.append(Said("user", self.input))
+            texts.append(SpokenText("user", self.input))
         elif isinstance(self.input, list):
-            texts += said_in(self.input, "input")
+            texts += texts_in(self.input, "input")
         elif self.input is not None:
             raise BadField("input: must be a string or a list of messages", "input")
         if not any(isinstance(text, ItemRef) or (text.text and text.speaker != "instructions") for text in texts):
@@ -169,13 +171,13 @@ class ResponseRetrieve(Strict):
     include_obfuscation: Literal["false"] = "false"
 
 
-def said_in(items: Sequence[JsonValue], param: str) -> list[Said | ItemRef]:
+def texts_in(items: Sequence[JsonValue], param: str) -> list[SpokenText | ItemRef]:
     """What input items say; raises `BadField` and `Unsupported`, which name the item."""
-    entries = [_said_in(item, f"{param}.{place}") for place, item in enumerate(items)]
+    entries = [_text_or_ref(item, f"{param}.{place}") for place, item in enumerate(items)]
     return [entry for entry in entries if entry is not None]
 
 
-def _said_in(item: JsonValue, param: str) -> Said | ItemRef | None:
+def _text_or_ref(item: JsonValue, param: str) -> SpokenText | ItemRef | None:
     if not isinstance(item, dict):
         raise BadField(f"{param}: must be a message", param)
     named = item.get("id")
@@ -195,7 +197,7 @@ def _said_in(item: JsonValue, param: str) -> Said | ItemRef | None:
             raise unsupported(f"{param}.type", kind, hint=hint)
 
 
-def _message_in(item: JsonObject, param: str) -> Said | ItemRef:
+def _message_in(item: JsonObject, param: str) -> SpokenText | ItemRef:
     for name, value in item.items():
         if name not in _MESSAGE_FIELDS and not is_empty(value):
             raise unsupported(f"{param}.{name}", value)
@@ -207,4 +209,4 @@ def _message_in(item: JsonObject, param: str) -> Said | ItemRef:
     text = text_in(item.get("content"), f"{param}.content", kinds)
     if speaker == "assistant" and isinstance(named, str):
         return ItemRef(named, f"{param}.id", text, is_needed=False)
-    return Said(speaker, text)
+    return SpokenText(speaker, text)

@@ -23,7 +23,7 @@ from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.conversations import Conversations
 from turnstile.gateway.openai.error_objects import error_response
-from turnstile.gateway.openai.messages import Said, composed
+from turnstile.gateway.openai.messages import SpokenText, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
@@ -125,8 +125,8 @@ class Responses:
         """The turn of a new response, or of the same request before."""
         kernel, principal = self.kernel, call.principal
         request: ResponseCreate = call.body
-        entries, conversation = request.said(), request.conversation_id()
-        instructions = composed([entry for entry in entries if isinstance(entry, Said)]).instructions
+        entries, conversation = request.entries(), request.conversation_id()
+        instructions = composed([entry for entry in entries if isinstance(entry, SpokenText)]).instructions
         notes, target = request.notes(), await find_target(kernel.pool, principal.project_id, request.model)
         previous = await self._previous(principal, request.previous_response_id)
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id

@@ -45,7 +45,7 @@ class _Open(NamedTuple):
 
 
 class ResponseStream:
-    """What one client is told."""
+    """The events for one client."""
 
     def __init__(self, turn: AgentTurnId, render: Callable[[Status], Response], mark: Mark | None) -> None:
         self._turn = turn
@@ -56,7 +56,7 @@ class ResponseStream:
         self._log = ItemLog()
         self._open: _Open | None = None
         self._whole = True
-        """Whether all the text of the open item was told."""
+        """Whether all the text of the open item was sent."""
         if mark is not None and mark.is_open and mark.position.in_chunks:
             self._open = self._opened(mark.position)
             self._whole = mark.sub is Sub.DELTA
@@ -68,7 +68,7 @@ class ResponseStream:
 
     @property
     def cursor(self) -> Position:
-        """The place behind which the turn's events are needed: the last one again, if it was not told whole."""
+        """The place behind which the turn's events are needed: the last one again, if it was not sent whole."""
         position, sub = self._seen
         if position.step == 0:
             return BEGIN
@@ -91,16 +91,16 @@ class ResponseStream:
                     self._log.take(event.position, event.data)
 
     def status(self, status: str) -> Iterator[StreamEvent]:
-        """The events that tell where the turn stands before it does anything."""
+        """The events with the turn's state before it does anything."""
         if self._seen[0] != BEGIN:
             return
         queued = status == "queued"
         response = self._shown("queued" if queued else "in_progress")
-        yield from self._told("response.created", Mark(BEGIN, CREATED), response=response)
+        yield from self._event("response.created", Mark(BEGIN, CREATED), response=response)
         if queued:
-            yield from self._told("response.queued", Mark(BEGIN, QUEUED), response=response)
+            yield from self._event("response.queued", Mark(BEGIN, QUEUED), response=response)
         else:
-            yield from self._told("response.in_progress", Mark(BEGIN, IN_PROGRESS), response=response)
+            yield from self._event("response.in_progress", Mark(BEGIN, IN_PROGRESS), response=response)
 
     def take(self, event: Event) -> Iterator[StreamEvent]:
         """The events for one of the turn's; nothing for its outcome."""
@@ -128,7 +128,7 @@ class ResponseStream:
         yield from self._entries([entry for entry in last if not entry.is_new])  # at places before the end
         yield from self._void(END)
         yield from self._entries([entry for entry in last if entry.is_new])
-        yield from self._told(_ENDS[response.status], Mark(END, Sub.RESPONSE), response=response)
+        yield from self._event(_ENDS[response.status], Mark(END, Sub.RESPONSE), response=response)
 
     def _piece(self, position: Position, text: str) -> Iterator[StreamEvent]:
         if Mark(position, Sub.DELTA).number is None:
@@ -153,7 +153,7 @@ class ResponseStream:
                     if status != "incomplete":
                         end = Mark(position, Sub.PART_DONE, self._voids)
                         named = {"output_index": index + self._voids, "item_id": item_id}
-                        yield from self._told(f"response.mcp_call.{status}", end, **named)
+                        yield from self._event(f"response.mcp_call.{status}", end, **named)
                     yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
 
     def _called(self, position: Position, item: McpCall, index: int) -> Iterator[StreamEvent]:
@@ -161,9 +161,9 @@ class ResponseStream:
         begun = item.model_copy(update={"arguments": ""})
         yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, begun)
         going, delta, text_mark = (Mark(position, sub, self._voids) for sub in (Sub.PART_ADDED, Sub.DELTA, Sub.TOLD))
-        yield from self._told("response.mcp_call.in_progress", going, **named)
-        yield from self._told("response.mcp_call_arguments.delta", delta, delta=text, **named)
-        yield from self._told("response.mcp_call_arguments.done", text_mark, arguments=text, **named)
+        yield from self._event("response.mcp_call.in_progress", going, **named)
+        yield from self._event("response.mcp_call_arguments.delta", delta, delta=text, **named)
+        yield from self._event("response.mcp_call_arguments.done", text_mark, arguments=text, **named)
 
     def _message(self, position: Position, item: Message, index: int) -> Iterator[StreamEvent]:
         if self._open is not None and not self._whole:
@@ -176,8 +176,8 @@ class ResponseStream:
         self._open, self._whole = None, True
         named = {"output_index": index + self._voids, "item_id": item.id, "content_index": 0}
         text_mark, part, end = (Mark(position, sub, self._voids, True) for sub in (Sub.TOLD, Sub.PART_DONE, Sub.DONE))
-        yield from self._told("response.output_text.done", text_mark, text=item.text, logprobs=[], **named)
-        yield from self._told("response.content_part.done", part, part=item.content[0], **named)
+        yield from self._event("response.output_text.done", text_mark, text=item.text, logprobs=[], **named)
+        yield from self._event("response.content_part.done", part, part=item.content[0], **named)
         yield from self._item("done", replace(end, is_open=False), index, item)
 
     def _begun(self, position: Position, item_id: str, index: int) -> Iterator[StreamEvent]:
@@ -185,12 +185,12 @@ class ResponseStream:
         yield from self._item("added", Mark(position, Sub.ADDED, self._voids, True), index, begun)
         named = {"output_index": index + self._voids, "item_id": item_id, "content_index": 0}
         mark = Mark(position, Sub.PART_ADDED, self._voids, True)
-        yield from self._told("response.content_part.added", mark, part=OutputText(), **named)
+        yield from self._event("response.content_part.added", mark, part=OutputText(), **named)
 
     def _delta(self, position: Position, item_id: str, index: int, text: str) -> Iterator[StreamEvent]:
         named = {"output_index": index + self._voids, "item_id": item_id, "content_index": 0}
         mark = Mark(position, Sub.DELTA, self._voids, True)
-        yield from self._told("response.output_text.delta", mark, delta=text, logprobs=[], **named)
+        yield from self._event("response.output_text.delta", mark, delta=text, logprobs=[], **named)
 
     def _void(self, position: Position, index: int | None = None) -> Iterator[StreamEvent]:
         """Close the open item, if there is one: its text is not what the agent said."""
@@ -202,9 +202,9 @@ class ResponseStream:
         self._open, self._whole, self._voids = None, True, self._voids + 1
 
     def _item(self, what: str, mark: Mark, index: int, item: Item) -> Iterator[StreamEvent]:
-        return self._told(f"response.output_item.{what}", mark, output_index=index + self._voids, item=item)
+        return self._event(f"response.output_item.{what}", mark, output_index=index + self._voids, item=item)
 
-    def _told(self, kind: str, mark: Mark, **fields: Any) -> Iterator[StreamEvent]:
+    def _event(self, kind: str, mark: Mark, **fields: Any) -> Iterator[StreamEvent]:
         number, place = mark.number, (mark.position, int(mark.sub))
         if number is not None and place > self._seen:
             self._seen = place

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnstile.gateway.events.frames import ResetEvent, StepDone
 from turnstile.gateway.events.positions import BEGIN, Part, Position, reset_position
 from turnstile.gateway.events.step_log import Event, StepLog
-from turnstile.gateway.openai.chat import StreamVoided, ToldText
+from turnstile.gateway.openai.chat import SentText, StreamVoided
 from turnstile.schema.api import CardAnswer
 from turnstile.schema.ids import AgentTurnId, CardId, StepId
 from turnstile.schema.states import ChunkType
@@ -54,7 +54,7 @@ def test_what_was_told_is_what_was_said_or_the_stream_is_void(
     steps: list[tuple[list[list[str]], bool, bool]], data: st.DataObject
 ) -> None:
     """Steps with several attempts, of which the last one counts; its last chunks may be lost."""
-    told, text, cursor = ToldText(), "", BEGIN
+    told, text, cursor = SentText(), "", BEGIN
     try:
         for number, (attempts, whole, reads_all) in enumerate(steps, 1):
             log = StepLog(number)
@@ -79,7 +79,7 @@ def test_what_was_told_is_what_was_said_or_the_stream_is_void(
 
 
 def test_the_deliverable_follows_unless_it_was_told() -> None:
-    told, log = ToldText(), StepLog(1)
+    told, log = SentText(), StepLog(1)
     for chunk in chunks(1, 1, ["so ", "far"], end=True):
         log.take(chunk)
     assert told.take(log.after(BEGIN, reset)) == "so far"
@@ -87,17 +87,17 @@ def test_the_deliverable_follows_unless_it_was_told() -> None:
     assert told.deliver("so far so good") == " so good"
     assert told.deliver("{}") == "\n\n{}"
     assert told.deliver("") == ""
-    assert ToldText().deliver("all of it") == "all of it"
+    assert SentText().deliver("all of it") == "all of it"
 
 
 def test_what_was_not_streamed_is_told_by_its_card() -> None:
-    told, log = ToldText(), StepLog(1)
+    told, log = SentText(), StepLog(1)
     commit(log, "from the card")
     assert told.take(log.after(BEGIN, reset)) == "from the card"
 
 
 def test_an_attempt_that_says_less_than_was_told_voids_the_stream() -> None:
-    told, log = ToldText(), StepLog(1)
+    told, log = SentText(), StepLog(1)
     cursor, texts = BEGIN, [["a", "a"], ["a"]]
     for attempt, parts in enumerate(texts, 1):
         for chunk in chunks(1, attempt, parts, end=attempt == 2):
@@ -112,7 +112,7 @@ def test_an_attempt_that_says_less_than_was_told_voids_the_stream() -> None:
 
 def test_a_reset_is_void_only_if_the_card_says_something_else() -> None:
     for text, voided in (("so far so good", False), ("so", True), ("quite another", True), ("", True)):
-        told, log = ToldText(), StepLog(1)
+        told, log = SentText(), StepLog(1)
         for chunk in chunks(1, 1, ["so ", "far"], end=False):
             log.take(chunk)
         events = log.after(BEGIN, reset)

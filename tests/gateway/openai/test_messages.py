@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from turnstile.gateway.http.problems import BadField, Unsupported
-from turnstile.gateway.openai.chat_request import ChatCreate, said_in
+from turnstile.gateway.openai.chat_request import ChatCreate, texts_in
 from turnstile.gateway.openai.fields import PASSED, is_empty, notes_of
-from turnstile.gateway.openai.messages import Said, composed
+from turnstile.gateway.openai.messages import SpokenText, composed
 from turnstile.schema.errors import Refused, TurnstileError
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
@@ -25,17 +25,17 @@ NAMES = st.sampled_from([*ChatCreate.model_fields, *ChatCreate.harmless, "role",
 def test_texts_become_parts_and_instructions() -> None:
     made = composed(
         [
-            Said("instructions", "a"),
-            Said("user", "b"),
-            Said("assistant", "c"),
-            Said("instructions", "d"),
-            Said("user", ""),
+            SpokenText("instructions", "a"),
+            SpokenText("user", "b"),
+            SpokenText("assistant", "c"),
+            SpokenText("instructions", "d"),
+            SpokenText("user", ""),
         ]
     )
     assert made.instructions == "a\n\nd"
     assert [(part.text, part.type) for part in made.parts] == [("b", "task.instruction"), ("c", "task.deliverable")]
     with pytest.raises(Refused) as raised:
-        composed([Said("user", "\u20ac" * 175_000)])
+        composed([SpokenText("user", "\u20ac" * 175_000)])
     assert raised.value.code == "text_too_large"
 
 
@@ -44,9 +44,9 @@ def test_whatever_is_sent_is_taken_or_refused(fields: dict[str, Any], messages: 
     """Nothing else is raised, and what is refused is a field that was given or is missing."""
     given_fields = {"model": "m", "messages": [USER, *messages], **fields}
     refused: TurnstileError | ValidationError | None = None
-    said: list[Said] = []
+    said: list[SpokenText] = []
     try:
-        said = said_in(ChatCreate.model_validate(given_fields).messages)
+        said = texts_in(ChatCreate.model_validate(given_fields).messages)
     except (TurnstileError, ValidationError) as error:
         refused = error
     if refused is not None:

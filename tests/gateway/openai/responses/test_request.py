@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from turnstile.gateway.http.problems import BadField, Unsupported
-from turnstile.gateway.openai.messages import Said
+from turnstile.gateway.openai.messages import SpokenText
 from turnstile.gateway.openai.responses.request import ItemRef, MutuallyExclusive, ResponseCreate
 from turnstile.gateway.openai.responses.response_reading import turn_in
 from turnstile.schema.errors import Refused
@@ -31,12 +31,12 @@ def test_texts_are_read_in_their_order() -> None:
         },
         {"role": "user", "content": "and?"},
     ]
-    assert request(input=items, instructions="be brief").said() == [
-        Said("instructions", "be brief"),
-        Said("instructions", "be kind"),
-        Said("user", "hi"),
+    assert request(input=items, instructions="be brief").entries() == [
+        SpokenText("instructions", "be brief"),
+        SpokenText("instructions", "be kind"),
+        SpokenText("user", "hi"),
         ItemRef("msg_1", "input.2.id", "hello", is_needed=False),
-        Said("user", "and?"),
+        SpokenText("user", "and?"),
     ]
 
 
@@ -55,7 +55,7 @@ BAD_INPUTS: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("param", "value"), BAD_INPUTS)
 def test_a_bad_input_is_named(param: str, value: object) -> None:
     with pytest.raises(BadField) as refused:
-        request(input=value).said()
+        request(input=value).entries()
     assert refused.value.param == param
 
 
@@ -71,7 +71,7 @@ def test_a_bad_input_is_named(param: str, value: object) -> None:
 )
 def test_other_items_are_unsupported_by_name(param: str, item: object) -> None:
     with pytest.raises(Unsupported) as refused:
-        request(input=[item]).said()
+        request(input=[item]).entries()
     assert refused.value.param == param
 
 
@@ -82,7 +82,7 @@ def test_items_that_were_answered_are_read_by_their_ids() -> None:
         {"type": "mcp_call", "id": "mcp_1", "name": "n", "server_label": "s", "arguments": "{}", "output": "o"},
         {"type": "reasoning", "id": "rs_1", "summary": []},
     ]
-    assert request(input=items).said() == [
+    assert request(input=items).entries() == [
         ItemRef("msg_1", "input.0.id"),
         ItemRef("msg_2", "input.1.id"),
         ItemRef("mcp_1", "input.2.id", is_needed=False),
@@ -103,13 +103,13 @@ def test_what_only_changes_costs_passes() -> None:
         },
     ]
     for fields in hints:
-        assert request(**fields).said() == [Said("user", "hello")]
+        assert request(**fields).entries() == [SpokenText("user", "hello")]
 
 
 def test_a_refusal_says_what_was_sent_and_what_to_do() -> None:
     image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
     with pytest.raises(Unsupported, match="an image was sent, but agents accept only input_text"):
-        request(input=[image]).said()
+        request(input=[image]).entries()
     with pytest.raises(Unsupported, match=r'tool_choice.*\("required" was sent\); send "auto" or "none"'):
         request(tool_choice="required")
     with pytest.raises(Unsupported, match=r"tools.*a list of 1 was sent.*turnstile tool put"):

@@ -31,14 +31,14 @@ _LONGEST_ID: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class A2aRequest:
     """One request."""
 
     kernel: Kernel
     call: Call[Any, Any]
     target: Target
     request_id: RequestId
-    given: JsonObject
+    params: JsonObject
     """Its parameters as they were sent."""
     names: Names
     """By which names of receivers are resolved."""
