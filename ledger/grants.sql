@@ -69,7 +69,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.budget_raises', 'SELECT, INSERT', null),
     ('state.project_budgets',  -- an enqueue looks there
      'SELECT, INSERT, UPDATE (max_tokens, max_cost, max_turns, updated_at, updated_by)', 'SELECT'),
-    ('state.model_prices', null,
+    ('state.model_prices', 'SELECT',  -- of a profile whose cost is limited
      'SELECT, INSERT, UPDATE (input_per_million, output_per_million, cached_input_per_million, max_output_tokens,
           source, updated_at)'),
     ('state.turn_nodes',  -- UPDATE: to lock a row; functions of the owner write

@@ -172,8 +172,8 @@ async def put_agent(
 ) -> tuple[Literal["added", "changed", "same"], str]:
     """Add the agent, or change what is given; returns what was done, and its worker target.
 
-    Raises `BadRequest`, or `Refused`: unknown_profile; agent_busy for another worker target while it has turns;
-    agent_inactive; `Limited` (agents_full).
+    Raises `BadRequest`, or `Refused`: unknown_profile; agent_exists for one that must be new; agent_busy for another
+    worker target while it has turns; agent_inactive; `Limited` (agents_full).
     """
     target = request.worker_target
     arguments = {
@@ -187,6 +187,7 @@ async def put_agent(
         "edge_id": uuid7(),
         "made_by": maker.name,
         "most": maker.limits.max_agents,
+        "only_new": request.only_new,
         **origin.columns(),
     }
 
@@ -204,6 +205,8 @@ async def put_agent(
             raise Refused("unknown_profile", f"project {project} has no profile {request.profile_name!r}: put it first")
         case limit if limit in MADE_LIMITS:
             raise made_limited(limit, maker)
+        case "agent_exists":
+            raise Refused("agent_exists", f"project {project} has an agent {request.agent_id} already")
         case "agent_busy":
             raise Refused("agent_busy", "an agent with turns keeps its worker target until they are over")
         case _:

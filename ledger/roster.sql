@@ -117,6 +117,7 @@ wanted AS MATERIALIZED (  -- always one row
 plan AS MATERIALIZED (
     SELECT w.*, CASE
                WHEN w.profile_box_id IS NULL THEN 'unknown_profile'
+               WHEN k.agent_id IS NOT NULL AND :only_new THEN 'agent_exists'
                WHEN k.status = 'inactive' THEN 'agent_inactive'
                WHEN k.agent_id IS NULL AND state.is_full('agents', :project_id, :made_by::text, :most::int)
                THEN 'agents_full'

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from pydantic import Field, Json, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant, too_deep
 from turnstile.schema.cards import (
@@ -23,33 +23,10 @@ from turnstile.schema.cards import (
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.json_reading import read_json_text
+from turnstile.schema.ledger_reads import SentCall, StepView
 from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED, Compaction
-
-
-class SentCall(Tolerant):
-    """A call that a turn has sent, and its status."""
-
-    tool_call_id: ToolCallId
-    tool_name: str
-    step_id: StepId
-    wait_status: str
-    created_at: datetime
-    received_at: datetime | None
-    applied_at: datetime | None
-
-
-class StepView(Tolerant):
-    """A committed step."""
-
-    step_id: StepId
-    status: str
-    started_at: datetime
-    ended_at: datetime | None
-    tool_call_ids: Json[list[ToolCallId]] | None
-    error: str | None
-    metadata: Json[JsonObject]
 
 
 class CallEntry(Tolerant):

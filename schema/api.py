@@ -265,13 +265,21 @@ class UsageLine(Tolerant):
     """Sums over attempts, failed ones included; `name` is None in the line for all. Days are in UTC."""
 
     name: str | None
+    """The agent, model or day; null in the line for all."""
     turns: int
+    """Turns with such an attempt."""
     steps: int
+    """Steps with such an attempt."""
     attempts: int
+    """Attempts at a model."""
     failed_attempts: int
+    """Those that failed."""
     prompt_tokens: int
+    """Tokens that models read."""
     completion_tokens: int
+    """Tokens that models wrote."""
     total_tokens: int
+    """Both."""
     response_cost: float | None
     """In US dollars, of the attempts with a known price; None if there are none."""
     estimated_attempts: int

@@ -25,6 +25,7 @@ from turnstile.schema.budgets.budget_requests import (
 )
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
+from turnstile.schema.ledger_reads import ReadReply, ReadRequest
 from turnstile.schema.people.interrupt_requests import (
     InterruptListReply,
     InterruptListRequest,
@@ -518,6 +519,14 @@ LISTENER_LIST = Verb(
     section="9",
     request=ListenerListRequest,
     reply=ListenerListReply,
+    callers=_OPERATOR,
+)
+LEDGER_READ = Verb(
+    name="ledger.read",
+    summary="Read rows of a project, of all its channels.",
+    section="6",
+    request=ReadRequest,
+    reply=ReadReply,
     callers=_OPERATOR,
 )
 

@@ -35,7 +35,7 @@ from turnstile.schema.wire import headers as names
 from turnstile.schema.wire.events import ReplyEvent, TaskEvent
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.ui_actions import ActionAck
-from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, PublishRefused
 from turnstile.transport.json_messages import decode_object, encode
 
 Answer = TypeVar("Answer", bound=Reply)
@@ -228,6 +228,7 @@ class BridgeClient:
     ) -> JsonObject:
         """Request a verb and return the reply, whatever its status; raises `ServerUnavailable` if there is none.
 
+        Raises `Refused` (forbidden) if NATS does not let this user ask the verb.
         A `caller` takes the place of `self.caller` at the subject's end.
         """
         declared = verbs.verb_named(verb)
@@ -240,6 +241,10 @@ class BridgeClient:
             answer = await self._conn.request(subject, data, timeout=timeout, headers=self._headers(verb, headers))
         except nats.errors.NoRespondersError:
             raise ServerUnavailable("no bridge is running; start one with `turnstile bridge`") from None
+        except PublishRefused as error:
+            raise Refused(
+                "forbidden", f"{error}: log in to NATS as somebody who may (`turnstile docs security`)"
+            ) from None
         except NATS_TROUBLE as error:
             raise ServerUnavailable(f"the bridge did not answer {verb} in {amount(timeout)} s: {error}") from error
         try:

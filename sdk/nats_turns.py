@@ -14,6 +14,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import value_of
 from turnstile.schema.errors import ConfigError, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
+from turnstile.schema.ledger_reads import ReadReply
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.verbs import Verb
@@ -197,7 +198,7 @@ async def describe(bridge: BridgeClient, request: JsonObject) -> DescribeReply:
     return await bridge.call(verbs.DESCRIBE, request)
 
 
-def turn_in(reply: DescribeReply) -> TurnView:
+def turn_in(reply: DescribeReply | ReadReply) -> TurnView:
     """The turn that was asked for."""
     if reply.turn is None:
         raise Refused("internal_error", "the bridge described no turn")

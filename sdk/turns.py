@@ -26,7 +26,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.budget_requests import BudgetListRequest, BudgetRequest
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.errors import BadRequest, ServerUnavailable
-from turnstile.schema.ids import AgentId, AgentTurnId, InterruptId, token, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.states import MultitaskStrategy
@@ -177,6 +177,14 @@ class Client:
         if not isinstance(backend, NatsBackend):
             raise BadRequest("a client over HTTP has no verbs of the bridge: connect to NATS for them")
         return backend.bridge
+
+    def in_channel(self, channel_id: str) -> "Client":
+        """Over NATS: a client of another channel, on the same connection. Raises `BadRequest` as `bridge` does."""
+        from turnstile.sdk.nats_turns import NatsBackend  # noqa: PLC0415 -- as above
+
+        bridge = self.bridge.in_channel(ChannelId(token(channel_id, "channel")))
+        backend = self._opened
+        return Client.over(NatsBackend(backend.conn, bridge)) if isinstance(backend, NatsBackend) else self
 
     def ask(
         self,

@@ -90,6 +90,10 @@ class StreamStorage:
     """The same of the events' stream."""
 
 
+class PublishRefused(nats.errors.Error):
+    """NATS does not let this user publish to the subject of a request."""
+
+
 class NatsConnection:
     """A client, its JetStream context, and the state of the connection. Made by `connect` or `start_connecting`.
 
@@ -113,6 +117,8 @@ class NatsConnection:
         self._opened = False
         self._listeners: set[Callable[[], None]] = set()
         self._tasks: set[asyncio.Task[bool]] = set()
+        self._requests: dict[str, set[asyncio.Timeout]] = {}
+        """By subject in lower case, as the server's refusals name it: what ends the requests that wait there."""
         self._begun = False
         self._log = LimitedLog(logger)
         self._asking = False
@@ -169,9 +175,25 @@ class NatsConnection:
     async def request(
         self, subject: str, payload: bytes, *, timeout: float, headers: dict[str, str] | None = None
     ) -> Msg:
-        """Publish a request and return its first reply; raises one of `NATS_TROUBLE` after `timeout` seconds."""
+        """Publish a request and return its first reply; raises one of `NATS_TROUBLE` after `timeout` seconds.
+
+        That is `PublishRefused`, at once, if this user may not publish to the subject.
+        """
         self._must_have_opened()
-        return await self.nc.request(subject, payload, timeout=timeout, headers=headers or None)
+        waiting = self._requests.setdefault(subject.lower(), set())
+        refused = asyncio.timeout(None)
+        try:
+            async with refused:
+                waiting.add(refused)
+                return await self.nc.request(subject, payload, timeout=timeout, headers=headers or None)
+        except TimeoutError:
+            if not refused.expired():
+                raise
+            raise PublishRefused(f"NATS at {self.shown} does not let this user publish to {subject}") from None
+        finally:
+            waiting.discard(refused)
+            if not waiting:
+                self._requests.pop(subject.lower(), None)
 
     async def store(
         self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 2.0
@@ -334,7 +356,7 @@ class NatsConnection:
         lowered = text.lower()
         if "permissions violation" in lowered:
             self.violations.append(text)
-            if not self._asking:
+            if not self._end_requests(lowered) and not self._asking:
                 self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
         elif "authorization violation" in lowered or "authentication" in lowered:
             if not self._refused.done():
@@ -342,6 +364,15 @@ class NatsConnection:
             self._log.warning("login", "NATS at %s refuses the login: %s", self.shown, text)
         elif self.connected.is_set():
             self._log.warning(type(error).__name__, "NATS at %s: %s", self.shown, text)
+
+    def _end_requests(self, violation: str) -> bool:
+        """End the requests whose subject the server has refused; whether there are any."""
+        _, _, rest = violation.partition('publish to "')
+        requests = self._requests.get(rest.partition('"')[0], set())
+        for waiting in requests:
+            if not waiting.expired():
+                waiting.reschedule(0.0)
+        return bool(requests)
 
     async def _on_disconnected(self) -> None:
         if self.connected.is_set():

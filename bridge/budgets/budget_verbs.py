@@ -19,7 +19,7 @@ from turnstile.schema.budgets.budget_requests import (
     ProjectLimitRequest,
 )
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import uuid7
+from turnstile.schema.ids import ChannelId, ProjectId, uuid7
 from turnstile.schema.states import ReplyStatus
 
 
@@ -32,22 +32,7 @@ class BudgetVerbs:
     async def budget_list(self, request: VerbRequest) -> BudgetListReply:
         """A page of budgets."""
         body = request.parse(BudgetListRequest)
-        project = request.project_id
-        rows = await self._pool.run(
-            lambda conn: list_budgets(
-                conn,
-                project,
-                channel=request.channel_id,
-                kind=body.kind,
-                status=body.status,
-                after=body.after,
-                row_limit=body.limit + 1,
-            )
-        )
-        limits = await self._pool.run(lambda conn: list_project_limits(conn, project))
-        page = tuple(rows[: body.limit])
-        more = page[-1].budget_id if len(rows) > len(page) else None
-        return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=page, limits=tuple(limits), next=more)
+        return await budget_page(self._pool, request.project_id, request.channel_id, body)
 
     async def budget_get(self, request: VerbRequest) -> BudgetReply:
         """A budget; raises `Refused` (unknown_budget)."""
@@ -84,6 +69,27 @@ class BudgetVerbs:
         budget = await self._pool.run(lambda conn: limit_project(conn, project, body.period, limits, caller.name))
         view = await self._pool.run(lambda conn: get_budget(conn, project, budget))
         return BudgetReply(status=ReplyStatus.ACCEPTED, budget=view)
+
+
+async def budget_page(
+    pool: Pool, project: ProjectId, channel: ChannelId | None, body: BudgetListRequest
+) -> BudgetListReply:
+    """A page of the budgets of the channel's turns, or of all, and of the project's own."""
+    rows = await pool.run(
+        lambda conn: list_budgets(
+            conn,
+            project,
+            channel=channel,
+            kind=body.kind,
+            status=body.status,
+            after=body.after,
+            row_limit=body.limit + 1,
+        )
+    )
+    limits = await pool.run(lambda conn: list_project_limits(conn, project))
+    page = tuple(rows[: body.limit])
+    more = page[-1].budget_id if len(rows) > len(page) else None
+    return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=page, limits=tuple(limits), next=more)
 
 
 def _operator(request: VerbRequest) -> Caller:

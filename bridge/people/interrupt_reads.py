@@ -4,6 +4,7 @@ from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import Refused
+from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.people.interrupt_requests import (
     InterruptListReply,
     InterruptListRequest,
@@ -21,22 +22,9 @@ class InterruptReads:
 
     async def interrupt_list(self, request: VerbRequest) -> InterruptListReply:
         """A page of questions."""
-        body = request.parse(InterruptListRequest)
-        rows = await self._pool.run(
-            lambda conn: list_interrupts(
-                conn,
-                request.project_id,
-                channel=request.channel_id,
-                agent=body.agent_id,
-                turn=body.agent_turn_id,
-                status=body.status,
-                after=body.after,
-                row_limit=body.limit + 1,
-            )
+        return await interrupt_page(
+            self._pool, request.project_id, request.channel_id, request.parse(InterruptListRequest)
         )
-        page = tuple(rows[: body.limit])
-        more = page[-1].interrupt_id if len(rows) > len(page) else None
-        return InterruptListReply(status=ReplyStatus.ACCEPTED, interrupts=page, next=more)
 
     async def interrupt_get(self, request: VerbRequest) -> InterruptReply:
         """A question with its call; raises `Refused` (unknown_interrupt)."""
@@ -49,3 +37,24 @@ class InterruptReads:
         if interrupt is None:
             raise Refused("unknown_interrupt", "the channel has no such question")
         return InterruptReply(status=ReplyStatus.ACCEPTED, interrupt=interrupt)
+
+
+async def interrupt_page(
+    pool: Pool, project: ProjectId, channel: ChannelId | None, body: InterruptListRequest
+) -> InterruptListReply:
+    """A page of questions of the channel, or of the project."""
+    rows = await pool.run(
+        lambda conn: list_interrupts(
+            conn,
+            project,
+            channel=channel,
+            agent=body.agent_id,
+            turn=body.agent_turn_id,
+            status=body.status,
+            after=body.after,
+            row_limit=body.limit + 1,
+        )
+    )
+    page = tuple(rows[: body.limit])
+    more = page[-1].interrupt_id if len(rows) > len(page) else None
+    return InterruptListReply(status=ReplyStatus.ACCEPTED, interrupts=page, next=more)

@@ -10,7 +10,13 @@ import re
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
 from turnstile.bridge.serving.micro_service import REPLY_INBOX, VerbRequest
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.thread_views import find_thread, list_listeners, list_thread_messages, list_thread_replies
+from turnstile.ledger.pump.thread_views import (
+    find_thread,
+    list_listeners,
+    list_thread_messages,
+    list_thread_payloads,
+    list_thread_replies,
+)
 from turnstile.ledger.pump.threads import Send, ThreadLimits, send_message
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
@@ -24,7 +30,6 @@ from turnstile.schema.wire.inbox import ListenerListRequest, SendReply, SendRequ
 from turnstile.schema.wire.limits import rate_limited
 
 _SENDER = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
-_SHOWN = 1000
 EXTERNAL = "external"
 
 
@@ -61,10 +66,18 @@ class PumpVerbs:
         thread = await self._pool.run(lambda conn: find_thread(conn, request.project_id, body.thread_id))
         if thread is None or thread.channel_id != request.channel_id:
             raise Refused("unknown_thread", "the channel has no such thread")
-        messages = await self._pool.run(lambda conn: list_thread_messages(conn, body.thread_id, row_limit=_SHOWN))
-        replies = await self._pool.run(lambda conn: list_thread_replies(conn, body.thread_id, row_limit=_SHOWN))
+        named, most = body.thread_id, body.limit
+        messages = await self._pool.run(lambda conn: list_thread_messages(conn, named, row_limit=most))
+        replies = await self._pool.run(lambda conn: list_thread_replies(conn, named, row_limit=most))
+        payloads: dict[MessageId, str] = {}
+        if body.payloads:
+            payloads = await self._pool.run(lambda conn: list_thread_payloads(conn, named, row_limit=most))
         return ThreadDescribeReply(
-            status=ReplyStatus.ACCEPTED, thread=thread, messages=tuple(messages), replies=tuple(replies)
+            status=ReplyStatus.ACCEPTED,
+            thread=thread,
+            messages=tuple(messages),
+            payloads=payloads,
+            replies=tuple(replies),
         )
 
     async def listener_list(self, request: VerbRequest) -> ListenerListReply:

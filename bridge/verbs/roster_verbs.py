@@ -4,11 +4,13 @@ They are requests only, each with a subject of two tokens, so that a permission 
 them. Each sets what it names, so that a repeat is harmless.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.serving.micro_service import VerbRequest
+from turnstile.ledger.budgets.prices import has_price
+from turnstile.ledger.operations.monitor import list_live_workers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import (
     Origin,
@@ -22,8 +24,12 @@ from turnstile.ledger.roster import (
     remove_tool,
     set_agent_status,
 )
+from turnstile.rules.profile_warnings import profile_warnings
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import ProjectId
+from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AgentStatus, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.limits import UNLIMITED, Admission
@@ -51,10 +57,21 @@ Row = TypeVar("Row")
 class RosterVerbs:
     """The verbs over one ledger."""
 
-    def __init__(self, pool: Pool, publisher: Publisher, admission: Admission = UNLIMITED) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        publisher: Publisher,
+        admission: Admission = UNLIMITED,
+        *,
+        targets: Collection[str] = (),
+        answer_tokens: int,
+    ) -> None:
+        """`targets` are served though no worker has signed on; `answer_tokens` as in `profile_warnings`."""
         self._admission = admission
         self._pool = pool
         self._publisher = publisher
+        self._targets = targets
+        self._answer_tokens = answer_tokens
 
     async def agent_put(self, request: VerbRequest) -> AgentPutReply:
         """Add an agent, or change what is given."""
@@ -85,8 +102,23 @@ class RosterVerbs:
         box, created, agents = await put_profile(self._pool, request.project_id, profile)
         hit(Fault.PROFILE_STORED)
         return ProfilePutReply(
-            status=ReplyStatus.ACCEPTED, name=profile.name, profile_box_id=box, created=created, agents=agents
+            status=ReplyStatus.ACCEPTED,
+            name=profile.name,
+            profile_box_id=box,
+            created=created,
+            agents=agents,
+            warnings=await self._warnings(request.project_id, profile),
         )
+
+    async def _warnings(self, project: ProjectId, profile: Profile) -> tuple[str, ...]:
+        try:
+            tools = {row.tool_name for row in await list_tools(self._pool, project)}
+        except BadRequest as error:
+            return (str(error),)
+        live = await self._pool.run(list_live_workers)
+        priced = await self._pool.run(lambda conn: has_price(conn, profile.llm_config.model))
+        targets = {*self._targets, *(worker.worker_target for worker in live)}
+        return tuple(profile_warnings(profile, tools, targets, priced=priced, answer_tokens=self._answer_tokens))
 
     async def profile_list(self, request: VerbRequest) -> ProfileListReply:
         """The project's profiles, a page at a time."""

@@ -32,12 +32,13 @@ from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
 from turnstile.ledger.access.past import find_requested_turn, get_turn_request
 from turnstile.ledger.people.interrupt_views import get_interrupt
-from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema import verbs
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, instance_id
+from turnstile.schema.ledger_reads import ConversationLine
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.chunk_order import step_number

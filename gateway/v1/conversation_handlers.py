@@ -8,12 +8,13 @@ from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.pages import Place, page_conversations
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema.access import Principal
 from turnstile.schema.api import ChannelQuery, Conversation, ConversationPage, ConversationsQuery
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, box_id, conversation_named
+from turnstile.schema.ledger_reads import ConversationLine
 
 
 @dataclass(frozen=True, slots=True)

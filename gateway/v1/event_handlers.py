@@ -25,12 +25,12 @@ from turnstile.ledger.access.pages import (
     list_last_turns,
     list_turns_after,
 )
-from turnstile.ledger.turns.views import ConversationLine
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.api import ConversationEventsQuery, EventsQuery
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ledger_reads import ConversationLine
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection

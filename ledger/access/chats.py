@@ -13,10 +13,10 @@ from pydantic import Json
 
 from turnstile.ledger.access.pages import Place, narrowed
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.views import ConversationLine, ConversationName
 from turnstile.schema.base import Tolerant, stored_json
 from turnstile.schema.cards import Card, CardMetadata, ThoughtCall
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ProjectId, StepId
+from turnstile.schema.ledger_reads import ConversationLine, ConversationName
 from turnstile.schema.states import SteerStatus
 from turnstile.schema.wire.conversation_requests import ConversationNotes
 

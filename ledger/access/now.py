@@ -14,7 +14,6 @@ from turnstile.ledger.access.pages import Place, narrowed
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.cards import card_of
-from turnstile.rules.transcript import SentCall
 from turnstile.schema.api import TurnSummary
 from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import Card
@@ -30,6 +29,7 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
+from turnstile.schema.ledger_reads import SentCall
 
 PATIENCE_SECONDS: Final = 30.0
 """After so long without a change a live turn stands still; a running step has twice that, and ten times the usual."""

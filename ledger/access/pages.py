@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import card_of
-from turnstile.ledger.turns.views import ConversationLine
 from turnstile.schema.api import TurnSummary
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ProjectId, StepId
+from turnstile.schema.ledger_reads import ConversationLine
 
 
 class Place(NamedTuple):

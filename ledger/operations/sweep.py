@@ -194,12 +194,6 @@ async def reject(
     await query("reject").many(conn, project_id=project, source=source, error_code=code, error=error, ids=ids_text)
 
 
-async def is_served(conn: Connection, worker_target: str) -> bool:
-    """Whether a worker of this target has signed on lately."""
-    row = await query("is_served").one(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
-    return row["served"]
-
-
 async def touch_worker(
     conn: Connection,
     instance: str,

@@ -182,11 +182,6 @@ ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last
 UPDATE state.workers w SET left_at = now()
 WHERE w.instance = :instance AND (w.worker_target = '_bridge') = :is_bridge::boolean;
 
--- name: is_served :one
--- Whether a worker of this target has signed on lately.
-SELECT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = :worker_target
-               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS served;
-
 -- name: list_overdue :many
 -- Rule 'suspended': turns whose resume deadline has passed, with the gate of each. Null is never past.
 SELECT t.* FROM state.turns_in_hand t

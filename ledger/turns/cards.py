@@ -18,6 +18,9 @@ from turnstile.schema.base import JsonObject, stored_json
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import BoxId, CardId, ChannelId, ProjectId
 
+_PAGE = 200
+"""Rows read of a box for a page, with one that is the next page's first."""
+
 
 def card_columns(cards: Sequence[Card]) -> dict[str, list[Any]]:
     """The parameters `card_ids`, `card_contents` and so on: parallel arrays, JSON as text."""
@@ -139,6 +142,27 @@ async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Ca
     if not rows:
         return None
     return [card_of(row) for row in rows if row["card_id"] is not None]
+
+
+async def page_of_box(
+    conn: Connection, project: ProjectId, box: BoxId, *, after: int, most_bytes: int
+) -> tuple[list[Card], int | None] | None:
+    """The next cards of a box after a position, at most about `most_bytes` of content or one card; as `box_cards`.
+
+    Returns also the position after which the rest follows; None if there is no rest.
+    """
+    rows = await query("page_of_box").many(conn, project_id=project, box_id=box, after_position=after, row_limit=_PAGE)
+    if not rows:
+        return None
+    cards: list[Card] = []
+    size = 0
+    for row in rows[: _PAGE - 1]:
+        size += 0 if row["card_id"] is None else len(row["content"]) + len(row["metadata"])
+        if cards and size > most_bytes:
+            return cards, row["position"] - 1
+        if row["card_id"] is not None:
+            cards.append(card_of(row))
+    return cards, rows[-1]["position"] - 1 if len(rows) == _PAGE else None
 
 
 async def make_box(conn: Connection, project: ProjectId, box: BoxId, cards: Sequence[Card]) -> None:

@@ -20,6 +20,15 @@ LEFT JOIN public.cards c ON c.card_id = p.card_id AND state.is_alive(c.expires_a
 WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id
 ORDER BY p.position;
 
+-- name: page_of_box :many
+-- As box_cards: the next cards of a box after a position.
+SELECT p.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+FROM public.boxes b
+LEFT JOIN public.box_cards p ON p.box_id = b.box_id AND p.position > :after_position::int
+LEFT JOIN public.cards c ON c.card_id = p.card_id AND state.is_alive(c.expires_at, c.deleted_at)
+WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id
+ORDER BY p.position LIMIT :row_limit::int;
+
 -- name: make_box :exec
 -- Makes a box with these cards, for callers that build a context of their own.
 WITH

@@ -1,104 +1,26 @@
 """Reads turns, steps, calls and inbox rows for `describe`, `turn show`, `inbox list` and the like. Decides nothing."""
 
-from datetime import datetime
-from typing import NamedTuple
-
-from pydantic import Json
-
+from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import LiveTurn
-from turnstile.rules.transcript import SentCall, StepView
-from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import (
-    AgentId,
-    AgentTurnId,
-    BoxId,
-    ChannelId,
-    ConversationId,
-    InboxId,
-    ProjectId,
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId
+from turnstile.schema.ledger_reads import (
+    ConversationLine,
+    ConversationName,
+    InboxLine,
+    SaidTurn,
+    SentCall,
+    StepView,
+    TurnLine,
 )
 from turnstile.schema.wire.descriptions import TurnView
 
 
-class TurnLine(Tolerant):
-    """A turn in a list."""
-
-    agent_turn_id: AgentTurnId
-    agent_id: AgentId
-    created_at: datetime
-    correlation_id: str | None
-    turn_epoch: int | None
-    status: str
-    started_at: datetime | None
-    ended_at: datetime | None
-    error_code: str | None
-    truncated: str | None
-    """Why the model's last answer is truncated, if it is."""
-    calls_timed_out: int
-    asked: str | None
-    """The beginning of the instruction; for a UI action the tool."""
-
-
-class ConversationName(NamedTuple):
-    """What names a conversation in its project."""
-
-    agent_id: AgentId
-    conversation_id: ConversationId
-    channel_id: ChannelId
-
-
-class ConversationLine(Tolerant):
-    """A conversation in a list; the one that a profile's memory keeps has an empty id."""
-
-    conversation_id: ConversationId
-    agent_id: AgentId
-    channel_id: ChannelId
-    output_box_id: BoxId
-    turn_count: int
-    last_turn_id: AgentTurnId | None
-    created_at: datetime
-    updated_at: datetime
-
-    @property
-    def name(self) -> ConversationName:
-        """Which one it is; its box changes."""
-        return ConversationName(self.agent_id, self.conversation_id, self.channel_id)
-
-
-class SaidTurn(Tolerant):
-    """A turn of a conversation: what was asked, and the content of its deliverable."""
-
-    agent_turn_id: AgentTurnId
-    created_at: datetime
-    status: str
-    ended_at: datetime | None
-    error_code: str | None
-    asked: str | None
-    deliverable: Json[JsonObject] | None
-
-
-class InboxLine(Tolerant):
-    """An inbox row; `next_retry_at` is null while the row is queued."""
-
-    inbox_id: InboxId
-    agent_id: AgentId
-    message_type: str
-    status: str
-    correlation_id: str | None
-    agent_turn_id: AgentTurnId | None
-    turn_epoch: int | None
-    retry_count: int
-    next_retry_at: datetime | None
-    defer_reason: str | None
-    last_error: str | None
-    created_at: datetime
-    archived_at: datetime | None
-
-
 async def describe_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnView | None:
     """The turn, if the project has it."""
-    return await query("describe_turn").opt_as(conn, TurnView, project_id=project, agent_turn_id=turn)
+    return await query("describe_turn").opt_as(
+        conn, TurnView, project_id=project, agent_turn_id=turn, silent_seconds=WORKER_SILENT_SECONDS
+    )
 
 
 async def list_turns(conn: Connection, project: ProjectId, agent: AgentId | None, *, row_limit: int) -> list[TurnLine]:

@@ -15,6 +15,11 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
                        THEN 'output_box_busy' END
            FROM state.agent_state_head q WHERE q.agent_id = i.agent_id
              AND q.project_id = i.project_id) END AS queued_because,
+       CASE WHEN o.agent_turn_id IS NULL AND (i.status = 'queued' OR h.status = 'dispatched') THEN (
+           SELECT a.worker_target FROM resource.project_agents a
+           WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id AND NOT EXISTS (
+               SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
+                 AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))) END AS unserved_target,
        h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
        o.ended_at, o.announced_at, o.deliverable_card_id, o.tool_result_card_id, o.error_code, o.error, o.stats,
        (SELECT count(*) FROM state.agent_steps s

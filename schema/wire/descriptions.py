@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from turnstile.schema.base import JsonObject, Reply, Tolerant, read_column
 from turnstile.schema.budgets.plans import StoredTurnBudget
@@ -60,6 +60,8 @@ class TurnView(Tolerant):
     """The outcome's status once there is one, else the head's."""
     queued_because: str | None = None
     """Why it is still queued: `agent_paused`, `agent_busy` or `output_box_busy`; null if it is not, or is next."""
+    unserved_target: str | None = None
+    """The worker target of its agent while no worker serves it, if the turn has not begun."""
     created_at: datetime
     """When it was enqueued."""
     turn_epoch: int | None
@@ -298,7 +300,9 @@ class ThreadDescribeReply(Reply):
     thread: ThreadLine | None = None
     """The thread."""
     messages: tuple[MessageLine, ...] = ()
-    """Its first 1000 messages, in order."""
+    """Its first messages, in order."""
+    payloads: dict[MessageId, str] = Field(default_factory=dict[MessageId, str])
+    """The XML of these messages, if payloads were requested."""
     replies: tuple[ReplyLine, ...] = ()
     """Its answers, oldest first."""
 

@@ -384,3 +384,7 @@ class ThreadDescribeRequest(Strict):
 
     thread_id: IdOf[ThreadId] = Field(min_length=1, max_length=128)
     """The thread."""
+    payloads: bool = False
+    """Whether to include the payloads of its messages."""
+    limit: int = Field(default=1000, ge=1, le=100_000)
+    """At most this many messages and answers."""

@@ -45,6 +45,8 @@ class AgentPutRequest(AgentRequest):
     """Tags for people."""
     metadata: JsonObject | None = None
     """More about it; these keys are set, others stay."""
+    only_new: bool = False
+    """Whether to refuse an agent that is there (`agent_exists`) instead of changing it."""
 
     @field_validator("metadata")
     @classmethod
@@ -126,6 +128,8 @@ class ProfilePutReply(Reply):
     """Whether it is new."""
     agents: int = 0
     """The number of agents that have it from their next turn on."""
+    warnings: tuple[str, ...] = ()
+    """A sentence for each name in it that is not known yet, and for a budget or price that lets no turn run."""
 
 
 class ProfileLine(Tolerant):

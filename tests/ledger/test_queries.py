@@ -105,6 +105,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "begin_message": hop.BegunMessage,
     "begin_step": CARD | {"part", "position", "expires_at"},
     "box_cards": CARD,
+    "page_of_box": CARD | {"position"},
     "claim_inbox": lease.Claim,
     "enter_era": {"epoch_floor", "timeline_id"},
     "find_era": recovery.Era,
@@ -187,7 +188,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "holder_of": {"holder"},
     "inject_timeouts": Ring,
     "is_raised": {"raised"},
-    "is_served": {"served"},
     "list_agents": roster_requests.AgentLine,
     "list_canceled_turns": thread_views.ThreadTurn,
     "ledger_time": {"now"},
@@ -447,6 +447,7 @@ def sql_types(field: str) -> set[str]:
     """The SQL types whose values fit a field. `infinity` is why no raw time of an inbox row is read."""
     words: list[tuple[str, set[str]]] = [
         ("Json", JSON),
+        ("read_column", JSON),
         ("ActionRef", JSON),
         (r"Union\[(TurnBudget|BudgetView)", JSON),
         ("annotation=dict", JSON),

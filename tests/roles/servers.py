@@ -20,9 +20,8 @@ USERS = ("admin", "bridge", "worker", "gateway", "tool", "client", "operator", "
 
 
 def nats_conf() -> str:
-    """`deploy/nats/nats.conf` with the operator and a client of another project."""
+    """`deploy/nats/nats.conf` with a client of another project."""
     text = (DEPLOY / "nats" / "nats.conf").read_text(encoding="utf-8")
-    text = re.sub(r"^    # (?=[ {}\]].*|[{}]$)", "    ", text, flags=re.MULTILINE)
     block = re.search(r"^    \{\n      user: client\n.*?^    \}\n", text, flags=re.MULTILINE | re.DOTALL)
     assert block is not None
     other = block[0].replace("v1r4.demo.", f"v1r4.{OTHER}.").replace("_INBOX_client.", "_INBOX_client_other.")

@@ -30,9 +30,13 @@ from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import list_tools, put_tool
 from turnstile.processes.run import run_bridge, run_worker
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
+from turnstile.schema.ledger_reads import ReadRequest, ThreadsRead, TurnsRead
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire.roster_requests import ListRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import connect
 
@@ -264,7 +268,17 @@ async def test_a_conversation(cast: Cast) -> None:
     await cast.client.client.command("send", {"to": "shouter", "payload": {"text": "again"}}, uuid7())
     shown = await cast.operator.request("thread.describe", {"thread_id": str(answer.thread_id)})
     listed = await cast.operator.request("listener.list", {})
+    read = await cast.operator.call(verbs.LEDGER_READ, ReadRequest(threads=ThreadsRead()))
     assert (shown["status"], listed["status"]) == ("accepted", "accepted")
+    assert answer.thread_id in [line.thread_id for line in read.threads]
+
+
+async def test_a_client_that_asks_an_operators_verb_is_refused_at_once(cast: Cast) -> None:
+    async with asyncio.timeout(5):
+        for verb, request in ((verbs.LEDGER_READ, ReadRequest(turns=TurnsRead())), (verbs.AGENT_LIST, ListRequest())):
+            with pytest.raises(Refused, match="does not let this user publish") as refused:
+                await cast.client.client.call(verb, request)
+            assert refused.value.code == "forbidden"
 
 
 async def test_an_operator_changes_the_roster(cast: Cast) -> None:
@@ -319,7 +333,7 @@ async def test_commands_of_one_who_looks(cast: Cast, places: dict[str, Endpoints
             "enqueue", agent, script({"text": "hello"}), "--wait", *config, cwd=cast.owner.directory, **seen
         )
         assert (ran.code, "hello" in ran.out) == (0, True), ran.err
-        asked = [("audit",), ("turn", "list")]
+        asked = [("audit",), ("top", "--once")]
         done = await asyncio.gather(*(turnstile(*words, *config, cwd=cast.owner.directory, **seen) for words in asked))
         assert [(each.code, each.err) for each in done] == [(0, "")] * len(asked)
         checked = await turnstile("doctor", "--json", *config, cwd=cast.owner.directory, **seen)

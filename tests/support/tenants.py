@@ -12,10 +12,10 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.ledger.turns.views import describe_turn, list_steps
-from turnstile.rules.transcript import StepView
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7
+from turnstile.schema.ledger_reads import StepView
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import subjects

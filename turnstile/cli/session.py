@@ -7,10 +7,9 @@ prints which.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnstile.cli.errors import NoBridge, NotMigrated
 from turnstile.cli.options import Options
@@ -18,17 +17,23 @@ from turnstile.cli.output import Output
 from turnstile.embedded import Endpoints
 from turnstile.processes import addresses
 from turnstile.schema.amounts import amount
-from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
+from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
 from turnstile.settings import Settings
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from turnstile.ledger.pool import Pool
+    from turnstile.schema.base import JsonObject, Reply
+    from turnstile.schema.ledger_reads import ReadReply, ReadRequest
+    from turnstile.schema.verbs import Verb
     from turnstile.sdk.client import BridgeClient
     from turnstile.sdk.turns import Client
     from turnstile.transport.connection import NatsConnection
 
 T = TypeVar("T")
+Answer = TypeVar("Answer", bound="Reply")
 SENDER = "turnstile.cli"
 """What the ledger records as the sender of what a command asks for."""
 
@@ -108,24 +113,6 @@ class Session:
             await pool.close()
 
     @asynccontextmanager
-    async def ledger_if_installed(self) -> AsyncGenerator["Pool | None"]:
-        """As `ledger`, or None if its driver is not installed; then the caller asks the bridge."""
-        if find_spec("asyncpg") is None:
-            yield None
-            return
-        async with self.ledger() as pool:
-            yield pool
-
-    @asynccontextmanager
-    async def ledger_beside_client(self) -> AsyncGenerator["Pool | None"]:
-        """As `ledger_if_installed`, and None where a gateway is asked; then `client` alone is asked."""
-        if self.gateway is not None:
-            yield None
-            return
-        async with self.ledger_if_installed() as pool:
-            yield pool
-
-    @asynccontextmanager
     async def nats(self) -> AsyncGenerator["NatsConnection"]:
         """A connection to NATS; raises `ServerUnavailable`, or `ConfigError` if it refuses the login."""
         from turnstile.transport.connection import connect  # noqa: PLC0415 -- a third of the start time of commands that only read
@@ -148,6 +135,50 @@ class Session:
         """A client of the project's channel, over `nats`."""
         async with self.nats() as conn:
             yield self.bridge_on(conn)
+
+    async def read(self, request: "ReadRequest") -> "ReadReply":
+        """Rows of the project's ledger, from a bridge; raises `Refused`, `NoBridge` or `ServerUnavailable`."""
+        async with self.bridge() as client:
+            return await self.read_on(client, request)
+
+    async def read_on(self, client: "BridgeClient", request: "ReadRequest") -> "ReadReply":
+        """As `read`, on a client that is open."""
+        from turnstile.schema import verbs  # noqa: PLC0415 -- as in `nats`
+
+        return await self.patiently(lambda: client.call(verbs.LEDGER_READ, request))
+
+    async def read_if_operator(self, client: "Client", request: "ReadRequest") -> "ReadReply | None":
+        """As `read`; None through a gateway, and if NATS does not let this user read all channels of the project."""
+        if self.gateway is not None:
+            return None
+        try:
+            return await self.read_on(client.bridge, request)
+        except Refused as error:
+            if error.code != "forbidden":
+                raise
+            return None
+
+    async def change(self, verb: "Verb[Any, Answer]", request: "BaseModel | JsonObject") -> "Answer":
+        """Ask a bridge once, when one answers; raises as `read` does."""
+        async with self.bridge() as client:
+            await self.await_bridge(client)
+            return await client.call(verb, request)
+
+    async def listed(
+        self, verb: "Verb[Any, Answer]", page: "Callable[[Answer], tuple[Sequence[T], str | None]]"
+    ) -> list[T]:
+        """All rows of a verb that lists agents, profiles or tools in pages; `page` has a reply's rows and `next`."""
+        from turnstile.schema.wire.roster_requests import ListRequest  # noqa: PLC0415 -- as in `nats`
+
+        rows: list[T] = []
+        after: str | None = None
+        async with self.bridge() as client:
+            while True:
+                request = ListRequest(after=after, limit=1000)
+                more, after = page(await self.patiently(lambda asked=request: client.call(verb, asked)))
+                rows += more
+                if after is None:
+                    return rows
 
     def bridge_on(self, conn: "NatsConnection") -> "BridgeClient":
         """A client of the project's channel on this connection."""

@@ -39,6 +39,7 @@ from turnstile.bridge.serving.instrumented import instrumented
 from turnstile.bridge.serving.micro_service import VerbService, handlers_of
 from turnstile.bridge.serving.rate_limits import throttled
 from turnstile.bridge.verbs.handlers import Verbs
+from turnstile.bridge.verbs.ledger_reads import LedgerReads
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints
@@ -89,7 +90,14 @@ class Bridge:
                 telemetry=telemetry,
                 claims=PromptClaims(self.claims, rules.starter, self.served),
             ),
-            RosterVerbs(pool, publisher, limits.admission),
+            RosterVerbs(
+                pool,
+                publisher,
+                limits.admission,
+                targets=settings.worker.worker_targets,
+                answer_tokens=settings.budget.max_tokens,
+            ),
+            LedgerReads(pool),
             InterruptReads(pool),
             PeopleVerbs(pool, publisher, partial(signal_decision, client)),
             BudgetVerbs(pool),

@@ -23,13 +23,14 @@ from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.chats import list_chat_cards, list_chat_turns
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.people.interrupt_views import list_interrupts
-from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ConversationId
+from turnstile.schema.ledger_reads import ConversationLine
 from turnstile.schema.people.interrupts import InterruptStatus
 
 _TURNS = 20

@@ -17,12 +17,12 @@ from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.addressees import list_addressees
 from turnstile.ledger.access.chats import list_chats, list_recent_conversations
 from turnstile.ledger.access.pages import Place, page_conversations
-from turnstile.ledger.turns.views import ConversationLine
 from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentId, box_id, uuid7
+from turnstile.schema.ledger_reads import ConversationLine
 
 LIST = "/console/conversations"
 NEW = f"{LIST}/new"

@@ -13,9 +13,9 @@ from typing import Literal
 from markupsafe import Markup
 
 from turnstile.ledger.access.now import TurnCall
-from turnstile.rules.transcript import StepView
 from turnstile.schema.amounts import duration
 from turnstile.schema.ids import StepId, ToolCallId
+from turnstile.schema.ledger_reads import StepView
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.visible import visible

@@ -31,13 +31,14 @@ from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.views import describe_turn, list_steps
-from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, StepView, transcript_of
+from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, transcript_of
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.views import BudgetView
 from turnstile.schema.cards import Card, CardType, seen_card, value_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, uuid7, workflow_id
+from turnstile.schema.ledger_reads import StepView
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 from turnstile.schema.wire.descriptions import TurnView
 

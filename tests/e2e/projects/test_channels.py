@@ -39,7 +39,7 @@ DUMPER, CHIEF, DORA = AgentId("dumper"), AgentId("chief"), AgentId("dora")
 ROSTER = (
     *("enqueue agent_id", "enqueue profile_name", "agent.", "tool.remove", "raise_budget budget_id, a project's"),
     *("budget.get budget_id, a project's", "box_replace agent_id", "interrupt.list agent_id"),
-    *("delegate arguments, an agent", "delegate arguments, a profile"),
+    *("delegate arguments, an agent", "delegate arguments, a profile", "ledger.read"),
 )
 """What the cases name is the project's, of which its channels see the same."""
 TOOLS = ("report", "describe tool_call_id", "describe begins")

@@ -143,6 +143,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             assert refused["status"] == "rejected"
             await client.request("thread.describe", {"thread_id": answer.thread_id})
             await client.request("listener.list", {"listener": "shouter"})
+            await client.request("ledger.read", {"turns": {}})
             sent = await acked(client, tap, "send", {"to": "shouter", "payload": "<shout><text>hi</text></shout>"})
             await caller.heard(str(sent["message_id"]))
             assert set((await probe_streams(here.conn)).values()) == {None}

@@ -73,7 +73,7 @@ async def test_a_resume_that_fails_after_its_commit_is_done(
     agent = await tenant.agent("echo")
     await tenant.client.request("agent.pause", {"agent_id": agent})
     turn = turn_of(await tenant.enqueue(agent))
-    verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn)))
+    verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn), answer_tokens=1000))
     monkeypatch.setenv("TURNSTILE_FAULTS", f"{point}=throw")
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
     asked: JsonObject = {"agent_id": agent}
@@ -197,7 +197,7 @@ async def test_what_fails_after_its_commit_is_done(
     repeat: JsonObject,
 ) -> None:
     await tenant.agent("echo")
-    verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn)))
+    verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn), answer_tokens=1000))
     monkeypatch.setenv("TURNSTILE_FAULTS", f"{point}=throw,{Fault.TOOL_REMOVED}=throw")
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
     request = VerbRequest(verb, tenant.project, CHANNEL, Payload(arguments), {}, "request")

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from tests.support.conditions import until
 from tests.support.ledger.actions import allowed
@@ -196,6 +197,16 @@ def asks(call: str, told: Mapping[str, str] | None = None, tool: str = "delegate
     return Case("delegate", asked, told or {})
 
 
+def read(**of: Mapping[str, JsonValue]) -> Case:
+    """A request for rows of the ledger."""
+    return Case("ledger.read", {kind: {**arguments} for kind, arguments in of.items()})
+
+
+def read_of_agent(kind: str, _: Ids, its: Ids) -> Case:
+    """Rows of an agent."""
+    return read(**{kind: {"agent_id": its.agent}})
+
+
 MATRIX: dict[str, Make] = {
     "enqueue agent_id": lambda _, its: enqueue(agent_id=its.agent),
     "enqueue context_box_id": lambda _, its: enqueue(context_box_id=its.context_box),
@@ -340,6 +351,19 @@ MATRIX: dict[str, Make] = {
     "send for a thread": lambda _, its: send({headers.THREAD_ID: its.thread}),
     "send, project in the header": lambda _, its: send({headers.PROJECT_ID: its.project}),
     "thread.describe thread_id": lambda _, its: Case("thread.describe", {"thread_id": its.thread}),
+    "ledger.read turn": lambda _, its: read(turn={"agent_turn_id": its.asleep, "record": True, "tree": True}),
+    **{f"ledger.read {kind}": partial(read_of_agent, kind) for kind in ("turns", "inbox", "memory", "conversations")},
+    "ledger.read box": lambda _, its: read(box={"box_id": its.output_box}),
+    "ledger.read said": lambda _, its: read(said={"agent_id": its.agent, "channel_id": CHANNEL, "conversation_id": ""}),
+    "ledger.read threads": lambda _, its: read(threads={"thread_id": its.thread}),
+    "ledger.read usage, of a tree": lambda _, its: read(usage={"tree": its.ended}),
+    "ledger.read usage, of a budget": lambda _, its: read(usage={"budget_id": its.asleep}),
+    "ledger.read profile": lambda _, its: read(profile={"name": its.profile}),
+    "ledger.read budget": lambda _, its: read(budget={"budget_id": its.asleep}),
+    "ledger.read budget, of a project": lambda _, its: read(budget={"budget_id": day_of(its.project)}),
+    "ledger.read budgets": lambda _, its: read(budgets={"after": its.asleep}),
+    "ledger.read interrupt": lambda _, its: read(interrupt={"interrupt_id": its.interrupt}),
+    "ledger.read interrupts": lambda _, its: read(interrupts={"agent_turn_id": its.asleep}),
 }
 ACTIONS: dict[str, Make] = {
     "agent_id": lambda _, its: action(agent_id=its.agent),
@@ -366,7 +390,7 @@ NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
     *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
-    *("worker_target", "display_name", "tags"),
+    *("worker_target", "display_name", "tags", "only_new", "payloads"),
     *("decision", "response", "message", "limit"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns"),
     *("progress", "total", "url", "token", "receiver_id"),
@@ -608,6 +632,8 @@ async def test_its_own_project_knows_each_of_them(both: Both) -> None:
     boxes = [fork, replaced(its.output_box, agent_id=its.agent), replaced(its.context_box, agent_id=its.agent)]
     replies = [await by_request(both.other, case) for case in (*turns, *cards, *rest, *boxes)]
     assert [reply["status"] for reply in replies] == ["accepted"] * 14
+    reads = [make(both.ids, its) for name, make in MATRIX.items() if name.startswith("ledger.read")]
+    assert [(await by_request(both.other, case))["status"] for case in reads] == ["accepted"] * len(reads)
     assert replies[11]["duplicate"]
     busy = await by_request(both.other, replaced(its.asleep_box))
     assert busy["error_code"] == "output_box_busy"

@@ -94,14 +94,10 @@ async def test_send_prints_the_answer_and_show_the_chain(here: Stack) -> None:
 async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gated = Errand(do="gate", what=str(gate))
-    elsewhere = here.directory / "elsewhere.toml"
-    text = here.config.read_text()
-    target = here.settings.pump.worker_target
-    elsewhere.write_text(text.replace(target, "nobody-there"))
     ended, undelivered, nobody, wrong, unknown = await asyncio.gather(
         thread(here, "send", "worker", "<order><do>nothing</do></order>"),
         thread(here, "send", "nosuch", "<order/>"),
-        thread(here, "send", "clerk", gated.to_xml().decode(), "--timeout", "2.5", config=elsewhere),
+        thread(here, "send", "clerk", gated.to_xml().decode(), "--timeout", "2.5"),
         thread(here, "send", "a.b", "<order/>", "--json"),
         thread(here, "show", "nosuch"),
     )
@@ -115,7 +111,7 @@ async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack, tmp_pa
     assert nobody.code == 3
     assert "turnstile thread show" in nobody.err
     assert "(no_answer)" in nobody.err
-    assert nobody.err.count("no worker with listeners serves 'nobody-there': name them in [pump].listeners") == 2
+    assert "no worker with listeners" not in nobody.err
     assert (wrong.code, wrong.json()["error"]["code"]) == (2, "bad_request")
     assert (unknown.code, "(unknown_thread)" in unknown.err, "thread list" in unknown.err) == (1, True, True)
     assert [each["open_count"] for each in opened.json()] == [1]  # the one that waits

@@ -22,7 +22,7 @@ from turnstile.gateway.console.turns.rollup import (
 from turnstile.gateway.console.turns.timeline import MOST_STEPS, drawn, timeline_of
 from turnstile.gateway.console.turns.waits import stall_of, waits_of
 from turnstile.ledger.access.now import TurnCall, TurnNow
-from turnstile.rules.transcript import StepView
+from turnstile.schema.ledger_reads import StepView
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 
 THEN = datetime(2026, 11, 23, 12, tzinfo=UTC)

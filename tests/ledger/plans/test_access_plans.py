@@ -20,15 +20,10 @@ from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.tree_views import tree
-from turnstile.ledger.turns.views import (
-    ConversationLine,
-    ConversationName,
-    describe_turn,
-    find_conversations,
-    list_conversation_turns,
-)
+from turnstile.ledger.turns.views import describe_turn, find_conversations, list_conversation_turns
 from turnstile.schema.access import GatewayRole, Secret, new_secret
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, StepId
+from turnstile.schema.ledger_reads import ConversationLine, ConversationName
 
 PAST = 20_000
 PAGE = 50

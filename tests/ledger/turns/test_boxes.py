@@ -25,7 +25,8 @@ from tests.support.ledger.agents import (
 from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import agent_boxes, compose_box, fork_box, replace_boxes
-from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.cards import box_cards, page_of_box
+from turnstile.schema.cards import Card
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import (
     AgentId,
@@ -70,6 +71,26 @@ async def test_a_fork_is_the_list_as_it_is(agents: Pool) -> None:
     assert await agents.run(lambda conn: box_cards(conn, PROJECT, after)) == listed != []
     parents = await value(agents, "SELECT parent_ids::text FROM boxes WHERE box_id = $1::text::uuid", after)
     assert parents == f"{{{turn.output_box_id}}}"
+
+
+@pytest.mark.parametrize(("cards", "most_bytes", "pages"), [(5, 1, 5), (450, 1_000_000, 3)])
+async def test_a_box_is_read_in_pages_by_rows_and_by_bytes(
+    agents: Pool, cards: int, most_bytes: int, pages: int
+) -> None:
+    box = await packed(agents, *(f"card {number}" for number in range(cards)))
+    whole = await agents.run(lambda conn: box_cards(conn, PROJECT, box))
+    read: list[Card] = []
+    after: int | None = 0
+    count = 0
+    async with agents.connection() as conn:
+        while after is not None:
+            page = await page_of_box(conn, PROJECT, box, after=after, most_bytes=most_bytes)
+            assert page is not None
+            read += page[0]
+            after, count = page[1], count + 1
+        assert (read, count) == (whole, pages)
+        assert await page_of_box(conn, PROJECT, box, after=cards, most_bytes=1) == ([], None)
+        assert await page_of_box(conn, PROJECT, new_box_id(), after=0, most_bytes=1) is None
 
 
 async def test_concurrent_turns_go_on_from_forks_of_one_box(agents: Pool) -> None:

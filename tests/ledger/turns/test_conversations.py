@@ -30,9 +30,10 @@ from turnstile.ledger.access.pages import CONVERSATION_BEGIN, TurnAt, list_turns
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import LOCAL, add_agent, put_profile, set_agent_status
 from turnstile.ledger.turns.intake import Enqueued, enqueue
-from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, new_box_id
+from turnstile.schema.ledger_reads import ConversationLine
 from turnstile.schema.profiles import Memory
 from turnstile.schema.states import InboxStatus
 from turnstile.schema.wire.inbox import EnqueueRequest

@@ -358,9 +358,9 @@ async def test_migrate_is_idempotent(home: Path) -> None:
 
 async def test_a_database_without_migrations_is_named(home: Path, database_url: str, bare_database_url: str) -> None:
     url = bare_database_url
-    ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=url)
+    ran = await turnstile("token", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=url)
     assert (ran.code, ran.json()["error"]["code"]) == (1, "not_migrated")
-    ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=database_url)
+    ran = await turnstile("token", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=database_url)
     assert (ran.code, ran.json()) == (0, [])
 
 

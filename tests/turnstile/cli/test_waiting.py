@@ -50,10 +50,13 @@ async def test_without_a_bridge_direct_says_so_and_gives_up(stack: Stack) -> Non
 async def test_a_missing_worker_is_told_and_ctrl_c_says_that_the_turn_goes_on(stack: Stack) -> None:
     async with running_here(stack, run_bridge):
         asking = await launch("enqueue", "b", "hi", "--wait", "--config", stack.config, cwd=stack.directory)
-        await read_until(asking.stderr, "waiting: no worker serves")
+        message = ("thread", "send", "x", "<y/>", "--timeout", "2.5", "--config", stack.config)
+        sending = turnstile(*message, cwd=stack.directory)
+        sent, _ = await asyncio.gather(sending, read_until(asking.stderr, "waiting: no worker serves"))
         asking.send_signal(signal.SIGINT)
         async with asyncio.timeout(10):
             out, err = await asking.communicate()
+    assert (sent.code, sent.err.count("no worker with listeners serves")) == (3, 2), sent.err
     assert asking.returncode == 130
     turn = out.decode().split()[1]
     told = " ".join(err.decode().split())
@@ -65,11 +68,19 @@ async def test_a_missing_worker_is_told_and_ctrl_c_says_that_the_turn_goes_on(st
 async def test_no_bridge_recommends_what_the_command_has(stack: Stack) -> None:
     short = {"TURNSTILE__NATS__PATIENCE_SECONDS": "0.5"}
     own = ("--json", "--config", stack.config)
-    stopped, asked = await asyncio.gather(
-        turnstile("turn", "stop", uuid7(), *own, cwd=stack.directory, **short),
-        turnstile("enqueue", "c", "hi", *own, cwd=stack.directory, **short),
-    )
-    found = {name: ran.json()["error"] for name, ran in (("stop", stopped), ("enqueue", asked))}
+    commands = {
+        "stop": ("turn", "stop", uuid7()),
+        "show": ("turn", "show", "01a"),
+        "usage": ("usage",),
+        "list": ("agent", "list"),
+        "add": ("agent", "add", "d", "--profile", "x"),
+        "enqueue": ("enqueue", "c", "hi"),
+    }
+    asked = (turnstile(*words, *own, cwd=stack.directory, **short) for words in commands.values())
+    ran = dict(zip(commands, await asyncio.gather(*asked), strict=True))
+    assert {command.code for command in ran.values()} == {3}
+    found = {name: command.json()["error"] for name, command in ran.items()}
     assert {each["code"] for each in found.values()} == {"no_bridge"}
+    assert {each["hint"] for name, each in found.items() if name != "enqueue"} == {found["stop"]["hint"]}
     assert found["stop"]["hint"] == "start `turnstile bridge` or `turnstile up`"
     assert found["enqueue"]["hint"].endswith("; `enqueue --direct` needs only the database")

@@ -1,7 +1,6 @@
 """`turnstile budget`: list, show, raise and limit.
 
-It reads the ledger where that can be read, else it asks the bridge or a gateway; raising and limiting always ask, so
-that the ledger keeps who did.
+It asks a bridge or a gateway. An operator's commands over NATS see the budgets of all channels.
 """
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
@@ -14,8 +13,9 @@ import typer
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from turnstile.cli.session import Session
-    from turnstile.ledger.pool import Pool
     from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 
 app = typer.Typer()
@@ -55,7 +55,7 @@ async def show_all(
     ] = None,
     limit: Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)] = 50,
 ) -> None:
-    """List budgets, the newest first; of all channels if the database can be reached."""
+    """List budgets, the newest first; for operators of all channels."""
     from turnstile.cli.budgets.budget_report import budget_line
 
     views = await _views(session, kind, status, limit)
@@ -134,33 +134,20 @@ async def limit(
 
 
 async def find_budget(session: "Session", name: str) -> "BudgetView":
-    """The budget, from the ledger if that can be read; raises as `budget_in`."""
-    async with session.ledger_beside_client() as pool:
-        if pool is not None:
-            return await budget_in(session, pool, name)
-    async with session.client() as client:
-        return await session.patiently(lambda: client.budget(name))
-
-
-async def budget_in(session: "Session", pool: "Pool", name: str) -> "BudgetView":
-    """The budget; a turn's may be named by the beginning of its id.
+    """The budget; for an operator of any channel, and a turn's by the beginning of its id.
 
     Raises `Refused` (unknown_budget, ambiguous_turn).
     """
-    from turnstile.cli.turns.lookup import find_turn
-    from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget
-    from turnstile.schema.budgets.plans import BudgetId
-    from turnstile.schema.errors import Refused
+    from turnstile.schema.budgets.budget_requests import BudgetRequest
+    from turnstile.schema.ledger_reads import ReadRequest
+    from turnstile.sdk.requests import parse_request
 
-    project = session.project
-    budget = await pool.run(lambda conn: budget_id_of(conn, project, name))
-    view = await pool.run(lambda conn: get_budget(conn, project, budget))
-    if view is None and (turn := await find_turn(pool, project, budget)) is not None:
-        turn_budget = BudgetId(turn.agent_turn_id)
-        view = await pool.run(lambda conn: get_budget(conn, project, turn_budget))
-    if view is None:
-        raise Refused("unknown_budget", f"project {project} has no budget {name!r}")
-    return view
+    named = ReadRequest(budget=parse_request(BudgetRequest, {"budget_id": name}))
+    async with session.client() as client:
+        reply = await session.read_if_operator(client, named)
+        if reply is not None and reply.budget is not None:
+            return reply.budget
+        return await session.patiently(lambda: client.budget(name))
 
 
 async def _views(
@@ -168,24 +155,18 @@ async def _views(
     kind: Literal["turn", "day", "month"] | None,
     status: Literal["open", "ended", "closed"] | None,
     limit: int,
-) -> "list[BudgetView]":
-    async with session.ledger_beside_client() as pool:
-        if pool is None:
-            async with session.client() as client:
-                return await session.patiently(lambda: client.budgets(kind=kind, status=status, limit=limit))
-        from turnstile.ledger.budgets.budget_views import list_budgets
+) -> "Sequence[BudgetView]":
+    from turnstile.schema.budgets.budget_requests import BudgetListRequest
+    from turnstile.schema.ledger_reads import ReadRequest
 
-        channel = None if session.options.channel is None else session.channel
-        return await pool.run(
-            lambda conn: list_budgets(conn, session.project, channel=channel, kind=kind, status=status, row_limit=limit)
-        )
+    page = ReadRequest(budgets=BudgetListRequest(kind=kind, status=status, limit=limit))
+    async with session.client() as client:
+        reply = None if session.options.channel else await session.read_if_operator(client, page)
+        if reply is not None:
+            return reply.budgets
+        return await session.patiently(lambda: client.budgets(kind=kind, status=status, limit=limit))
 
 
 async def _limits(session: "Session") -> "list[ProjectLimits]":
-    async with session.ledger_beside_client() as pool:
-        if pool is None:
-            async with session.client() as client:
-                return await session.patiently(client.limits)
-        from turnstile.ledger.budgets.budget_views import list_project_limits
-
-        return await pool.run(lambda conn: list_project_limits(conn, session.project))
+    async with session.client() as client:
+        return await session.patiently(client.limits)

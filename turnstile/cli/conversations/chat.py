@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from turnstile.cli.conversations.input_lines import InputLines
 from turnstile.cli.errors import failure_of
@@ -22,21 +21,19 @@ from turnstile.cli.people.turn_questions import TurnQuestions
 from turnstile.cli.people.turn_steers import TurnSteers
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
-from turnstile.cli.turns.follow import follow_turn, look_into_ledger
+from turnstile.cli.turns.follow import explaining
 from turnstile.cli.turns.live import LiveView, progress_line, tool_progress
-from turnstile.ledger.turns.boxes import agent_boxes
-from turnstile.ledger.turns.views import list_conversations
 from turnstile.schema import verbs
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, TurnstileError
-from turnstile.schema.ids import AgentId, ChannelId, ConversationId, ProjectId, token, uuid7
+from turnstile.schema.ids import ConversationId, token, uuid7
+from turnstile.schema.ledger_reads import ConversationsRead, MemoryRead, ReadRequest
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.roster_requests import ProfilePutRequest
+from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
-
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
 
 CHAT = "chat"
 """The first conversation of a chat with an agent; those of `/new` are called `chat-…`."""
@@ -133,9 +130,8 @@ class Chat:
             raise BadRequest(
                 "--model alone creates a profile, which needs NATS: with a gateway, name an agent or a profile"
             )
-        async with session.ledger_beside_client() as pool, session.client() as client:
-            await self._check_agent(pool)
-            current = named or await self._last(pool)
+        async with session.client() as client:
+            current = await self._last(client, named)
             if self._partner.of_model and self._partner.model:
                 profile = profile_of_model(self._partner.model, session.settings.worker.worker_targets[0])
                 await client.bridge.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
@@ -155,7 +151,7 @@ class Chat:
                         case text if is_command(text):
                             self._command(text)
                         case text:
-                            await self._talk(pool, client, said(text), current)
+                            await self._talk(client, said(text), current)
 
     def _command(self, text: str) -> None:
         """A command that asks no model: its help, or why it is none."""
@@ -177,7 +173,7 @@ class Chat:
             self._session.out.stream("> ", style="bold")
         return self._late.popleft() if self._late else await self._lines.get()
 
-    async def _talk(self, pool: "Pool | None", client: Client, text: str, current: ConversationId) -> None:
+    async def _talk(self, client: Client, text: str, current: ConversationId) -> None:
         """One turn; what goes wrong with it is printed, and the chat goes on."""
         session, steers = self._session, TurnSteers(self._session)
         self._answering = True
@@ -186,7 +182,7 @@ class Chat:
         self._stop.clear()
         self._stopped = False
         try:
-            await self._turn(pool, client, self._partner.ask(text, current), steers)
+            await self._turn(client, self._partner.ask(text, current), steers)
         except TurnstileError as error:
             session.out.failure(failure_of(error))
         finally:
@@ -196,7 +192,7 @@ class Chat:
             if self._stop.is_set() and not self._stopped:
                 session.out.remark("the turn had already ended, so nothing was stopped; Ctrl-C now ends the chat")
 
-    async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest, steers: TurnSteers) -> None:
+    async def _turn(self, client: Client, request: EnqueueRequest, steers: TurnSteers) -> None:
         session = self._session
         turn = client.ask_for(request)
         async with turn.chunks() as chunks:
@@ -209,8 +205,9 @@ class Chat:
             asking = asyncio.create_task(self._asked.watch())
             watching = asyncio.create_task(self._tell_progress(client, turn, view))
             try:
-                look = None if pool is None else look_into_ledger(session, pool, named)
-                await follow_turn(session, look, chunks, view.take_chunk)
+                async with explaining(session, turn):
+                    async for chunk in chunks:
+                        view.take_chunk(chunk)
             finally:
                 view.close()
                 self._asked = self._said = None
@@ -275,24 +272,21 @@ class Chat:
             value = result.value
             out.line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
-    async def _check_agent(self, pool: "Pool | None") -> None:
-        """Raise `Refused` (unknown_agent) if the project has no such agent."""
-        if pool is not None and self._partner.agent is not None:
-            project, agent = self._session.project, AgentId(self._partner.agent)
-            await pool.run(lambda conn: agent_boxes(conn, project, self._session.channel, agent))
+    async def _last(self, client: Client, named: ConversationId | None) -> ConversationId:
+        """The named conversation, else the chat that was used last with the agent in this channel, else the first one.
 
-    async def _last(self, pool: "Pool | None") -> ConversationId:
-        """The chat that was used last with the agent in this channel, else the first one."""
-        agent, first = self._partner.agent, ConversationId(CHAT)
-        if pool is None or agent is None:
-            return first
-        project: ProjectId = self._session.project
-        channel: ChannelId = self._session.channel
-        rows = await pool.run(
-            lambda conn: list_conversations(conn, project, AgentId(agent), channel, row_limit=_SEARCHED)
-        )
-        chats = [row for row in rows if row.conversation_id.partition("-")[0] == CHAT]
-        return chats[0].conversation_id if chats else first
+        Only operators over NATS see the earlier ones. Raises `Refused` (unknown_agent) to them.
+        """
+        session, agent = self._session, self._partner.agent
+        if agent is not None:
+            memory = ReadRequest(memory=parse_request(MemoryRead, {"agent_id": agent}))
+            if await session.read_if_operator(client, memory) is not None and named is None:
+                fields: JsonObject = {"agent_id": agent, "channel_id": session.channel, "limit": _SEARCHED}
+                page = ReadRequest(conversations=parse_request(ConversationsRead, fields))
+                rows = (await session.read_on(client.bridge, page)).conversations
+                chats = [row for row in rows if row.conversation_id.partition("-")[0] == CHAT]
+                return chats[0].conversation_id if chats else ConversationId(CHAT)
+        return named or ConversationId(CHAT)
 
     @asynccontextmanager
     async def _reading(self) -> AsyncGenerator[None]:

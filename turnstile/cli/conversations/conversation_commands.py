@@ -23,12 +23,11 @@ async def show_all(
 ) -> None:
     """List conversations, the last used first."""
     from turnstile.cli.conversations.conversation_report import shown_id
-    from turnstile.ledger.turns.views import list_conversations
-    from turnstile.schema.ids import AgentId
+    from turnstile.schema.ledger_reads import ConversationsRead, ReadRequest
+    from turnstile.sdk.requests import parse_request
 
-    who = AgentId(agent) if agent else None
-    async with session.ledger() as pool:
-        rows = await pool.run(lambda conn: list_conversations(conn, session.project, who, row_limit=limit))
+    page = parse_request(ConversationsRead, {"agent_id": agent, "limit": limit})
+    rows = (await session.read(ReadRequest(conversations=page))).conversations
     session.out.records(
         f"conversations of {agent or session.project}",
         rows,
@@ -52,8 +51,7 @@ async def show(
     """Show what was said in a conversation: each turn's request and answer."""
     from turnstile.cli.conversations.conversation_report import print_conversation, read_conversation
 
-    async with session.ledger() as pool:
-        report = await read_conversation(session, pool, conversation, agent, row_limit=limit)
+    report = await read_conversation(session, conversation, agent, limit=limit)
     if session.out.as_json:
         session.out.document(report)
     else:

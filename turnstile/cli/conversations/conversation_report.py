@@ -1,22 +1,14 @@
-"""Reads a conversation from the ledger and prints it; text of users and models is indented below who said it."""
+"""Reads a conversation by a bridge and prints it; text of users and models is indented below who said it."""
 
 import json
-from typing import TYPE_CHECKING
 
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
-from turnstile.ledger.turns.views import (
-    ConversationLine,
-    SaidTurn,
-    find_conversations,
-    list_conversation_turns,
-)
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, ChannelId, ConversationId, token
-
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
+from turnstile.schema.ids import token
+from turnstile.schema.ledger_reads import ConversationLine, ConversationsRead, ReadRequest, SaidRead, SaidTurn
+from turnstile.sdk.requests import parse_request
 
 KEPT = "-"
 """How the conversation that a profile's memory keeps is named on the command line."""
@@ -34,27 +26,29 @@ def shown_id(line: ConversationLine) -> str:
     return line.conversation_id or KEPT
 
 
-async def read_conversation(
-    session: Session, pool: "Pool", named: str, agent: str | None, *, row_limit: int
-) -> ConversationReport:
+async def read_conversation(session: Session, named: str, agent: str | None, *, limit: int) -> ConversationReport:
     """The conversation; raises `Refused` (`unknown_conversation`, `ambiguous_conversation` if several have the id)."""
-    conversation = ConversationId("" if named == KEPT else token(named, "CONVERSATION"))
-    who = None if agent is None else AgentId(token(agent, "--agent"))
-    channel: ChannelId | None = session.channel if session.options.channel else None
-    rows = await pool.run(
-        lambda conn: find_conversations(conn, session.project, conversation, who, channel, row_limit=6)
-    )
-    if not rows:
-        raise Refused("unknown_conversation", f"project {session.project} has no conversation {named!r}")
-    if len(rows) > 1:
-        whose = [f"with {row.agent_id} in channel {row.channel_id}" for row in rows]
-        raise Refused(
-            "ambiguous_conversation",
-            "\n".join((f"several conversations are called {named!r}: name --agent or --channel", *whose)),
-        )
-    [one] = rows
-    turns = await pool.run(lambda conn: list_conversation_turns(conn, session.project, one.name, row_limit=row_limit))
-    return ConversationReport(conversation=one, turns=turns)
+    fields: JsonObject = {
+        "conversation_id": "" if named == KEPT else token(named, "CONVERSATION"),
+        "agent_id": None if agent is None else token(agent, "--agent"),
+        "channel_id": session.channel if session.options.channel else None,
+        "limit": 6,
+    }
+    which = ReadRequest(conversations=parse_request(ConversationsRead, fields))
+    async with session.bridge() as client:
+        rows = (await session.read_on(client, which)).conversations
+        if not rows:
+            raise Refused("unknown_conversation", f"project {session.project} has no conversation {named!r}")
+        one, *others = rows
+        if others:
+            whose = [f"with {row.agent_id} in channel {row.channel_id}" for row in rows]
+            raise Refused(
+                "ambiguous_conversation",
+                "\n".join((f"several conversations are called {named!r}: name --agent or --channel", *whose)),
+            )
+        said = ReadRequest(said=SaidRead(**one.name._asdict(), limit=limit))
+        turns = (await session.read_on(client, said)).said
+    return ConversationReport(conversation=one, turns=list(turns))
 
 
 def print_conversation(out: Output, report: ConversationReport) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 from turnstile.cli.errors import INTERRUPTED
 from turnstile.cli.session import Session
 from turnstile.embedded import DEFAULT_DATA
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.roster import add_agent, list_agents, put_profile
 from turnstile.processes.up import Running, Stopped, run_up, unless
+from turnstile.schema import verbs
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile
+from turnstile.schema.wire.roster_requests import AgentPutRequest, ProfilePutRequest
+from turnstile.sdk.client import BridgeClient
 from turnstile.settings import DatabaseSettings, GatewaySettings, NatsSettings, Settings, TemporalSettings
 
 
@@ -49,12 +50,10 @@ async def run_with_own_servers(
         session.exit_code = session.exit_code or inner.exit_code
 
 
-async def add_demo_agent(session: Session, pool: Pool, profile: Profile) -> None:
+async def add_demo_agent(client: BridgeClient, profile: Profile) -> None:
     """Store the profile and add an agent of the same name, unless an earlier demo on this data added it."""
-    await put_profile(pool, session.project, profile)
-    agent = AgentId(profile.name)
-    if all(row.agent_id != agent for row in await list_agents(pool, session.project)):
-        await add_agent(pool, session.project, agent, profile.name)
+    await client.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
+    await client.call(verbs.AGENT_PUT, AgentPutRequest(agent_id=AgentId(profile.name), profile_name=profile.name))
 
 
 async def _play_when_up(

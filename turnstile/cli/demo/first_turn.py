@@ -11,13 +11,21 @@ from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
-from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, print_timeline, read_report
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.roster import put_tool
+from turnstile.cli.turns.turn_report import (
+    TurnReport,
+    document_of,
+    link_of,
+    print_deliverable,
+    print_timeline,
+    read_report,
+)
 from turnstile.processes.addresses import nats_url
+from turnstile.schema import verbs
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.wire.roster_requests import ToolPutRequest
 from turnstile.sdk.tools.service import ToolService
+from turnstile.sdk.turns import Client
 
 DEFAULT_MODEL = "scripted/demo"
 QUESTION = "What happens when I ask you something?"
@@ -67,21 +75,22 @@ async def run_demo(session: Session, *, keep: bool, model: str) -> None:
 async def _play(session: Session, model: str, *, keep: bool) -> None:
     out = session.out
     guide, echo = demo_profiles(model)
-    async with session.ledger() as pool, _serving_tool(session):
+    async with session.client() as client, _serving_tool(session):
+        await session.await_bridge(client.bridge)
         for tool in tools.definitions():
-            await put_tool(pool, session.project, tool)
+            await client.bridge.call(verbs.TOOL_PUT, ToolPutRequest(tool=tool))
         for profile in (guide, echo):
-            await add_demo_agent(session, pool, profile)
+            await add_demo_agent(client.bridge, profile)
         if not out.as_json:
             out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
-        first = await ask_and_follow(session, pool, request_of(Question("guide", QUESTION)))
-        output_box = (await read_report(pool, session, first)).turn.output_box_id
+        first = await ask_and_follow(session, client, request_of(Question("guide", QUESTION)))
+        output_box = (await read_report(session, client, first)).turn.output_box_id
         if not out.as_json:
             out.line("\nenqueue echo, with guide's output box as its context", style="bold")
         question = Question("echo", "Thank you, guide.", context_box_id=output_box)
-        second = await ask_and_follow(session, pool, request_of(question))
-        await _print_reports(session, pool, [first, second], keep=keep)
+        second = await ask_and_follow(session, client, request_of(question))
+        await _print_reports(session, client, [first, second], keep=keep)
 
 
 @asynccontextmanager
@@ -103,9 +112,9 @@ async def _serving_tool(session: Session) -> AsyncGenerator[None]:
         await serving
 
 
-async def _print_reports(session: Session, pool: Pool, turns: list[AgentTurnId], *, keep: bool) -> None:
+async def _print_reports(session: Session, client: Client, turns: list[AgentTurnId], *, keep: bool) -> None:
     out = session.out
-    reports = [await read_report(pool, session, turn) for turn in turns]
+    reports = [await read_report(session, client, turn) for turn in turns]
     links = [link_of(session, turn) for turn in turns]
     if any(report.turn.status != "success" for report in reports):
         session.exit_code = REFUSED
@@ -115,7 +124,8 @@ async def _print_reports(session: Session, pool: Pool, turns: list[AgentTurnId],
     for report, link in zip(reports, links, strict=True):
         out.line(f"\n{report.turn.agent_id}: {report.turn.status}", style="bold")
         print_deliverable(out, report)
-        print_timeline(out, report)
+        if isinstance(report, TurnReport):
+            print_timeline(out, report)
         if link:
             out.line(f"in Temporal: {link}", style="dim")
     if not keep:

@@ -13,19 +13,17 @@ from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED, CommandFailed
 from turnstile.cli.session import Session
 from turnstile.cli.threads.thread_report import document_of, print_chain, read_thread
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.thread_views import list_thread_messages, list_thread_payloads
+from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.pump.threads import ReplyKind, ThreadId
 from turnstile.schema.wire.events import ReplyEvent
-from turnstile.schema.wire.inbox import SendReply
+from turnstile.schema.wire.inbox import SendReply, ThreadDescribeRequest
 from turnstile.sdk.client import BridgeClient
 
 LISTENERS = ("turnstile.cli.demo.bakery", "turnstile.cli.demo.agents")
 MODELS = Path(__file__).with_name("scripts.py")
 _POLL_SECONDS = 0.05
 _REPLY_SECONDS = 60.0
-_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +70,22 @@ async def run_demo_pump(session: Session, *, keep: bool) -> None:
 
 async def _play(session: Session, *, keep: bool) -> None:
     out = session.out
-    async with session.ledger() as pool, session.bridge() as client:
+    async with session.bridge() as client:
+        await session.await_bridge(client)
         for profile in agent_profiles():
-            await add_demo_agent(session, pool, profile)
+            await add_demo_agent(client, profile)
         threads: list[ThreadId] = []
         for scene in SCENES:
             if not out.as_json:
                 out.line(f"\n{scene.title}", style="bold")
                 out.line(f"thread send {scene.to} '{scene.payload}'")
-            threads.append(await _converse(session, pool, client, scene))
-        await _print_reports(session, pool, threads)
+            threads.append(await _converse(session, client, scene))
+        await _print_reports(session, client, threads)
     if not (keep or out.as_json):
         out.remark("the links work while it is up: `turnstile demo-pump --keep` stays up")
 
 
-async def _converse(session: Session, pool: Pool, client: BridgeClient, scene: Scene) -> ThreadId:
+async def _converse(session: Session, client: BridgeClient, scene: Scene) -> ThreadId:
     """Send the scene's message, print each message of the thread as it comes, then the reply."""
     async with client.reply_inbox() as inbox:
         arguments: JsonObject = {"to": scene.to, "payload": scene.payload, "reply_to": inbox.subject}
@@ -98,7 +97,7 @@ async def _converse(session: Session, pool: Pool, client: BridgeClient, scene: S
         try:
             while not over:
                 over = waiting.done()
-                shown = await _print_messages(session, pool, sent.thread_id, shown)
+                shown = await _print_messages(session, client, sent.thread_id, shown)
                 await asyncio.wait({waiting}, timeout=_POLL_SECONDS)
             _print_result(session, waiting.result())
         finally:
@@ -106,14 +105,16 @@ async def _converse(session: Session, pool: Pool, client: BridgeClient, scene: S
     return sent.thread_id
 
 
-async def _print_messages(session: Session, pool: Pool, thread: ThreadId, shown: int) -> int:
+async def _print_messages(session: Session, client: BridgeClient, thread: ThreadId, shown: int) -> int:
     """Print the messages after the first `shown`; returns the number of messages printed so far."""
-    messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=_ROWS))
-    if len(messages) > shown and not session.out.as_json:
-        payloads = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=_ROWS))
+    described = await client.call(verbs.THREAD_DESCRIBE, ThreadDescribeRequest(thread_id=thread, payloads=True))
+    messages = described.messages
+    if not session.out.as_json:
         for message in messages[shown:]:
             listener = message.chain.rpartition(".")[2]
-            session.out.line(f"· {message.from_id} → {listener}: {payloads[message.message_id]}", style="dim")
+            session.out.line(
+                f"· {message.from_id} → {listener}: {described.payloads.get(message.message_id)}", style="dim"
+            )
     return len(messages)
 
 
@@ -122,10 +123,10 @@ def _print_result(session: Session, reply: ReplyEvent) -> None:
         session.out.line(f"{reply.sender} answers ({reply.reason}): {reply.payload}")
 
 
-async def _print_reports(session: Session, pool: Pool, threads: Sequence[ThreadId]) -> None:
+async def _print_reports(session: Session, client: BridgeClient, threads: Sequence[ThreadId]) -> None:
     """Print the chain of each thread and its page in the Web UI."""
     out = session.out
-    reports = [await read_thread(session, pool, thread, payloads=out.as_json) for thread in threads]
+    reports = [await read_thread(session, client, thread, payloads=out.as_json) for thread in threads]
     if any(reply.kind is not ReplyKind.REPLY for report in reports for reply in report.replies):
         session.exit_code = REFUSED
     if out.as_json:

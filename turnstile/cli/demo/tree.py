@@ -12,9 +12,10 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.turn_report import link_of, print_deliverable, read_report
 from turnstile.cli.turns.turn_tree import show_tree
-from turnstile.ledger.roster import put_profile
+from turnstile.schema import verbs
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.wire.roster_requests import ProfilePutRequest
 
 MODELS = Path(__file__).with_name("tree_scripts.py")
 QUESTION = "How do turns of agents survive a crash?"
@@ -54,17 +55,18 @@ async def run_demo_tree(session: Session, *, keep: bool) -> None:
 async def _play(session: Session, *, keep: bool) -> None:
     out = session.out
     first, *others = tree_profiles()
-    async with session.ledger() as pool, session.client() as client:
+    async with session.client() as client:
+        await session.await_bridge(client.bridge)
         for profile in others:
-            await put_profile(pool, session.project, profile)
-        await add_demo_agent(session, pool, first)
+            await client.bridge.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
+        await add_demo_agent(client.bridge, first)
         if not out.as_json:
             out.line(f"\nenqueue {first.name} {QUESTION!r}", style="bold")
         request = client.ask_for(request_of(Question(first.name, QUESTION)))
         await enqueue(session, client, request)
         turn = await request.start()
         await show_tree(session, turn, follow=True, interval=_INTERVAL_SECONDS)
-        report = await read_report(pool, session, turn)
+        report = await read_report(session, client, turn)
     if report.turn.status != "success":
         session.exit_code = REFUSED
     if out.as_json:

@@ -19,7 +19,6 @@ from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.roster_requests import (
-    ListRequest,
     ToolPutRequest,
     ToolRemoveRequest,
 )
@@ -145,9 +144,8 @@ async def accept_tools(session: Session, servers: Path | None, name: str, tools:
     named = set(tools) or {*offered, *pins}
     chosen = {tool: spec for tool, spec in offered.items() if tool in named}
     gone = named - set(chosen)
+    rows = await rows_of(session)
     async with session.bridge() as client:
-        await session.await_bridge(client)
-        rows = await rows_of(client)
         changes = {tool: changes_of(rows.get(row_name(name, tool)), spec, name, entry) for tool, spec in chosen.items()}
         await _put(client, name, entry, chosen.values())
         await _remove(client, name, gone)
@@ -175,15 +173,10 @@ async def remove_server(session: Session, servers: Path | None, name: str) -> No
     session.out.result(document, f"{name}: {len(removed)} tools removed from {session.project}{stays}")
 
 
-async def rows_of(client: BridgeClient) -> dict[str, ToolRow]:
+async def rows_of(session: Session) -> dict[str, ToolRow]:
     """The project's tools by name."""
-    rows: dict[str, ToolRow] = {}
-    after: str | None = None
-    while True:
-        reply = await client.call(verbs.TOOL_LIST, ListRequest(after=after, limit=_PAGE))
-        rows |= {row.tool_name: row for row in reply.tools}
-        if (after := reply.next) is None:
-            return rows
+    rows = await session.listed(verbs.TOOL_LIST, lambda reply: (reply.tools, reply.next))
+    return {row.tool_name: row for row in rows}
 
 
 def changes_of(row: ToolRow | None, now: RemoteTool, server: str, entry: McpServer) -> JsonObject:

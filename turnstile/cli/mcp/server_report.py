@@ -24,9 +24,7 @@ _OBJECT = TypeAdapter[JsonObject](JsonObject)
 
 async def list_servers(session: Session, servers: Path | None, *, check: bool) -> None:
     """`turnstile mcp list`."""
-    async with session.bridge() as client:
-        await session.await_bridge(client)
-        rows = await rows_of(client)
+    rows = await rows_of(session)
     lines: list[JsonObject] = []
     for name, entry in file_of(session, servers).read().items():
         lines += await _lines(session, name, entry, rows, check=check)

@@ -1,4 +1,4 @@
-"""`turnstile usage`: tokens and cost of a project's model calls, summed by the ledger."""
+"""`turnstile usage`: tokens and cost of a project's model calls, summed by a bridge."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from turnstile.cli.session import Session
-    from turnstile.ledger.pool import Pool
-    from turnstile.schema.ids import AgentTurnId
 
 
 class By(StrEnum):
@@ -42,19 +38,20 @@ async def usage(
     """Add up the tokens and cost of all model calls, including failed ones."""
     from datetime import UTC, datetime, timedelta
 
-    from turnstile.ledger.turns.usage import sum_usage
     from turnstile.schema.amounts import money
     from turnstile.schema.errors import BadRequest
+    from turnstile.schema.ledger_reads import ReadRequest, UsageRead
+    from turnstile.sdk.requests import parse_request
 
     if tree is not None and budget is not None:
         raise BadRequest("either --tree or --budget")
-    since = None if days is None else datetime.now(UTC) - timedelta(days=days)
-    async with session.ledger() as pool:
-        of, turns = await _turns(session, pool, tree, budget)
-        lines = await pool.run(lambda conn: sum_usage(conn, session.project, by.value, since=since, turns=turns))
+    since = None if days is None else (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    sums = parse_request(UsageRead, {"by": by.value, "since": since, "tree": tree, "budget_id": budget})
+    reply = await session.read(ReadRequest(usage=sums))
+    of = f"the tree of turn {reply.about}" if tree else f"budget {reply.about}" if budget else session.project
     session.out.records(
         f"usage of {of} by {by.value}",
-        lines,
+        reply.usage,
         {
             by.value: lambda line: "all" if line.name is None else line.name,
             "turns": lambda line: line.turns,
@@ -69,23 +66,3 @@ async def usage(
             "unknown": lambda line: line.unknown_attempts,
         },
     )
-
-
-async def _turns(
-    session: "Session", pool: "Pool", tree: str | None, budget: str | None
-) -> "tuple[str, Sequence[AgentTurnId] | None]":
-    """Whose usage it is, and of which turns; None: of all of the project."""
-    project = session.project
-    if tree is not None:
-        from turnstile.cli.turns.lookup import require_turn
-        from turnstile.ledger.budgets.budget_views import list_turns_of_tree
-
-        named = (await require_turn(pool, project, tree)).agent_turn_id
-        return f"the tree of turn {named}", await pool.run(lambda conn: list_turns_of_tree(conn, project, named))
-    if budget is not None:
-        from turnstile.cli.budgets.budget_commands import budget_in
-        from turnstile.ledger.budgets.budget_views import list_charged_turns
-
-        budget_id = (await budget_in(session, pool, budget)).budget_id
-        return f"budget {budget_id}", await pool.run(lambda conn: list_charged_turns(conn, project, budget_id))
-    return str(project), None

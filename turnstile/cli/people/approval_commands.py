@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from turnstile.schema.people.interrupt_requests import InterruptView
     from turnstile.schema.people.interrupts import DecideReply
     from turnstile.sdk.interrupts import Interrupt
+    from turnstile.sdk.turns import Client
 
 app = typer.Typer()
+_PAGE = 100
 
 Id = Annotated[str, typer.Argument(help="The id that `list` shows.", metavar="ID")]
 Digest = Annotated[
@@ -43,7 +45,7 @@ async def show_all(
     turn: Annotated[str | None, typer.Option(help="Only those of this turn (its whole id).")] = None,
     limit: Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)] = 50,
 ) -> None:
-    """List approvals and questions, the newest first; of all channels if the database can be reached."""
+    """List approvals and questions, the newest first; for operators of all channels."""
     from datetime import UTC, datetime
 
     from turnstile.cli.people.approval_report import span, summary_of
@@ -137,59 +139,53 @@ async def respond(
 async def _views(
     session: "Session", status: str | None, agent: str | None, turn: str | None, limit: int
 ) -> "list[InterruptView]":
-    """The questions; of all channels if the ledger can be read and no channel is named."""
-    from turnstile.schema.ids import AgentId, AgentTurnId
-    from turnstile.schema.people.interrupts import InterruptStatus
-
-    async with session.ledger_beside_client() as pool:
-        if pool is None:
-            async with session.client() as client:
-                return [
-                    view.view
-                    for view in await session.patiently(
-                        lambda: client.interrupts(status=status, agent_id=agent, agent_turn_id=turn, limit=limit)
-                    )
-                ]
-        from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
-
-        rows = await pool.run(
-            lambda conn: list_interrupts(
-                conn,
-                session.project,
-                channel=None if session.options.channel is None else session.channel,
-                agent=None if agent is None else AgentId(agent),
-                turn=None if turn is None else AgentTurnId(turn),
-                status=None if status is None else InterruptStatus(status),
-                row_limit=limit,
-            )
+    """The questions; of all channels if no channel is named and this user may read them."""
+    async with session.client() as client:
+        if session.options.channel is None:
+            views = await _of_all_channels(session, client, status, agent, turn, limit)
+            if views is not None:
+                return views
+        interrupts = await session.patiently(
+            lambda: client.interrupts(status=status, agent_id=agent, agent_turn_id=turn, limit=limit)
         )
-        interrupts = [
-            await pool.run(
-                lambda conn, row=row: get_interrupt(conn, session.project, row.interrupt_id, with_added=True)
-            )
-            for row in rows
-        ]
-    return [interrupt for interrupt in interrupts if interrupt is not None]
+        return [interrupt.view for interrupt in interrupts]
+
+
+async def _of_all_channels(
+    session: "Session", client: "Client", status: str | None, agent: str | None, turn: str | None, limit: int
+) -> "list[InterruptView] | None":
+    """The questions, in pages; None if this user may not read them."""
+    from turnstile.schema.ledger_reads import ReadRequest
+    from turnstile.schema.people.interrupt_requests import InterruptListRequest
+    from turnstile.sdk.requests import parse_request
+
+    page = parse_request(InterruptListRequest, {"status": status, "agent_id": agent, "agent_turn_id": turn})
+    views: list[InterruptView] = []
+    while len(views) < limit:
+        page = page.model_copy(update={"limit": min(_PAGE, limit - len(views))})
+        if (reply := await session.read_if_operator(client, ReadRequest(interrupts=page))) is None:
+            return None
+        views += reply.interrupts
+        if reply.next is None:
+            break
+        page = page.model_copy(update={"after": reply.next})
+    return views
 
 
 @asynccontextmanager
 async def _found(session: "Session", interrupt: str) -> "AsyncGenerator[Interrupt]":
     """The question, and a connection to decide it; raises `Refused` (unknown_interrupt)."""
-    from turnstile.schema.errors import Refused
-    from turnstile.schema.ids import InterruptId
+    from turnstile.schema.ledger_reads import ReadRequest
+    from turnstile.schema.people.interrupt_requests import InterruptRequest
+    from turnstile.sdk.requests import parse_request
 
-    async with session.ledger_beside_client() as pool, session.client() as client:
-        if pool is None:
+    named = ReadRequest(interrupt=parse_request(InterruptRequest, {"interrupt_id": interrupt}))
+    async with session.client() as client:
+        reply = await session.read_if_operator(client, named)
+        if reply is not None and reply.interrupt is not None:
+            yield client.interrupt_of(reply.interrupt)
+        else:
             yield await session.patiently(lambda: client.interrupt(interrupt))
-            return
-        from turnstile.ledger.people.interrupt_views import get_interrupt
-
-        view = await pool.run(
-            lambda conn: get_interrupt(conn, session.project, InterruptId(interrupt), with_added=True)
-        )
-        if view is None:
-            raise Refused("unknown_interrupt", f"project {session.project} has no question {interrupt!r}")
-        yield client.interrupt_of(view)
 
 
 async def _decide(

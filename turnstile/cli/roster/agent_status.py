@@ -18,7 +18,5 @@ _VERBS = {"pause": verbs.AGENT_PAUSE, "resume": verbs.AGENT_RESUME, "retire": ve
 async def set_status(session: Session, action: Literal["pause", "resume", "retire"], agent: str) -> None:
     """Set the agent's status; raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`."""
     request = parse_request(AgentRequest, {"agent_id": agent})
-    async with session.bridge() as client:
-        await session.await_bridge(client)
-        reply = await client.call(_VERBS[action], request)
+    reply = await session.change(_VERBS[action], request)
     session.out.result(reply, f"agent {agent} {_DONE[action]}{', as before' if reply.duplicate else ''}")

@@ -9,6 +9,8 @@ import typer
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from turnstile.cli.session import Session
 
 app = typer.Typer()
@@ -24,32 +26,25 @@ async def add(
     tag: Annotated[list[str] | None, typer.Option(help="A tag; may be repeated.")] = None,
 ) -> None:
     """Add an agent to the project."""
-    from turnstile.ledger.roster import add_agent
-    from turnstile.schema.ids import AgentId
+    from turnstile.schema import verbs
+    from turnstile.schema.wire.roster_requests import AgentPutRequest
+    from turnstile.sdk.requests import parse_request
 
-    async with session.ledger() as pool:
-        added = await add_agent(
-            pool,
-            session.project,
-            AgentId(agent),
-            profile,
-            worker_target=target,
-            display_name=display_name,
-            tags=tag or (),
-        )
+    named: dict[str, JsonValue] = {"worker_target": target, "display_name": display_name, "tags": [*(tag or ())]}
+    request = parse_request(AgentPutRequest, {**named, "agent_id": agent, "profile_name": profile, "only_new": True})
+    reply = await session.change(verbs.AGENT_PUT, request)
     session.out.result(
-        {"agent_id": agent, "profile_name": profile, "worker_target": added},
-        f"agent {agent} added to {session.project}, served by workers of {added}",
+        {"agent_id": agent, "profile_name": profile, "worker_target": reply.worker_target},
+        f"agent {agent} added to {session.project}, served by workers of {reply.worker_target}",
     )
 
 
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
     """List the project's agents with their status."""
-    from turnstile.ledger.roster import list_agents
+    from turnstile.schema import verbs
 
-    async with session.ledger() as pool:
-        rows = await list_agents(pool, session.project)
+    rows = await session.listed(verbs.AGENT_LIST, lambda reply: (reply.agents, reply.next))
     session.out.records(
         f"agents of {session.project}",
         rows,
@@ -68,7 +63,10 @@ async def show(session: "Session") -> None:
 
 @command(app, "remove", project=True)
 async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
-    """Remove an agent that has no live or queued turn. Its turns and cards stay, its memory is removed."""
+    """Remove an agent that has no live or queued turn. Its turns and cards stay, its memory is removed.
+
+    It needs the database: no bridge may delete rows.
+    """
     from turnstile.ledger.roster import remove_agent
     from turnstile.schema.ids import AgentId
 

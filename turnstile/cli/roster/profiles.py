@@ -28,8 +28,8 @@ async def put(
     `models: [NAME, "begin*"]` in a file lists other models that requests may name; `free: true` lets them name the
     profile beside any agent, and any model. Without these only operators may.
     """
-    from turnstile.cli.roster.profile_check import profile_warnings
-    from turnstile.ledger.roster import put_profile
+    from turnstile.schema import verbs
+    from turnstile.schema.wire.roster_requests import ProfilePutRequest
     from turnstile.settings.yaml_files import check_scripted, read_profile
 
     profiles = [read_profile(file) for file in files]
@@ -37,16 +37,17 @@ async def put(
         for profile in profiles:
             await check_scripted(profile, session.settings.model.scripts)
     stored: list[JsonValue] = []
-    async with session.ledger() as pool:
+    async with session.bridge() as client:
+        await session.await_bridge(client)
         for profile in profiles:
-            box, created, agents = await put_profile(pool, session.project, profile)
-            warnings = await profile_warnings(pool, session.project, profile, session.settings)
-            facts: dict[str, JsonValue] = {"name": profile.name, "profile_box_id": box, "created": created}
-            stored.append({**facts, "agents": agents, "warnings": [*warnings]})
+            put = await client.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
+            facts = ("name", "profile_box_id", "created", "agents", "warnings")
+            stored.append(put.model_dump(mode="json", include={*facts}))
             if not session.out.as_json:
-                verb = "added" if created else f"replaced; {agents} agent{'s use' if agents != 1 else ' uses'} it"
-                session.out.line(f"profile {profile.name} {verb} (box {box})")
-                for warning in warnings:
+                uses = "agents use" if put.agents != 1 else "agent uses"
+                verb = "added" if put.created else f"replaced; {put.agents} {uses} it"
+                session.out.line(f"profile {profile.name} {verb} (box {put.profile_box_id})")
+                for warning in put.warnings:
                     session.out.remark(f"warning: profile {profile.name}: {warning}")
     if session.out.as_json:
         session.out.document(stored)
@@ -59,20 +60,20 @@ async def show_one(
     """Show a profile as YAML that `profile put` takes."""
     import yaml
 
-    from turnstile.ledger.roster import get_profile
+    from turnstile.schema.ledger_reads import ProfileRead, ReadRequest
+    from turnstile.sdk.requests import parse_request
 
-    async with session.ledger() as pool:
-        stored = await get_profile(pool, session.project, profile)
+    request = ReadRequest(profile=parse_request(ProfileRead, {"name": profile}))
+    stored = (await session.read(request)).profile
     session.out.result(stored, yaml.safe_dump(stored, sort_keys=False, allow_unicode=True, width=1000).rstrip())
 
 
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
     """List the project's profiles."""
-    from turnstile.ledger.roster import list_profiles
+    from turnstile.schema import verbs
 
-    async with session.ledger() as pool:
-        rows = await list_profiles(pool, session.project)
+    rows = await session.listed(verbs.PROFILE_LIST, lambda reply: (reply.profiles, reply.next))
     session.out.records(
         f"profiles of {session.project}",
         rows,

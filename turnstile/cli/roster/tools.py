@@ -23,14 +23,16 @@ async def put(
     files: Annotated[list[Path], typer.Argument(help="YAML files, one tool each.", metavar="FILE...")],
 ) -> None:
     """Store tools from YAML files. Agents whose profile allows a tool can call it from their next turn on."""
-    from turnstile.ledger.roster import put_tool
+    from turnstile.schema import verbs
+    from turnstile.schema.wire.roster_requests import ToolPutRequest
     from turnstile.settings.yaml_files import read_tool
 
     tools = [read_tool(file) for file in files]
     stored: list[JsonValue] = []
-    async with session.ledger() as pool:
+    async with session.bridge() as client:
+        await session.await_bridge(client)
         for tool in tools:
-            created = await put_tool(pool, session.project, tool)
+            created = (await client.call(verbs.TOOL_PUT, ToolPutRequest(tool=tool))).created
             stored.append({"tool_name": tool.tool_name, "created": created, "target_subject": tool.target_subject})
             if not session.out.as_json:
                 verb = "added" if created else "replaced"
@@ -42,10 +44,9 @@ async def put(
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
     """List the project's tools."""
-    from turnstile.ledger.roster import list_tools
+    from turnstile.schema import verbs
 
-    async with session.ledger() as pool:
-        rows = await list_tools(pool, session.project)
+    rows = await session.listed(verbs.TOOL_LIST, lambda reply: (reply.tools, reply.next))
     session.out.records(
         f"tools of {session.project}",
         rows,
@@ -63,8 +64,9 @@ async def remove(
     session: "Session", tool: Annotated[str, typer.Argument(help="The tool's name.", metavar="NAME")]
 ) -> None:
     """Remove a tool. Turns that have begun can still call it."""
-    from turnstile.ledger.roster import remove_tool
+    from turnstile.schema import verbs
+    from turnstile.schema.wire.roster_requests import ToolRemoveRequest
+    from turnstile.sdk.requests import parse_request
 
-    async with session.ledger() as pool:
-        await remove_tool(pool, session.project, tool)
+    await session.change(verbs.TOOL_REMOVE, parse_request(ToolRemoveRequest, {"tool_name": tool}))
     session.out.result({"tool_name": tool, "removed": True}, f"tool {tool} removed from {session.project}")

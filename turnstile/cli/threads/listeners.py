@@ -17,15 +17,15 @@ async def listeners(
     ] = None,
 ) -> None:
     """List the listeners that workers have declared, with their peers and how many live workers have each."""
-    from turnstile.ledger.pump.thread_views import list_listeners
-    from turnstile.schema.errors import Refused
+    from turnstile.schema import verbs
+    from turnstile.schema.wire.inbox import ListenerListRequest
+    from turnstile.sdk.requests import parse_request
 
-    async with session.ledger() as pool:
-        target = session.settings.pump.worker_target
-        rows = await pool.run(lambda conn: list_listeners(conn, target, name=xsd, with_xsd=session.out.as_json))
+    request = parse_request(ListenerListRequest, {"listener": xsd, "xsd": session.out.as_json})
+    rows = (await session.change(verbs.LISTENER_LIST, request)).listeners
     if xsd is None:
         session.out.records(
-            f"listeners of {target}",
+            f"listeners of {session.settings.pump.worker_target}",
             rows,
             {
                 "name": lambda row: row.listener,
@@ -38,6 +38,4 @@ async def listeners(
             cut="description",
         )
         return
-    if not rows:
-        raise Refused("unknown_listener", f"no worker of {target} has declared a listener {xsd!r}")
     session.out.result(rows[0], (rows[0].xsd or "").rstrip())

@@ -1,29 +1,30 @@
 """`thread send`: sends a message to a listener over NATS and waits for its reply.
 
 It subscribes to the reply inbox before it sends. If a repeated message was answered before, or the reply came while
-NATS was away, it reads the reply from the ledger.
+NATS was away, it asks the bridge for the reply.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from turnstile.cli.errors import REFUSED, CommandFailed
 from turnstile.cli.session import Session
 from turnstile.cli.turns.follow import explaining_interrupt
 from turnstile.cli.turns.texts import given_text, read_text
-from turnstile.ledger.pump.thread_views import list_thread_replies
 from turnstile.schema import verbs
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.schema.wire.events import ReplyEvent
-from turnstile.schema.wire.inbox import SendReply, SendRequest
+from turnstile.schema.wire.inbox import ListenerListRequest, SendReply, SendRequest, ThreadDescribeRequest
 from turnstile.sdk.client import BridgeClient, ReplyInbox
 from turnstile.sdk.requests import parse_request
 
+Answer = TypeVar("Answer")
 _CHECK_SECONDS = 2.0
 """How long to wait for a reply before checking whether a worker with listeners runs."""
 _ROWS = 10_000
@@ -79,7 +80,7 @@ async def send_message(session: Session, options: MessageOptions, *, wait: bool,
                 session, f"message {sent.message_id}", {f"thread show {sent.thread_id}": "shows it"}
             )
             with session.printing_outages(conn), interrupt:
-                reply = await _wait_for_reply(session, inbox, sent, timeout)
+                reply = await _wait_for_reply(session, client, inbox, sent, timeout)
     _print_result(session, reply)
 
 
@@ -95,55 +96,56 @@ async def _send(session: Session, client: BridgeClient, arguments: JsonObject) -
         ) from None
 
 
-async def _wait_for_reply(session: Session, inbox: ReplyInbox, sent: SendReply, timeout: float) -> ReplyEvent:
+async def _wait_for_reply(
+    session: Session, client: BridgeClient, inbox: ReplyInbox, sent: SendReply, timeout: float
+) -> ReplyEvent:
     """The reply, from the inbox or the ledger; raises `NoAnswer` after `timeout` seconds."""
-    thread, message = ThreadId(str(sent.thread_id)), MessageId(str(sent.message_id))
-    if sent.duplicate and (known := await _kept(session, thread, message)) is not None:
+    message = MessageId(str(sent.message_id))
+    if sent.duplicate and (known := await _kept(client, sent)) is not None:
         return known
     soon = min(timeout, _CHECK_SECONDS)
     try:
         return await inbox.wait(message, soon)
     except TimeoutError:
-        if not await _true_or_unknown(session, _served):
+        if await _unserved(client):
             session.out.remark(_no_worker(session))
     try:
         return await inbox.wait(message, timeout - soon)
     except TimeoutError:
-        if (known := await _kept(session, thread, message)) is not None:
+        if (known := await _kept(client, sent)) is not None:
             return known
-    why = "" if await _true_or_unknown(session, _served) else f": {_no_worker(session)}"
+    why = f": {_no_worker(session)}" if await _unserved(client) else ""
+    thread = sent.thread_id
     raise NoAnswer(f"no answer in {amount(timeout)} s{why}. The message goes on: `turnstile thread show {thread}`")
 
 
-async def _kept(session: Session, thread: ThreadId, message: MessageId) -> ReplyEvent | None:
-    """The reply in the ledger; None if there is none yet."""
-    async with session.ledger_if_installed() as pool:
-        if pool is None:
-            return None
-        replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=_ROWS))
-    reply = next((reply for reply in replies if reply.request_id == message), None)
+async def _kept(client: BridgeClient, sent: SendReply) -> ReplyEvent | None:
+    """The reply in the ledger; None if there is none yet, or this user may not look."""
+    request = ThreadDescribeRequest(thread_id=ThreadId(str(sent.thread_id)), limit=_ROWS)
+    described = await _known(client.call(verbs.THREAD_DESCRIBE, request))
+    if described is None:
+        return None
+    reply = next((reply for reply in described.replies if reply.request_id == sent.message_id), None)
     if reply is None:
         return None
     known = reply.model_dump(include={"kind", "reason", "payload", "payload_card_id"})
-    ids = {"thread_id": thread, "message_id": message, "correlation_id": message, "from": reply.from_id}
-    return ReplyEvent.model_validate({**known, **ids})
+    ids = {"thread_id": sent.thread_id, "message_id": reply.request_id, "correlation_id": reply.request_id}
+    return ReplyEvent.model_validate({**known, **ids, "from": reply.from_id})
 
 
-async def _served(session: Session) -> bool:
-    """Whether a worker with listeners runs."""
-    from turnstile.ledger.operations.sweep import is_served  # noqa: PLC0415 -- needs the extra [server]
-
-    async with session.ledger_if_installed() as pool:
-        return pool is None or await pool.run(lambda conn: is_served(conn, session.settings.pump.worker_target))
+async def _unserved(client: BridgeClient) -> bool:
+    """Whether no worker has any listener; false if this user may not look."""
+    listed = await _known(client.call(verbs.LISTENER_LIST, ListenerListRequest()))
+    return listed is not None and not any(listener.workers for listener in listed.listeners)
 
 
-async def _true_or_unknown(session: Session, question: Callable[[Session], Awaitable[bool]]) -> bool:
-    """The answer of the ledger; True if this client cannot reach the ledger but only NATS."""
+async def _known(answer: Awaitable[Answer]) -> Answer | None:
+    """The bridge's answer; None if it is refused, or there is none in `_CHECK_SECONDS`."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
-            return await question(session)
+            return await answer
     except (TurnstileError, TimeoutError):
-        return True
+        return None
 
 
 def _no_worker(session: Session) -> str:

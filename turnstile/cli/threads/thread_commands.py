@@ -49,10 +49,9 @@ async def show(
 ) -> None:
     """Show a thread: its messages with sender, listener and effect, the replies, and its page in the Web UI."""
     from turnstile.cli.threads.thread_report import document_of, print_thread, read_thread
-    from turnstile.schema.pump.threads import ThreadId
 
-    async with session.ledger() as pool:
-        report = await read_thread(session, pool, ThreadId(thread), payloads=payloads, row_limit=limit)
+    async with session.bridge() as client:
+        report = await read_thread(session, client, thread, payloads=payloads, limit=limit)
     if session.out.as_json:
         session.out.document(document_of(report))
     else:
@@ -67,11 +66,10 @@ async def show_all(
 ) -> None:
     """List threads, the newest first."""
     from turnstile.cli.turns.turn_report import duration
-    from turnstile.ledger.pump.thread_views import list_threads
+    from turnstile.schema.ledger_reads import ReadRequest, ThreadsRead
 
-    status = "open" if only_open else None
-    async with session.ledger() as pool:
-        rows = await pool.run(lambda conn: list_threads(conn, session.project, status, row_limit=limit))
+    request = ReadRequest(threads=ThreadsRead(status="open" if only_open else None, limit=limit))
+    rows = (await session.read(request)).threads
     session.out.records(
         f"{'open ' if only_open else ''}threads of {session.project}",
         rows,

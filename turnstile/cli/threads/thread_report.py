@@ -1,58 +1,53 @@
-"""Reads a thread from the ledger and prints it: the real chain of its messages, the replies, its Web UI page."""
+"""Reads a thread by a bridge and prints it: the real chain of its messages, the replies, its Web UI page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.cli.turns.turn_report import duration, page_of
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.thread_views import (
-    find_thread,
-    list_thread_messages,
-    list_thread_payloads,
-    list_thread_replies,
-)
-from turnstile.schema.errors import Refused
-from turnstile.schema.pump.threads import MessageId, ThreadId, thread_workflow_id
+from turnstile.schema import verbs
+from turnstile.schema.ledger_reads import ReadRequest, ThreadsRead
+from turnstile.schema.pump.threads import MessageId, thread_workflow_id
 from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLine
+from turnstile.schema.wire.inbox import ThreadDescribeRequest
+from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.requests import parse_request
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadReport:
-    """A thread from the ledger; `payloads` by message, empty unless they were requested."""
+    """A thread; `payloads` by message, None unless they were requested."""
 
     thread: ThreadLine
     messages: Sequence[MessageLine]
     replies: Sequence[ReplyLine]
     link: str | None
-    payloads: Mapping[MessageId, str] = field(default_factory=dict[MessageId, str])
+    payloads: Mapping[MessageId, str] | None
 
 
 async def read_thread(
-    session: Session, pool: Pool, thread: ThreadId, *, payloads: bool = False, row_limit: int = 1000
+    session: Session, client: BridgeClient, thread: str, *, payloads: bool = False, limit: int = 1000
 ) -> ThreadReport:
-    """The thread with its messages and replies; raises `Refused` (`unknown_thread`)."""
-    view = await pool.run(lambda conn: find_thread(conn, session.project, thread))
-    if view is None:
-        raise Refused("unknown_thread", f"project {session.project} has no thread {thread!r}")
-    messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=row_limit))
-    replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=row_limit))
-    texts: dict[MessageId, str] = {}
-    if payloads:
-        texts = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=row_limit))
-    return ThreadReport(view, messages, replies, page_of(session, thread_workflow_id(thread)), texts)
+    """The thread of any channel with its messages and replies; raises `Refused` (`unknown_thread`)."""
+    named = ReadRequest(threads=parse_request(ThreadsRead, {"thread_id": thread}))
+    [line] = (await session.read_on(client, named)).threads
+    request = ThreadDescribeRequest(thread_id=line.thread_id, payloads=payloads, limit=limit)
+    described = await client.in_channel(line.channel_id).call(verbs.THREAD_DESCRIBE, request)
+    link = page_of(session, thread_workflow_id(line.thread_id))
+    return ThreadReport(line, described.messages, described.replies, link, described.payloads if payloads else None)
 
 
 def document_of(report: ThreadReport) -> dict[str, JsonValue]:
     """The report as one JSON object; with the payloads of messages and replies only if they were requested."""
+    payloads = report.payloads or {}
     messages: list[JsonValue] = []
     for message in report.messages:
-        payload = {"payload": report.payloads[message.message_id]} if message.message_id in report.payloads else {}
+        payload = {"payload": payloads[message.message_id]} if message.message_id in payloads else {}
         messages.append({**message.model_dump(mode="json"), **payload})
-    hidden = None if report.payloads else {"payload"}
+    hidden = {"payload"} if report.payloads is None else None
     replies: list[JsonValue] = [reply.model_dump(mode="json", exclude=hidden) for reply in report.replies]
     thread = report.thread.model_dump(mode="json")
     return {**thread, "messages": messages, "replies": replies, "web_ui_url": report.link}
@@ -113,6 +108,6 @@ def print_chain(out: Output, report: ThreadReport) -> None:
 
 def _print_payloads(out: Output, report: ThreadReport) -> None:
     for message in report.messages:
-        if (payload := report.payloads.get(message.message_id)) is not None:
+        if (payload := (report.payloads or {}).get(message.message_id)) is not None:
             out.line(f"#{message.number} {message.from_id} → {message.chain}", style="dim")
             out.line(f"    {payload}")

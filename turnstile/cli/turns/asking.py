@@ -5,29 +5,29 @@ that, so that it misses no event of the turn.
 """
 
 from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from turnstile.cli.errors import REFUSED, CommandFailed
 from turnstile.cli.session import SENDER, Session
-from turnstile.cli.turns.follow import explaining_interrupt, follow_turn, look_into_ledger, wait_turn, ways_of
+from turnstile.cli.turns.follow import explaining, explaining_interrupt, wait_directly, ways_of
 from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.turn_report import (
     TurnEnd,
     document_of,
     link_of,
     print_deliverable,
-    read_end,
     read_report,
+    report_from,
 )
 from turnstile.schema.access import Caller
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
+from turnstile.schema.ledger_reads import ReadReply, ReadRequest
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.profiles import RuntimeConfig
@@ -38,9 +38,6 @@ from turnstile.sdk.nats_turns import turn_of
 from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turn import Cascade, Stopped, Turn
 from turnstile.sdk.turns import Client
-
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
 
 OVER_SECONDS = 5.0
 """What a stopped turn has to end before the command says what it waits for."""
@@ -72,25 +69,16 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
     if direct and question.multitask is not MultitaskStrategy.ENQUEUE:
         raise BadRequest("--multitask stops or steers other turns, which only a bridge does: leave out --direct")
     if direct:
-        async with session.ledger() as pool:
-            reply = await _enqueue_directly(session, pool, request)
-            _print_reply(session, reply, wait=wait)
-            if wait:
-                turn = turn_of(reply)
-                with explaining_interrupt(session, f"turn {turn}", ways_of(turn)):
-                    await wait_turn(session, pool, turn)
-                print_end(session, await read_report(pool, session, turn))
-    elif wait:
-        async with session.ledger_beside_client() as pool, AsyncExitStack() as stack:
-            with _naming_direct(session):
-                client = await stack.enter_async_context(session.client())
-                turn, shown = await follow(session, pool, client, request, goes_on=True)
-            end = await read_end(turn) if pool is None else await read_report(pool, session, await turn.start())
-            print_end(session, end, shown)
-    else:
-        with _naming_direct(session):
-            async with session.client() as client:
-                _print_reply(session, await enqueue(session, client, client.ask_for(request)), wait=False)
+        await _ask_directly(session, request, wait=wait)
+        return
+    with _naming_direct(session):
+        async with session.client() as client:
+            turn = client.ask_for(request)
+            if not wait:
+                _print_reply(session, await enqueue(session, client, turn), wait=False)
+                return
+            shown = await follow(session, client, turn, goes_on=True)
+            print_end(session, await read_report(session, client, turn), shown)
 
 
 @contextmanager
@@ -126,31 +114,17 @@ class Again:
 
 async def run_again(session: Session, again: Again, *, wait: bool) -> None:
     """Run a turn again and print the reply; with `wait` follow the new turn, as `ask` does."""
-    async with session.ledger_beside_client() as pool, session.client() as client:
+    async with session.client() as client:
         old = await session.patiently(lambda: client.turn(again.turn))
         turn = old.again(again.request(await old.start()))
         if not wait:
             _print_reply(session, await enqueue(session, client, turn), wait=False)
             return
-        shown = await follow_made(session, pool, client, turn, goes_on=True)
-        end = await read_end(turn) if pool is None else await read_report(pool, session, await turn.start())
-        print_end(session, end, shown)
+        shown = await follow(session, client, turn, goes_on=True)
+        print_end(session, await read_report(session, client, turn), shown)
 
 
-async def follow(
-    session: Session, pool: "Pool | None", client: Client, request: EnqueueRequest, *, goes_on: bool = False
-) -> tuple[Turn, str]:
-    """Enqueue a turn and show it live until it has ended; returns it and the text that was shown last.
-
-    As `follow_made`.
-    """
-    turn = client.ask_for(request)
-    return turn, await follow_made(session, pool, client, turn, goes_on=goes_on)
-
-
-async def follow_made(
-    session: Session, pool: "Pool | None", client: Client, turn: Turn, *, goes_on: bool = False
-) -> str:
+async def follow(session: Session, client: Client, turn: Turn, *, goes_on: bool = False) -> str:
     """Start a turn and show it live until it has ended; returns the text that was shown last.
 
     With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
@@ -161,20 +135,21 @@ async def follow_made(
         # with --json one document is printed, so nothing is streamed
         view = LiveView(session.out, named, events=False, silent=session.out.as_json)
         interrupt = explaining_interrupt(session, f"turn {named}", ways_of(named)) if goes_on else nullcontext()
-        look = None if pool is None else look_into_ledger(session, pool, named)
         with interrupt:
             try:
-                await follow_turn(session, look, chunks, view.take_chunk)
+                async with explaining(session, turn):
+                    async for chunk in chunks:
+                        view.take_chunk(chunk)
             finally:
                 view.close()
     return view.last_text
 
 
-async def ask_and_follow(session: Session, pool: "Pool", request: EnqueueRequest) -> AgentTurnId:
+async def ask_and_follow(session: Session, client: Client, request: EnqueueRequest) -> AgentTurnId:
     """Enqueue a turn, show it live until it has ended, and return its id."""
-    async with session.client() as client:
-        turn, _ = await follow(session, pool, client, request)
-        return await turn.start()
+    turn = client.ask_for(request)
+    await follow(session, client, turn)
+    return await turn.start()
 
 
 async def enqueue(session: Session, client: Client, turn: Turn) -> EnqueueReply:
@@ -298,22 +273,35 @@ def request_of(question: Question, *, repeatable: bool = False) -> EnqueueReques
     return parse_request(EnqueueRequest, fields)
 
 
-async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequest) -> EnqueueReply:
-    from turnstile.ledger.turns import intake  # noqa: PLC0415 -- needs the extra [server]
+async def _ask_directly(session: Session, request: EnqueueRequest, *, wait: bool) -> None:
+    """Write the turn into the database, and with `wait` read there until it has ended: NATS may be away."""
+    from turnstile.bridge.verbs.ledger_reads import LedgerReads  # noqa: PLC0415 -- needs the extra [server]
+    from turnstile.ledger.turns import intake  # noqa: PLC0415 -- as above
 
     settings = session.settings
-    reply = await intake.enqueue(
-        pool,
-        session.project,
-        session.channel,
-        request,
-        {},
-        depth_limit=settings.protocol.max_recursion_depth,
-        sender=SENDER,
-        admission=settings.limits.admission,
-        caller=Caller(SENDER, operates=True),
-    )
-    return reply.reply
+    async with session.ledger() as pool:
+        enqueued = await intake.enqueue(
+            pool,
+            session.project,
+            session.channel,
+            request,
+            {},
+            depth_limit=settings.protocol.max_recursion_depth,
+            sender=SENDER,
+            admission=settings.limits.admission,
+            caller=Caller(SENDER, operates=True),
+        )
+        _print_reply(session, enqueued.reply, wait=wait)
+        if not wait:
+            return
+        turn, reads = turn_of(enqueued.reply), LedgerReads(pool)
+
+        async def read(wanted: ReadRequest) -> ReadReply:
+            return await reads.answer(session.project, session.channel, wanted)
+
+        with explaining_interrupt(session, f"turn {turn}", ways_of(turn)):
+            await wait_directly(session, turn, read)
+        print_end(session, await report_from(read, turn))
 
 
 def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:

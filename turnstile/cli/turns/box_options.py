@@ -1,23 +1,29 @@
-"""`agent memory`, `box make` and `box show`: boxes are read from the ledger, and made and set by the bridge."""
+"""`agent memory`, `box put`, `box make` and `box show`: a bridge reads, makes and sets boxes."""
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import JsonValue
 from pydantic_core import from_json
 
 from turnstile.cli.session import Session
 from turnstile.cli.turns.texts import read_text
+from turnstile.cli.turns.turn_report import read_box
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, value_of
-from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, box_id
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import BoxId, box_id
+from turnstile.schema.ledger_reads import MemoryRead, ReadRequest
 from turnstile.schema.wire.box_requests import (
+    AgentBoxes,
     BoxForkRequest,
     BoxMakeRequest,
     BoxReplaceRequest,
 )
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 from turnstile.sdk.requests import parse_request
 
 
@@ -46,10 +52,8 @@ class Memory:
 
 async def show_memory(session: Session, agent: str) -> None:
     """Print the boxes that the agent's pointers name; raises `Refused` for an unknown agent."""
-    from turnstile.ledger.turns.boxes import agent_boxes  # noqa: PLC0415 -- needs the extra [server]
-
-    async with session.ledger() as pool:
-        boxes = await pool.run(lambda conn: agent_boxes(conn, session.project, session.channel, AgentId(agent)))
+    request = ReadRequest(memory=parse_request(MemoryRead, {"agent_id": agent}))
+    boxes = (await session.read(request)).memory or AgentBoxes()
     if session.out.as_json:
         session.out.document(boxes)
         return
@@ -83,10 +87,7 @@ async def make_of_parts(session: Session, parts: list[str], correlation_id: str 
     fields: JsonObject = {"parts": [part_of(part) for part in parts]}
     if correlation_id is not None:
         fields["correlation_id"] = correlation_id
-    async with session.bridge() as client:
-        await session.await_bridge(client)
-        request = parse_request(BoxMakeRequest, fields)
-        reply = await client.call(verbs.BOX_MAKE, request)
+    reply = await session.change(verbs.BOX_MAKE, parse_request(BoxMakeRequest, fields))
     before = ", made before" if reply.duplicate else ""
     session.out.result(
         reply, f"box {reply.box_id} with {reply.cards} {'card' if reply.cards == 1 else 'cards'}{before}"
@@ -123,15 +124,37 @@ def _part_in_json(argument: str) -> JsonObject:
         raise BadRequest(f"{argument[:80]!r} is no JSON: {error}") from None
 
 
+async def put_texts(session: Session, texts: Sequence[str]) -> None:
+    """Put texts into a new box, one card each; a request takes as many as it may have, and the next goes on."""
+    box: BoxId | None = None
+    async with session.bridge() as client:
+        await session.await_bridge(client)
+        for batch in _batches(texts):
+            before: list[JsonValue] = [] if box is None else [{"box_id": box}]
+            parts: list[JsonValue] = [*before, *({"text": text} for text in batch)]
+            box = (await client.call(verbs.BOX_MAKE, parse_request(BoxMakeRequest, {"parts": parts}))).box_id
+        cards = [] if box is None else await read_box(lambda wanted: session.read_on(client, wanted), box)
+    session.out.result(
+        {"box_id": box, "card_ids": [card.card_id for card in cards]}, f"box {box} with {len(texts)} texts"
+    )
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order, as many together as one request may have."""
+    batch: list[str] = []
+    for text in texts:
+        if batch and sum(len(each.encode("utf-8")) for each in (*batch, text)) > TEXT_LIMIT_BYTES:
+            yield batch
+            batch = []
+        batch.append(text)
+    yield batch
+
+
 async def show_box(session: Session, box: str, last: int | None) -> None:
     """Print the cards of a box; raises `BadRequest` or `Refused` (`unknown_box`)."""
-    from turnstile.ledger.turns.cards import box_cards  # noqa: PLC0415 -- needs the extra [server]
-
     named = box_id(box, "box")
-    async with session.ledger() as pool:
-        cards = await pool.run(lambda conn: box_cards(conn, session.project, named))
-    if cards is None:
-        raise Refused("unknown_box", f"project {session.project} has no box {named}")
+    async with session.bridge() as client:
+        cards = await read_box(lambda wanted: session.read_on(client, wanted), named)
     placed = [PlacedCard(position=place, **dict(card)) for place, card in enumerate(cards, 1)]
     placed = placed[-last:] if last else placed
     if session.out.as_json:

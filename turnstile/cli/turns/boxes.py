@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@command(app, "put", project=True)
+@command(app, "put", project=True, channel=True)
 async def put(
     session: "Session",
     files: Annotated[
@@ -23,25 +23,11 @@ async def put(
     ],
 ) -> None:
     """Put texts into a new box, for `enqueue --context-box`. A text may have at most 512 KiB."""
+    from turnstile.cli.turns.box_options import put_texts
     from turnstile.cli.turns.texts import bounded, given_text
-    from turnstile.ledger.turns.cards import make_box
     from turnstile.rules.text import storable
-    from turnstile.schema.cards import CardType, Role, TextContent, make_card
-    from turnstile.schema.ids import CardId, new_box_id
 
-    texts = [bounded(storable(given_text(None, file)), str(file)) for file in files]
-    box = new_box_id()
-    cards = [
-        make_card(
-            CardId(f"{box}-{number}"), CardType.INSTRUCTION, Role.USER, TextContent(text=text), author="turnstile.cli"
-        )
-        for number, text in enumerate(texts, 1)
-    ]
-    async with session.ledger() as pool:
-        await pool.run(lambda conn: make_box(conn, session.project, box, cards))
-    session.out.result(
-        {"box_id": box, "card_ids": [card.card_id for card in cards]}, f"box {box} with {len(cards)} texts"
-    )
+    await put_texts(session, [bounded(storable(given_text(None, file)), str(file)) for file in files])
 
 
 @command(app, "make", project=True, channel=True)

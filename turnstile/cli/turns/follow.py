@@ -1,20 +1,18 @@
-"""Follows a turn to its end: shows what happens, and queries the ledger once a second in case an event is lost."""
+"""Follows a turn to its end: shows what happens, and looks once a second in case an event is lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
-from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
-from turnstile.cli.turns.lookup import require_turn
-from turnstile.cli.turns.missing import Missing
+from turnstile.cli.turns.lookup import turn_request
+from turnstile.cli.turns.missing import CHECK_SECONDS, Missing, bridge_answers, has_begun
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
-from turnstile.schema.wire.descriptions import TurnView
-
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
+from turnstile.schema.ledger_reads import ReadReply, ReadRequest
+from turnstile.sdk.nats_turns import turn_in
+from turnstile.sdk.turn import Turn
 
 Piece = TypeVar("Piece")
 POLL_SECONDS = 1.0
@@ -22,53 +20,61 @@ _LINGER_SECONDS = 0.1
 """How long to wait for the rest of a turn's text after its end: events of two subscriptions come in any order."""
 
 
-Look = Callable[[], Awaitable[TurnView]]
-"""Reads the turn's state; raises `ServerUnavailable`."""
+@asynccontextmanager
+async def explaining(session: Session, turn: Turn) -> AsyncGenerator[None]:
+    """Print beside the block why the turn does not begin, or that no bridge answers; nothing through a gateway."""
+    if session.gateway is not None:
+        yield
+        return
+    watching = asyncio.create_task(Missing(session).watch(turn))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
-def look_into_ledger(session: Session, pool: "Pool", turn: AgentTurnId, *, gives_up: bool = False) -> Look:
-    """Reads the turn from the ledger, and prints why it does not begin; with `gives_up` it may raise `NoBridge`."""
-    missing = Missing(session, pool, gives_up=gives_up)
+async def wait_directly(
+    session: Session, turn: AgentTurnId, read: Callable[[ReadRequest], Awaitable[ReadReply]]
+) -> None:
+    """Read the ledger until the turn has its outcome, and print why it does not begin.
 
-    async def look() -> TurnView:
-        view = await require_turn(pool, session.project, turn)
-        await missing.check(view)
-        return view
+    Raises `NoBridge` if no bridge answers for long.
+    """
+    missing, loop = Missing(session, gives_up=True), asyncio.get_running_loop()
+    check_at = loop.time() + CHECK_SECONDS
+    while True:
+        try:
+            view = turn_in(await read(turn_request(turn)))
+        except ServerUnavailable as error:  # keep waiting: the turn goes on
+            session.out.remark(f"waiting: {error}")
+        else:
+            if view.ended_at is not None:
+                return
+            if not has_begun(view) and loop.time() >= check_at:
+                missing.show(view, bridge=await bridge_answers(session))
+                check_at = loop.time() + CHECK_SECONDS
+        await asyncio.sleep(POLL_SECONDS)
 
-    return look
 
-
-async def follow_turn(
-    session: Session, look: Look | None, happening: AsyncIterator[Piece], take: Callable[[Piece], bool]
+async def follow_events(
+    session: Session, turn: Turn, happening: AsyncIterator[Piece], take: Callable[[Piece], bool]
 ) -> None:
     """Show what happens until the turn has its outcome: each piece goes to `take`, which says whether it is the end.
 
-    With `look` the ledger is asked, too, and what is shown may break off. Without it the last piece is the end.
+    The turn is looked at, too: what is shown may break off.
     """
-    if look is None:
-        async for piece in happening:
-            take(piece)
-        return
     announced = asyncio.Event()
     reading = asyncio.create_task(_show(session, happening, take, announced))
     try:
-        while not await _has_ended(session, look):
-            announced.clear()
-            await _wait(announced, POLL_SECONDS)
+        async with explaining(session, turn):
+            while not await _has_ended(turn):
+                announced.clear()
+                await _wait(announced, POLL_SECONDS)
         await asyncio.wait({reading}, timeout=_LINGER_SECONDS)
     finally:
         reading.cancel()
         await asyncio.wait({reading})
-
-
-async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
-    """Poll the ledger until the turn has its outcome; raises `NoBridge` if no bridge answers for long.
-
-    If the turn does not begin, print the reason.
-    """
-    never, look = asyncio.Event(), look_into_ledger(session, pool, turn, gives_up=True)
-    while not await _has_ended(session, look):
-        await _wait(never, POLL_SECONDS)
 
 
 @contextmanager
@@ -101,15 +107,11 @@ def ways_of(turn: AgentTurnId) -> dict[str, str]:
     return {f"turn show {turn}": "shows it", f"watch {turn}": "waits for it", f"turn stop {turn}": "ends it"}
 
 
-async def _has_ended(session: Session, look: Look) -> bool:
+async def _has_ended(turn: Turn) -> bool:
     try:
-        view = await look()
-    except NoBridge:
-        raise
-    except ServerUnavailable as error:  # keep waiting: the turn goes on
-        session.out.remark(f"waiting: {error}")
+        return (await turn.describe()).ended_at is not None
+    except ServerUnavailable:  # keep waiting: the turn goes on
         return False
-    return view.ended_at is not None
 
 
 async def _show(
@@ -120,7 +122,7 @@ async def _show(
             if take(piece):
                 announced.set()
     except ServerUnavailable as error:
-        session.out.remark(f"{error}; querying the ledger instead")
+        session.out.remark(f"{error}; looking at the turn instead")
     announced.set()
 
 

@@ -23,14 +23,11 @@ async def show(
     limit: Annotated[int, typer.Option(help="How many rows to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List inbox rows, the newest first."""
-    from turnstile.cli.turns.lookup import require_agent
-    from turnstile.ledger.turns.views import list_inbox
-    from turnstile.schema.ids import AgentId
+    from turnstile.schema.ledger_reads import InboxRead, ReadRequest
+    from turnstile.sdk.requests import parse_request
 
-    agent_id = AgentId(agent) if agent else None
-    async with session.ledger() as pool:
-        await require_agent(pool, session.project, agent_id)
-        rows = await pool.run(lambda conn: list_inbox(conn, session.project, agent_id, status, row_limit=limit))
+    page = parse_request(InboxRead, {"agent_id": agent, "status": status, "limit": limit})
+    rows = (await session.read(ReadRequest(inbox=page))).inbox
     session.out.records(
         f"inbox rows of {agent or session.project}",
         rows,

@@ -32,26 +32,19 @@ async def show(
 ) -> None:
     """Show a turn as a transcript: the request, each step with its calls, the deliverable, its Web UI page.
 
-    Through a gateway only its status and deliverable are shown, without the transcript.
+    Through a gateway only its status and deliverable are shown, without the transcript, which operators read over NATS.
     """
-    from turnstile.cli.turns.lookup import require_of_client
-    from turnstile.cli.turns.turn_report import document_of, link_of, print_report, print_view, read_end, read_report
+    from turnstile.cli.turns.turn_report import TurnReport, document_of, link_of, print_report, print_view, read_report
 
-    if session.gateway is not None:
-        async with session.client() as client:
-            end = await read_end(await require_of_client(session, client, turn), client)
-        if session.out.as_json:
-            session.out.document(document_of(end, None))
-        else:
-            print_view(session.out, end)
-        return
-    async with session.ledger() as pool:
-        report = await read_report(pool, session, turn)
+    async with session.client() as client:
+        report = await read_report(session, client, turn)
     link = link_of(session, report.turn.agent_turn_id)
     if session.out.as_json:
         session.out.document(document_of(report, link))
-    else:
+    elif isinstance(report, TurnReport):
         print_report(session.out, report, link, whole=full)
+    else:
+        print_view(session.out, report)
 
 
 @command(app, "list", project=True)
@@ -61,15 +54,12 @@ async def show_all(
     limit: Annotated[int, typer.Option(help="How many turns to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List turns, the newest first."""
-    from turnstile.cli.turns.lookup import require_agent
     from turnstile.cli.turns.turn_report import duration, list_of, note_of
-    from turnstile.ledger.turns.views import list_turns
-    from turnstile.schema.ids import AgentId
+    from turnstile.schema.ledger_reads import ReadRequest, TurnsRead
+    from turnstile.sdk.requests import parse_request
 
-    agent_id = AgentId(agent) if agent else None
-    async with session.ledger() as pool:
-        await require_agent(pool, session.project, agent_id)
-        rows = await pool.run(lambda conn: list_turns(conn, session.project, agent_id, row_limit=limit))
+    page = ReadRequest(turns=parse_request(TurnsRead, {"agent_id": agent, "limit": limit}))
+    rows = (await session.read(page)).turns
     session.out.records(
         f"turns of {agent or session.project}",
         rows,
@@ -91,7 +81,7 @@ async def show_all(
         },
         cut="asked",
     )
-    if not session.out.as_json and (link := list_of(session, agent_id)):
+    if not session.out.as_json and (link := list_of(session, agent)):
         session.out.remark(f"turns that did not succeed, in Temporal: {link}")
 
 

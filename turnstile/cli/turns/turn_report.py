@@ -1,15 +1,14 @@
-"""Reads a turn from the ledger or by a client, and prints it: transcript, deliverable, and its page in the Web UI.
+"""Reads a turn by a client, and prints it: transcript, deliverable, and its page in the Web UI.
 
 Text of models and tools is indented below a line that names its source, so that it cannot be taken for Turnstile's.
 """
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 from rich.json import JSON
@@ -17,26 +16,21 @@ from rich.json import JSON
 from turnstile.cli.budgets.budget_report import budget_line
 from turnstile.cli.output import Output, clock
 from turnstile.cli.session import Session
-from turnstile.cli.turns.lookup import require_turn
-from turnstile.ledger.budgets.budget_views import list_budgets_of_turn
-from turnstile.ledger.turns.cards import box_cards, get_card
-from turnstile.ledger.turns.views import TurnLine, list_calls, list_steps
+from turnstile.cli.turns.lookup import require_of_client, turn_request
 from turnstile.processes import addresses
-from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, StepView, Transcript, transcript_of
+from turnstile.rules.transcript import CallEntry, SteerEntry, StepEntry, Transcript, transcript_of
 from turnstile.schema import amounts
 from turnstile.schema.budgets.views import BudgetView, ids_of
 from turnstile.schema.cards import Card, value_of
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, BoxId, CardId, workflow_id
-from turnstile.schema.people.steers import Steer
+from turnstile.schema.ledger_reads import BoxRead, ReadReply, ReadRequest, StepView, TurnLine
 from turnstile.schema.states import SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import Compaction
 from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.nats_turns import turn_in
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
-
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
 
 _TEXT = 2000
 _QUEUED = {
@@ -75,52 +69,77 @@ class TurnReport(TurnEnd):
     transcript: Transcript
 
 
-async def read_end(turn: Turn, client: Client | None = None) -> TurnEnd:
-    """Where the turn stands and what it delivered, from its client; with the client also its budgets."""
+Reading = Callable[[ReadRequest], Awaitable[ReadReply]]
+"""Asks `ledger.read`."""
+
+
+async def read_report(session: Session, client: Client, turn: Turn | str) -> TurnEnd:
+    """The turn, or the one whose id begins so, with its deliverable; a `TurnReport` for operators over NATS.
+
+    Raises `Refused` (`unknown_turn`, `ambiguous_turn`).
+    """
+    named = turn if isinstance(turn, str) else await turn.start()
+    if session.gateway is None:
+        try:
+            return await report_from(lambda wanted: session.read_on(client.bridge, wanted), named)
+        except Refused as error:
+            if error.code != "forbidden":
+                raise
+    turn = await require_of_client(session, client, turn) if isinstance(turn, str) else turn
+    return await _read_end(client, turn)
+
+
+async def report_from(read: Reading, turn: str) -> TurnReport:
+    """The turn, or the one whose id begins so, with its steps, transcript and deliverable; raises as `read_report`."""
+    reply = await read(turn_request(turn, record=True))
+    view = turn_in(reply)
+    boxes = [await _box(read, box) for box in (view.context_box_id, view.output_box_id)]
+    cards = {card.card_id: card for card in (*reply.outside, *boxes[0], *boxes[1])}
+    card = None if view.deliverable_card_id is None else cards.get(view.deliverable_card_id)
+    deliverable = None if card is None else Deliverable(card.card_id, value_of(card), bool(card.metadata.partial))
+    said = {steer.steer_id: cards.get(CardId(steer.steer_id)) for steer in view.steers or ()}
+    steers = [
+        SteerEntry(**dict(steer), text=None if (text := said[steer.steer_id]) is None else str(value_of(text)))
+        for steer in view.steers or ()
+    ]
+    transcript = transcript_of(reply.steps, boxes[0], boxes[1], reply.calls, steers)
+    return TurnReport(view, deliverable, reply.budgets, reply.steps, transcript)
+
+
+async def _box(read: Reading, box: BoxId | None) -> list[Card]:
+    try:
+        return [] if box is None else await read_box(read, box)
+    except Refused as error:
+        if error.code != "unknown_box":  # retention has removed it
+            raise
+        return []
+
+
+async def read_box(read: Reading, box: BoxId) -> list[Card]:
+    """The cards of a box in order; raises `Refused` (unknown_box)."""
+    cards: list[Card] = []
+    after: object = 0
+    while isinstance(after, int):
+        page = await read(ReadRequest(box=BoxRead(box_id=box, after=after)))
+        cards += page.cards
+        after = page.next
+    return cards
+
+
+async def _read_end(client: Client, turn: Turn) -> TurnEnd:
     view = await turn.describe()
-    budgets = [] if client is None else await _budgets_seen(client, view)
+    budgets: list[BudgetView] = []
+    for budget in () if view.budget is None else ids_of(view.budget):
+        try:
+            budgets.append(await client.budget(budget))
+        except Refused as error:  # one that is not shown to this client
+            if error.code != "unknown_budget":
+                raise
     if view.ended_at is None:
         return TurnEnd(view, None, budgets)
     result = await turn.result()
     card_id = result.card_id
     return TurnEnd(view, None if card_id is None else Deliverable(card_id, result.value, result.partial), budgets)
-
-
-async def _budgets_seen(client: Client, view: TurnView) -> list[BudgetView]:
-    """The turn's budgets, without those that are not shown to the client."""
-    budgets: list[BudgetView] = []
-    for budget in () if view.budget is None else ids_of(view.budget):
-        try:
-            budgets.append(await client.budget(budget))
-        except Refused as error:
-            if error.code != "unknown_budget":
-                raise
-    return budgets
-
-
-async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
-    """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
-    view = await require_turn(pool, session.project, turn)
-    project, turn_id = session.project, view.agent_turn_id
-
-    async def cards(box: BoxId | None) -> list[Card]:
-        rows = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
-        return rows or []
-
-    async def said(steer: Steer) -> str | None:
-        card = await pool.run(lambda conn: get_card(conn, project, CardId(steer.steer_id)))
-        return None if card is None else str(value_of(card))
-
-    steps = await pool.run(lambda conn: list_steps(conn, project, turn_id))
-    budgets = [] if view.budget is None else await pool.run(lambda conn: list_budgets_of_turn(conn, project, turn_id))
-    sent = await pool.run(lambda conn: list_calls(conn, project, turn_id))
-    context, output = await cards(view.context_box_id), await cards(view.output_box_id)
-    card_id = view.deliverable_card_id
-    deliverable = None
-    if card_id is not None and (card := await pool.run(lambda conn: get_card(conn, project, card_id))) is not None:
-        deliverable = Deliverable(card.card_id, value_of(card), bool(card.metadata.partial))
-    steers = [SteerEntry(**dict(s), text=await said(s)) for s in view.steers or ()]
-    return TurnReport(view, deliverable, budgets, steps, transcript_of(steps, context, output, sent, steers))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
@@ -170,7 +189,7 @@ def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
 
 
 def print_view(out: Output, report: TurnEnd) -> None:
-    """Print where a turn stands and what it delivered, for people, where the ledger is not at hand."""
+    """Print where a turn stands and what it delivered, for people, without its transcript."""
     out.facts(f"turn {report.turn.agent_turn_id}", _facts(report, None))
     print_deliverable(out, report)
 

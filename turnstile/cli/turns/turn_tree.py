@@ -18,14 +18,13 @@ from rich.tree import Tree
 from turnstile.cli.budgets.budget_report import budget_line
 from turnstile.cli.output import clean
 from turnstile.cli.session import Session
-from turnstile.cli.turns.lookup import require_of_client, require_turn
+from turnstile.cli.turns.lookup import require_of_client, turn_request
 from turnstile.cli.turns.turn_report import duration
-from turnstile.ledger.trees.tree_views import tree
 from turnstile.schema.amounts import money
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ledger_reads import ReadRequest, TurnRead
 from turnstile.schema.wire.descriptions import TreeTurn
-
-"""A turn of a tree, of the ledger or of a client: they have the same fields."""
+from turnstile.sdk.nats_turns import turn_in
 
 _CHILDREN_OF_MANY = 8
 """Children of a turn that are shown live where the terminal has fewer lines than the tree has turns."""
@@ -139,15 +138,26 @@ async def show_tree(session: Session, turn: str, *, follow: bool, interval: floa
 
 @asynccontextmanager
 async def _reading(session: Session, turn: str) -> AsyncGenerator[Read]:
-    """Reads the tree of a turn from the ledger, or from a gateway."""
-    if session.gateway is not None:
-        async with session.client() as client:
+    """Reads the tree of a turn; for an operator over NATS that of all channels."""
+    async with session.client() as client:
+        reply = await session.read_if_operator(client, turn_request(turn))
+        if reply is None:
             view = await require_of_client(session, client, turn)
             yield lambda: session.patiently(view.tree)
-        return
-    async with session.ledger() as pool:
-        named = (await require_turn(pool, session.project, turn)).agent_turn_id
-        yield lambda: pool.run(lambda conn: tree(conn, session.project, named))
+            return
+        page = TurnRead(agent_turn_id=turn_in(reply).agent_turn_id, tree=True)
+
+        async def read() -> Sequence[TreeTurn]:
+            nodes: list[TreeTurn] = []
+            after: object = None
+            while True:
+                wanted = ReadRequest(turn=page.model_copy(update={"after": after}))
+                more = await session.read_on(client.bridge, wanted)
+                nodes += more.tree
+                if (after := more.next) is None:
+                    return nodes
+
+        yield read
 
 
 def _print(session: Session, nodes: Sequence[TreeTurn]) -> None:

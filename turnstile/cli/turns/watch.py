@@ -20,21 +20,14 @@ async def watch(
 
     Through a gateway only turns can be watched, and only their text is shown. Watching an agent needs NATS.
     """
-    from turnstile.cli.turns.lookup import find_turn, has_agent, require_agent, require_of_client, turn_of_client
-    from turnstile.cli.turns.watching import watch_agent, watch_by_client, watch_turn
+    from turnstile.cli.turns.lookup import require_of_client, turn_of_client
+    from turnstile.cli.turns.watching import find_turn_or_agent, watch_agent, watch_turn
     from turnstile.schema.ids import AgentId
 
-    agent = AgentId(target)
-    async with session.ledger_beside_client() as pool:
-        if pool is None:
-            async with session.client() as client:
-                find = turn_of_client if session.gateway is None else require_of_client
-                if (view := await find(session, client, target)) is not None:
-                    await watch_by_client(session, client, view)
-                    return
-        elif not await has_agent(pool, session.project, agent):
-            if (turn := await find_turn(pool, session.project, target)) is not None:
-                await watch_turn(session, pool, turn)
-                return
-            await require_agent(pool, session.project, agent)
-    await watch_agent(session, agent)
+    async with session.client() as client:
+        turn = await (turn_of_client if session.gateway is None else require_of_client)(session, client, target)
+        found = await find_turn_or_agent(session, client, target) if turn is None else (client, turn)
+        if found is not None:
+            await watch_turn(session, *found)
+            return
+    await watch_agent(session, AgentId(target))

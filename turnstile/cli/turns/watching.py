@@ -1,24 +1,22 @@
-"""Watches an agent or a turn. It subscribes before it queries the ledger, so that it cannot miss a turn's end."""
+"""Watches an agent or a turn. It subscribes before it looks at the turn, so that it cannot miss the turn's end."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from turnstile.cli.people.turn_questions import TurnQuestions
 from turnstile.cli.session import Session
-from turnstile.cli.turns.follow import Look, follow_turn, look_into_ledger
+from turnstile.cli.turns.follow import follow_events
 from turnstile.cli.turns.live import LiveView
-from turnstile.cli.turns.turn_report import TurnEnd, document_of, link_of, print_deliverable, read_end, read_report
+from turnstile.cli.turns.lookup import find_turn
+from turnstile.cli.turns.turn_report import TurnEnd, document_of, link_of, print_deliverable, read_report
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId
+from turnstile.schema.ledger_reads import MemoryRead, ReadRequest
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.client import BridgeClient
-from turnstile.sdk.nats_turns import NatsBackend
+from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
-
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
 
 
 async def watch_agent(session: Session, agent: AgentId) -> None:
@@ -33,32 +31,44 @@ async def watch_agent(session: Session, agent: AgentId) -> None:
                     view.take(event)
 
 
-async def watch_turn(session: Session, pool: "Pool", turn: TurnView) -> None:
-    """Print the turn's events until it has ended, then how it ended and its deliverable."""
-    if turn.ended_at is None:
-        async with session.nats() as conn:
-            with session.printing_outages(conn):
-                look = look_into_ledger(session, pool, turn.agent_turn_id)
-                bridge = session.bridge_on(conn)
-                client = Client.over(NatsBackend(conn, bridge.in_channel(turn.channel_id)))
-                async with _showing_questions(session, client, turn):
-                    await _show_events(session, bridge, turn, look)
-    _print_end(session, await read_report(pool, session, turn.agent_turn_id))
+async def find_turn_or_agent(session: Session, client: Client, target: str) -> tuple[Client, Turn] | None:
+    """For an operator, the turn whose id begins so unless an agent has this id, and a client of its channel.
+
+    None for an agent, and for a user who may not look up either. Raises `Refused` (unknown_agent) if there is neither.
+    """
+    agent = ReadRequest(memory=parse_request(MemoryRead, {"agent_id": target}))
+    try:
+        await session.read_if_operator(client, agent)
+    except Refused as unknown:
+        try:
+            view = await find_turn(session, client.bridge, target)
+        except Refused as error:
+            raise (unknown if error.code == "unknown_turn" else error) from None
+        client = client.in_channel(view.channel_id)
+        return client, await client.turn(view.agent_turn_id, agent_id=view.agent_id)
+    return None
 
 
-async def watch_by_client(session: Session, client: Client, turn: Turn) -> None:
-    """As `watch_turn`, without the ledger. A gateway streams what the model writes, and no other events."""
+async def watch_turn(session: Session, client: Client, turn: Turn) -> None:
+    """Print the turn's events until it has ended, then how it ended and its deliverable.
+
+    A gateway streams what the model writes, and no other events.
+    """
     seen = await turn.describe()
     if seen.ended_at is None:
         async with _showing_questions(session, client, seen):
-            if session.gateway is None:
-                await _show_events(session, client.bridge, seen, turn.describe)
-            else:
-                view = LiveView(session.out, seen.agent_turn_id)
-                async with turn.chunks() as chunks:
-                    await follow_turn(session, None, chunks, view.take_chunk)
+            view = LiveView(session.out, seen.agent_turn_id)
+            try:
+                if session.gateway is None:
+                    async with client.bridge.watching(seen.agent_id, include_chunks=True) as events:
+                        await follow_events(session, turn, events, view.take)
+                else:
+                    async with turn.chunks() as chunks:
+                        async for chunk in chunks:
+                            view.take_chunk(chunk)
+            finally:
                 view.close()
-    _print_end(session, await read_end(turn))
+    _print_end(session, await read_report(session, client, turn))
 
 
 @asynccontextmanager
@@ -71,15 +81,6 @@ async def _showing_questions(session: Session, client: Client, turn: TurnView) -
     finally:
         watching.cancel()
         await asyncio.wait({watching})
-
-
-async def _show_events(session: Session, bridge: BridgeClient, turn: TurnView, look: Look) -> None:
-    view = LiveView(session.out, turn.agent_turn_id)
-    async with bridge.in_channel(turn.channel_id).watching(turn.agent_id, include_chunks=True) as events:
-        try:
-            await follow_turn(session, look, events, view.take)
-        finally:
-            view.close()
 
 
 def _print_end(session: Session, report: TurnEnd) -> None:

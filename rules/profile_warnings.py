@@ -7,15 +7,8 @@ knows all providers and models.
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
-from turnstile.ledger.budgets.prices import has_price
-from turnstile.ledger.operations.monitor import list_live_workers
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.roster import list_tools
-from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders
 from turnstile.schema.tools import ASK_HUMAN, PMO_TOOLS, SUBMIT_RESULT
-from turnstile.settings import Settings
 
 _PROVIDERS = (
     *("scripted", "openai", "anthropic", "gemini", "mistral", "groq", "deepseek", "openrouter", "azure", "bedrock"),
@@ -28,23 +21,21 @@ _CONVENTIONAL = ("ui_worker", "sandbox")
 """Served by programs that do not sign on."""
 
 
-async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, settings: Settings) -> list[str]:
-    """A sentence for each unknown tool, placeholder, provider or worker target, and for a budget that nothing fits."""
-    live = await pool.run(list_live_workers)
-    served = {*settings.worker.worker_targets, *_CONVENTIONAL, *(worker.worker_target for worker in live)}
-    try:
-        tools = {row.tool_name for row in await list_tools(pool, project)}
-    except BadRequest as error:
-        return [str(error)]
-    limits = _limits(profile, settings.budget.max_tokens)
-    price = await _price(pool, profile)
+def profile_warnings(
+    profile: Profile, tools: Collection[str], targets: Collection[str], *, priced: bool, answer_tokens: int
+) -> list[str]:
+    """A sentence for each unknown tool, placeholder, provider or worker target, and for a budget that nothing fits.
+
+    `tools` are the project's, `targets` those that workers serve; `priced`: whether the model has a price.
+    `answer_tokens` are reserved for an answer whose profile does not say how many.
+    """
     return [
         *_tools(profile, tools),
         *_placeholders(profile),
         *_models(profile),
-        *limits,
-        *price,
-        *_target(profile, served),
+        *_limits(profile, answer_tokens),
+        *_price(profile, priced=priced),
+        *_target(profile, {*targets, *_CONVENTIONAL}),
     ]
 
 
@@ -90,14 +81,11 @@ def _limits(profile: Profile, answer_tokens: int) -> Iterator[str]:
         yield f"its budget has {most} tokens, and every answer reserves {answer}: lower llm_config.max_tokens"
 
 
-async def _price(pool: Pool, profile: Profile) -> list[str]:
+def _price(profile: Profile, *, priced: bool) -> Iterator[str]:
     """Whether its cost is limited, and its model has no price."""
-    model = profile.llm_config.model
-    if profile.budget is None or not profile.budget.max_cost:
-        return []
-    if await pool.run(lambda conn: has_price(conn, model)):
-        return []
-    return [f"its budget limits the cost, and {model!r} has no price: its turns fail as unpriced_model"]
+    if profile.budget is not None and profile.budget.max_cost and not priced:
+        model = profile.llm_config.model
+        yield f"its budget limits the cost, and {model!r} has no price: its turns fail as unpriced_model"
 
 
 def _target(profile: Profile, served: Collection[str]) -> Iterator[str]:
