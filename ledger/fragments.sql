@@ -248,6 +248,12 @@ AND {task_of_profile}
  FROM {of_turns_since(state.agent_steps, agent_turn_id)} x
  WHERE x.metadata ? 'compaction' AND (:project_id::text IS NULL OR x.project_id = :project_id))
 
+-- fragment: cut_within_turn(card, turn)
+-- Whether a cut within this turn leaves such a card out: what its steps said, called, got and summed up.
+(coalesce({card}.metadata ->> 'agent_turn_id' = {turn}, false) AND {card}.metadata ->> 'type' IN (
+    'agent.thought', 'tool.call', 'tool.result', 'task.deliverable', 'sys.must_end_with_required',
+    'memory.turn_summary'))
+
 -- fragment: box_of_turn(turn, number)
 -- The box, as text, in which a turn, an inbox row, went on before the step of this number, or after all of its steps
 -- where that is null: the one that its latest compaction made, else the one that it was leased with.

@@ -19,7 +19,7 @@ Rules for what is rendered:
 - `task.result_fields` and `sys.must_end_with_required` become user messages: some providers refuse a system message
   within a conversation, others move it.
 - A thought has its reasoning with it: the adapter sends that to the provider that gave it, and to no other.
-- A `memory.summary` becomes a user message that says so; a `memory.cut` is not for the model.
+- A `memory.summary` or `memory.turn_summary` becomes a user message that says so; a `memory.cut` is not for the model.
 - Images are replaced by a note, since requests hold text only. Recognised are data URIs in a text or result, parts of
   an OpenAI-style content list, and contents of an image type.
 - Memory holds instructions only of turns that remember; the instructions of others are in their context boxes. So it
@@ -56,6 +56,7 @@ EMPTY = "(empty)"
 """Stands for blank content, which some providers refuse."""
 OPENING = "(What you said and did in earlier turns follows.)"
 CONTINUE = "Continue."
+TURN_SUMMARY = "(What you did since is summed up here.)"
 SUMMARY = "(What was said before this is summed up here.)"
 
 _CANCELED = '{"status":"canceled"}'
@@ -235,6 +236,8 @@ def _render(
             yield _user(_text(card))
         case CardType.MEMORY_SUMMARY:
             yield _user(f"{SUMMARY}\n\n{_text(card)}")
+        case CardType.TURN_SUMMARY:
+            yield _user(f"{TURN_SUMMARY}\n\n{_text(card)}")
         case CardType.RESULT_FIELDS:
             if fields := fields_of(card):
                 yield _user(fields_text(fields))

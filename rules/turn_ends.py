@@ -14,6 +14,8 @@ from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
+    TOO_LONG,
+    TOO_SMALL,
     Card,
     CardType,
     FallbackDeliverable,
@@ -263,14 +265,20 @@ def fallback_ending(
     With `lack` both say of which budget there was not enough. What is `quoted` behind the reason is content: the card
     alone has it.
     """
-    card = fallback_card(turn, cards, status, reason if quoted is None else f"{reason}; {quoted}", lack)
+    skipped = error_code if error_code in (TOO_LONG, TOO_SMALL) else None
+    card = fallback_card(turn, cards, status, reason if quoted is None else f"{reason}; {quoted}", lack, skipped)
     if lack is not None:
         stats = {**(stats or {}), "budget": lack.model_dump(mode="json")}
     return card, Ending(status, card.card_id, error_code, reason, stats=stats)
 
 
 def fallback_card(
-    turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str, lack: BudgetLack | None = None
+    turn: TurnRef,
+    cards: Sequence[Card],
+    status: TurnStatus,
+    reason: str,
+    lack: BudgetLack | None = None,
+    error_code: str | None = None,
 ) -> Card:
     """The deliverable of a turn that made none, from the cards that it has written (protocol §4)."""
     turn_cards = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
@@ -283,6 +291,7 @@ def fallback_card(
             if card.type == CardType.TOOL_RESULT
         ],
         terminal_status=status,
+        error_code=error_code,
         budget=lack,
     )
     return make_card(

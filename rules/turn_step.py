@@ -102,7 +102,9 @@ class MadeBox:
     box: BoxId
     first_kept: CardId
     carried: Sequence[CardId] = ()
-    """Cards of the old box that are kept although they stand before: earlier cuts of the turn in hand."""
+    """Cards of the old box that are kept although they stand before: earlier cuts of the turn in hand, for instance."""
+    within: Sequence[CardId] = ()
+    """Cards of the step that stand right before `first_kept`: the summary of steps of the turn in hand."""
 
 
 @dataclass(frozen=True, slots=True)

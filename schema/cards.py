@@ -49,6 +49,7 @@ class CardType(StrEnum):
     PARENT_POINTER = "meta.parent_pointer"
     MEMORY_CUT = "memory.cut"
     MEMORY_SUMMARY = "memory.summary"
+    TURN_SUMMARY = "memory.turn_summary"
     MESSAGE = "pump.message"
     """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 
@@ -380,10 +381,16 @@ class FallbackDeliverable(Tolerant):
     """Contents of the turn's `tool.result` cards."""
     terminal_status: TurnStatus
     """How the turn ended."""
+    error_code: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """`TOO_LONG` or `TOO_SMALL`, of a turn that took more than its model or its memory: later turns do not read it."""
     budget: BudgetLack | None = Field(default=None, exclude_if=lambda value: value is None)
     """The limit that the turn's next request to a model was over, if it ended for want of budget."""
 
 
+TOO_LONG = "context_window_exceeded"
+"""`error_code` of a request that the model refused as too long."""
+TOO_SMALL = "memory_too_small"
+"""`error_code` of a turn that alone is over its `max_context_tokens`."""
 OF_MEMORY = frozenset({CardType.MEMORY_CUT, CardType.MEMORY_SUMMARY})
 """The cards of a compaction, with which the box that it makes begins (protocol §7.3)."""
 
@@ -397,6 +404,8 @@ class MemoryCut(Tolerant):
     """The `memory.summary` card in the same box that stands for what is not kept."""
     reason: Literal["full", "refused"] = "full"
     """Why: over `max_context_tokens`, or the model refused the request as too long."""
+    within_turn: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether what is not kept are steps of the turn in hand."""
 
 
 class SubmittedField(Tolerant):

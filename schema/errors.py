@@ -57,6 +57,7 @@ class ModelError(TurnstileError):
         retryable: bool,
         retry_after: float | None = None,
         provider_says: str | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -65,6 +66,9 @@ class ModelError(TurnstileError):
         """Seconds that the provider asks to wait, if it does."""
         self.provider_says = provider_says
         """The provider's own words, without keys. They may quote the prompt: for the turn's cards, never for a log."""
+
+        self.window = window
+        """The tokens that the model takes, if a refusal as too long says so."""
 
     @property
     def quotation(self) -> str | None:

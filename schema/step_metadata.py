@@ -55,6 +55,8 @@ class Compaction(Tolerant):
     """Of the request that the next step will make."""
     counted: Literal["exact", "estimated"]
     """Whether the tokens were counted as the model counts them."""
+    steps_cut: int = Field(default=0, exclude_if=lambda value: value == 0)
+    """Steps of the turn itself that are read no more."""
     turns_cut: int
     turns_kept: int
     output_box_id: BoxId | None = None

@@ -156,6 +156,10 @@ _RETRY_DELAY = re.compile(r'"retryDelay":\s*\\?"(\d+(?:\.\d+)?)s')
 """Gemini says in the body how long to wait."""
 
 
+_WINDOW = re.compile(
+    r"(?:maximum context length (?:of|is)|> |available context size \(|tokens allowed \(|\"n_ctx\": ?)(\d{3,9})(?!\d)"
+)
+"""How OpenAI, vLLM, Anthropic, llama.cpp and Gemini say how much a model takes."""
 _LONGEST_QUOTE = 500
 _LITELLMS = re.compile(r"^litellm\.\w+: (?:\w*(?:Exception|Error)\w*(?: -|:) )?")
 """What litellm puts before the words of a provider."""
@@ -205,7 +209,19 @@ def model_error(
     kinds = [f"HTTP {status}", names[0]] if status else list(dict.fromkeys((names[0], names[-1])))
     message = f"{model}: {rule.says} ({', '.join(kinds)})"
     says = quote_provider(cause, keys) if quotes else None
-    return ModelError(rule.code, message, retryable=rule.retryable, retry_after=retry_after(cause), provider_says=says)
+    return ModelError(
+        rule.code,
+        message,
+        retryable=rule.retryable,
+        retry_after=retry_after(cause),
+        provider_says=says,
+        window=_window(cause) if rule.code == "context_window_exceeded" else None,
+    )
+
+
+def _window(error: Exception) -> int | None:
+    found = _WINDOW.search(str(error))
+    return int(found[1]) if found else None
 
 
 def rule_of(error: Exception) -> ErrorRule:

@@ -93,17 +93,23 @@ class CurrentStep:
     @property
     def memory(self) -> Memory:
         """What it reads of its output box."""
-        rerun = self.begun.head.rerun
-        return Memory(self.begun.output, frozenset({self.turn.agent_turn_id, *(() if rerun is None else rerun.line)}))
+        rerun, turn = self.begun.head.rerun, self.turn.agent_turn_id
+        return Memory(self.begun.output, frozenset({turn, *(() if rerun is None else rerun.line)}), turn)
 
     def messages(
-        self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None, short: int = 0
+        self,
+        pinned: PinnedConfig,
+        first: int = 0,
+        summary: Card | None = None,
+        *,
+        short: int = 0,
+        memory: Memory | None = None,
     ) -> tuple[ModelMessage, ...]:
         """The messages of its request, if the memory begins at this place; raises `CardUnreadable`.
 
-        So many of its results, the oldest, are shown short.
+        So many of its results, the oldest, are shown short. `memory`: that of another box.
         """
-        memory, view = self.memory, ResultView(pinned.config.inline_result_chars, short)
+        memory, view = memory or self.memory, ResultView(pinned.config.inline_result_chars, short)
         own = (*memory.own, *self.begun.steers)
         return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, own, view)
 

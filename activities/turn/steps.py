@@ -21,7 +21,7 @@ from turnstile.activities.budgets.gate import BudgetExhausted
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
-from turnstile.activities.turn.compaction import Compacted, CompactedStep
+from turnstile.activities.turn.compaction import Compacted, FittedStep, Windows
 from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
 from turnstile.activities.turn.settle import publish_applied
 from turnstile.ledger.pool import Pool
@@ -141,6 +141,7 @@ class StepActivities(Endings):
     model: Model
     limits: StepLimits
     cache: BoxCache
+    windows: Windows = field(default_factory=Windows, kw_only=True)
 
     @activity.defn
     async def run_step(self, arguments: RunStepInput) -> StepResult:
@@ -234,15 +235,18 @@ class StepActivities(Endings):
     async def _ask_or_compact(
         self, step: CurrentStep, pinned: PinnedConfig, request: StepRequest, messages: tuple[ModelMessage, ...]
     ) -> ModelAnswer | Compacted:
-        """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
-        compaction = CompactedStep(step, pinned, request, self.model, partial(self._answer, step))
-        cut = await compaction.if_full(messages)
-        if cut is not None:
-            return cut
-        try:
-            return await self._answer(step, compaction.question(messages))
-        except ModelError as error:
-            return await compaction.if_refused(messages, error)
+        """The model's answer; or a compaction, where the request is too large (protocol §7.3)."""
+        first = (step.begun.head.step_attempt, step.begun.head.model_failures)
+        fitting = FittedStep(step, pinned, request, self.model, self.windows, partial(self._answer, step, first))
+        ready = await fitting.fitted(messages)
+        while not isinstance(ready, Compacted):
+            try:
+                return await self._answer(step, first, fitting.question(ready))
+            except ModelError as error:
+                ready = await fitting.refitted(ready, error)
+            if not isinstance(ready, Compacted):
+                first = await self._count_failure(step)
+        return ready
 
     async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
         """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""
@@ -273,8 +277,10 @@ class StepActivities(Endings):
         decision = Suspend((sent.card,), (sent.command,), (sent.wait_seconds,), (sent.hold,))
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
-    async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
-        head = step.begun.head
+    async def _count_failure(self, step: CurrentStep) -> tuple[int, int]:
+        return await self.keep(step, lambda conn: retry_step(conn, step.turn, step.number))
+
+    async def _answer(self, step: CurrentStep, first: tuple[int, int], question: Question) -> ModelAnswer:
         model: JsonObject = {"model": question.config.model}
         await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
         return await ask(
@@ -283,8 +289,8 @@ class StepActivities(Endings):
             question,
             self.limits,
             step.attempts,
-            (head.step_attempt, head.model_failures),
-            lambda: self.keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
+            first,
+            lambda: self._count_failure(step),
             self.telemetry,
             step.gate,
         )

@@ -4,7 +4,8 @@
 -- name: compactions_make_boxes :many
 -- Protocol §7.3: a step that compacts makes a box of the one that it read, which has the step's memory.cut, and of the
 -- cards that the step had read exactly those from the first one that the cut names, in their order, and earlier cuts of
--- the turn in hand. No conversation goes on in the one that it read.
+-- the turn in hand; of a cut within the turn also all other cards before it but the turn's thoughts, calls, results and
+-- summaries. No conversation goes on in the one that it read.
 SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id,
                           'step_id', s.step_id, 'box_id', s.made_box_id) AS ids,
        coalesce(CASE WHEN b.box_id IS NULL THEN 'the box that the step says it made is not there'
@@ -16,7 +17,8 @@ SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_t
 FROM {compactions_since} s
 LEFT JOIN public.boxes b ON b.box_id = s.made_box_id AND b.tenant_id = s.project_id
 LEFT JOIN LATERAL (
-    SELECT c.card_id, c.content #>> '{data,first_card_id}' AS first_card_id, (
+    SELECT c.card_id, c.content #>> '{data,first_card_id}' AS first_card_id,
+           c.content @> '{"data": {"within_turn": true}}' AS within_turn, (
                SELECT f.position FROM public.box_cards f
                WHERE f.box_id = s.made_box_id AND f.card_id = c.content #>> '{data,first_card_id}') AS first
     FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
@@ -34,8 +36,12 @@ LEFT JOIN LATERAL (
         WHERE x.box_id = s.output_box_id AND x.position <= s.read_position) o
     LEFT JOIN public.box_cards n ON n.box_id = s.made_box_id AND n.card_id = o.card_id
     WHERE CASE WHEN o.position < k.position
-               THEN n.position IS NOT NULL AND NOT EXISTS (
-                   SELECT FROM public.cards c WHERE c.card_id = o.card_id AND c.metadata ->> 'type' = 'memory.cut')
+               THEN EXISTS (
+                   SELECT FROM public.cards c WHERE c.card_id = o.card_id AND CASE
+                       WHEN c.metadata ->> 'type' = 'memory.cut' THEN false
+                       WHEN cut.within_turn AND NOT {cut_within_turn(c, s.agent_turn_id)}
+                            THEN n.position IS NULL AND c.expires_at IS NULL AND c.deleted_at IS NULL
+                       ELSE n.position IS NOT NULL END)
                ELSE n.position IS NULL OR n.position - cut.first <> o.position - k.position END
     ORDER BY o.position LIMIT 1) wrong ON true
 WHERE b.box_id IS NULL OR b.parent_ids IS DISTINCT FROM ARRAY[s.output_box_id]
@@ -44,10 +50,10 @@ WHERE b.box_id IS NULL OR b.parent_ids IS DISTINCT FROM ARRAY[s.output_box_id]
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cuts_are_between_turns :many
--- Protocol §7.3: of the cards that a compacting step had read no turn is kept in part, and no tool.result without its
--- call.
+-- Protocol §7.3: of the cards that a compacting step had read no turn but its own is kept in part, and no tool.result
+-- without its call.
 WITH placed AS MATERIALIZED (
-    SELECT s.project_id, s.made_box_id AS box_id, NOT EXISTS (
+    SELECT s.project_id, s.agent_turn_id AS compacted_by, s.made_box_id AS box_id, NOT EXISTS (
                SELECT FROM public.box_cards n WHERE n.box_id = s.made_box_id AND n.card_id = b.card_id) AS is_gone,
            c.card_id, c.metadata ->> 'agent_turn_id' AS agent_turn_id, c.metadata ->> 'type' AS type,
            c.tool_call_id, c.tool_calls
@@ -58,7 +64,7 @@ WITH placed AS MATERIALIZED (
 )
 SELECT jsonb_build_object('project_id', p.project_id, 'box_id', p.box_id, 'agent_turn_id', p.agent_turn_id) AS ids,
        'the box was made with a part of the turn' AS detail
-FROM placed p WHERE p.agent_turn_id IS NOT NULL
+FROM placed p WHERE p.agent_turn_id <> p.compacted_by
 GROUP BY p.project_id, p.box_id, p.agent_turn_id HAVING bool_or(p.is_gone) AND NOT bool_and(p.is_gone)
 UNION ALL
 SELECT jsonb_build_object('project_id', r.project_id, 'box_id', r.box_id, 'agent_turn_id', r.agent_turn_id,

@@ -134,6 +134,7 @@ async def _commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> C
         "new_box_id": None if box is None else box.box,
         "first_kept_id": None if box is None else box.first_kept,
         "carried_ids": [] if box is None else list(box.carried),
+        "within_ids": [] if box is None else list(box.within),
         "leading_ids": [card.card_id for card in record.cards if card.type in OF_MEMORY],
     }
     is_plain = not any(holds) and box is None and not record.steers and not record.steered

@@ -118,8 +118,8 @@ RETURNING h.step_attempt, h.model_failures;
 -- step. With calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any
 -- command is published; the head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each,
 -- have no deadline, and wait_seconds is null if all are (§13). With :new_box_id it makes a box of its :output_box_id
--- (§7.3, compaction): its :leading_ids, the cards from :first_kept_id on with :carried_ids before them and the steers
--- that it took, and its other cards. The head, the conversation and the agent's pointer that name the old box name the
+-- (§7.3, compaction): its :leading_ids, the cards from :first_kept_id on with :carried_ids, then :within_ids, before them
+-- and the steers that it took, and its other cards. The head, the conversation and the agent's pointer that name the old box name the
 -- new one from then on; the old one stays as it was, and the step's row names it. The steers that it asked with are
 -- applied: begin_step has put their cards into the box. A step that would have ended the turn but for a steer
 -- (:steered) makes all that wait due. No row: the gate is closed, by a mark that forbids the calls too; recorded_step
@@ -199,8 +199,11 @@ boxed AS (
         ORDER BY x.part, x.place) + CASE WHEN :new_box_id::text IS NULL THEN head.base ELSE 0 END,
            x.card_id
     FROM head CROSS JOIN (
-        SELECT CASE WHEN c.card_id = ANY (:leading_ids::text[]) THEN 1 ELSE 3 END AS part, c.ordinal AS place, c.card_id
+        SELECT CASE WHEN c.card_id = ANY (:leading_ids::text[]) THEN 1 WHEN w.card_id IS NULL THEN 3 ELSE 2 END AS part,
+               CASE WHEN w.card_id IS NULL THEN c.ordinal ELSE (
+                   SELECT k.position - 0.5 FROM kept k WHERE k.card_id = :first_kept_id::text) END AS place, c.card_id
         FROM unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+        LEFT JOIN unnest(:within_ids::text[]) w (card_id) ON w.card_id = c.card_id
         UNION ALL
         SELECT 2, k.position, k.card_id FROM kept k) x
 -- else

@@ -46,6 +46,7 @@ KEPT = {
     "Starter": {"_ledger", "counts"},
     "UiActions": {"unreadable"},
     "VerbService": {"_of_project", "_subscriptions", "_tasks", "dropped"},
+    "Windows": {"limits"},
     "Watchdog": {"_duty_tried_at", "_errors", "repairs"},
 }
 """What the methods of an object of a process change of it: queues, tasks, figures, what was seen last."""

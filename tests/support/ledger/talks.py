@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import JsonValue
 from temporalio.testing import ActivityEnvironment
 
 from tests.support.ledger.agents import ALICE, PROJECT, ask, rows, start
+from tests.support.ledger.calls import told as told_report
 from turnstile.activities.models import ScriptedModel, ScriptLine
 from turnstile.activities.models.script import Script, ScriptCall
 from turnstile.activities.prompt.model_attempts import StepLimits
+from turnstile.activities.turn.compaction import Windows
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Row
@@ -20,9 +23,9 @@ from turnstile.ledger.turns.cards import BoxCache, BoxKey, BoxPrefix
 from turnstile.rules.turn_step import OpenedBox
 from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import AgentTurnId, BoxId
+from turnstile.schema.ids import AgentTurnId, BoxId, InboxId, ToolCallId
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
-from turnstile.schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, TurnRef
+from turnstile.schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepSuspends, TurnRef
 from turnstile.schema.wire.events import Message
 
 _MARKER = re.compile(r"m-(\d+)")
@@ -78,6 +81,10 @@ class Cast:
         """Fails for good."""
         self.summaries.append(request)
         raise ModelError("auth_failed", "no key", retryable=False)
+
+    def result_of(self, call: ToolCallId) -> JsonValue:
+        """What the tool says to a call."""
+        return f"found by {call}"
 
     def scripts(self) -> Mapping[str, Script]:
         """By their names."""
@@ -144,12 +151,14 @@ class Talk:
     cast: Cast = field(default_factory=Cast)
     cache: CountedCache = field(default_factory=CountedCache)
     events: Events = field(default_factory=Events)
+    limits: StepLimits = field(default_factory=StepLimits)
+    windows: Windows = field(default_factory=Windows)
 
     @property
     def steps(self) -> StepActivities:
         """The activities, which hold nothing."""
         model = ScriptedModel(self.cast.scripts())
-        return StepActivities(self.pool, self.events, model, StepLimits(), self.cache)
+        return StepActivities(self.pool, self.events, model, self.limits, self.cache, windows=self.windows)
 
     async def begun(self, memory: Memory | None, **profile: Any) -> "Talk":
         """Add the agent; returns the talk."""
@@ -175,17 +184,21 @@ class Talk:
         await self.enqueue(number, conversation, words)
         return await self.play()
 
-    async def step(self, turn: TurnRef, number: int = 0) -> StepResult:
-        """One step."""
-        return await ActivityEnvironment().run(self.steps.run_step, RunStepInput(turn=turn, step=number))
+    async def step(self, turn: TurnRef, number: int = 0, reports: tuple[InboxId, ...] = ()) -> StepResult:
+        """One step, after these reports of calls."""
+        return await ActivityEnvironment().run(
+            self.steps.run_step, RunStepInput(turn=turn, step=number, reports=reports)
+        )
 
     async def play(self) -> Said:
         """Run the agent's leased turn to its end."""
         turn, before = await start(self.pool), self.cache.rows
         result = await self.step(turn)
-        while isinstance(result, StepContinues):
-            result = await self.step(turn, result.step + 1)
-        assert isinstance(result, StepEnds), result
+        while not isinstance(result, StepEnds):
+            assert isinstance(result, StepContinues | StepSuspends), result
+            waiting = result.waiting if isinstance(result, StepSuspends) else ()
+            reports = tuple([await told_report(self.pool, call, result=self.cast.result_of(call)) for call in waiting])
+            result = await self.step(turn, result.step + 1, reports)
         return await self.said(turn, self.cache.rows - before)
 
     async def said(self, turn: TurnRef, read: int = 0) -> Said:
