@@ -38,7 +38,9 @@ class _GuardedActivity(ActivityInboundInterceptor):
             late = info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else 0
             log.warning(
                 "%s of %s is no longer this worker's: its heartbeat came later than %g s, or its workflow has ended",
-                *(info.activity_type, info.workflow_id, late),
+                info.activity_type,
+                info.workflow_id,
+                late,
             )
             # The engine ignores this answer. Without BENIGN the SDK would log it as a failure, with its traceback.
             raise ApplicationError("given up", type="GivenUp", category=ApplicationErrorCategory.BENIGN) from None

@@ -252,7 +252,11 @@ async def _attempt(
     timeout, number = request.timeout_seconds, request.attempt
     draft, code = attempts.begin(number, request.config, heard=question.heard), None
     async with ChunkWriter(
-        *(publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number),
+        publisher if question.heard else _Unheard(),
+        question.address,
+        question.turn,
+        question.step_id,
+        number,
         gather_seconds=limits.gather_seconds,
     ) as chunks:
         try:

@@ -143,7 +143,12 @@ class Claims(ABC):
             return  # an illegal row of one agent never ends another's turn
         reason = "its inbox row broke the protocol"
         await end_by_force(
-            *(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason),
+            self._pool,
+            self._publisher,
+            turn,
+            TurnStatus.FAILED,
+            "protocol_violation",
+            reason,
             telemetry=self._telemetry,
         )
 

@@ -89,7 +89,8 @@ class Starter(Claims):
             except (RPCError, OSError) as error:
                 log.warning(
                     "turn %s: its workflow could not be signalled (%s); its rows are released",
-                    *(turn.agent_turn_id, type(error).__name__),
+                    turn.agent_turn_id,
+                    type(error).__name__,
                 )
                 gone = isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND
                 reason = DeferReason.WORKFLOW_ENDED if gone else DeferReason.ENGINE_UNREACHABLE
@@ -106,7 +107,8 @@ class Starter(Claims):
         except (RPCError, OSError) as error:
             log.warning(
                 "turn %s: its workflow could not be started (%s); its row is released",
-                *(turn.agent_turn_id, type(error).__name__),
+                turn.agent_turn_id,
+                type(error).__name__,
             )
             await self.release([claim], DeferReason.ENGINE_UNREACHABLE, RELEASE_DELAY_SECONDS)
             return

@@ -362,7 +362,13 @@ class Reconciler:
         reason = "no worker began the turn in time"
         dispatched = (HeadStatus.DISPATCHED,)
         return await end_by_force(
-            *(self.pool, self.publisher, turn, TurnStatus.TIMEOUT, DISPATCH_TIMEOUT, reason, dispatched),
+            self.pool,
+            self.publisher,
+            turn,
+            TurnStatus.TIMEOUT,
+            DISPATCH_TIMEOUT,
+            reason,
+            dispatched,
             telemetry=self.telemetry,
         )
 

@@ -200,7 +200,11 @@ class LedgerRules:
         for row in orphans:
             log.warning(
                 "inbox row %s (%s) by %r is for agent %s/%s, which no roster has: it is marked error",
-                *(row.inbox_id, row.message_type, row.sender, row.project_id, row.agent_id),
+                row.inbox_id,
+                row.message_type,
+                row.sender,
+                row.project_id,
+                row.agent_id,
             )
         return len(orphans)
 

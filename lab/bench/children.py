@@ -77,7 +77,13 @@ async def child(
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_LAUNCH), json.dumps(plan), sys.executable, *words),
+            sys.executable,
+            "-I",
+            "-S",
+            str(_LAUNCH),
+            json.dumps(plan),
+            sys.executable,
+            *words,
             env={**variables, **(environment or {})},
             stdin=pipe if piped else nothing,
             stdout=pipe if piped else file,

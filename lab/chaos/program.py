@@ -60,7 +60,11 @@ class Program:
             log.flush()
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-I", "-S", str(LAUNCH), json.dumps(death), *self.argv),
+                "-I",
+                "-S",
+                str(LAUNCH),
+                json.dumps(death),
+                *self.argv,
                 env={**os.environ, **self.env},
                 stdin=DEVNULL,
                 stdout=log,

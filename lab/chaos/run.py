@@ -69,7 +69,10 @@ async def open_run(options: RunOptions, console: Console) -> AsyncGenerator[RunS
 async def run_chaos(options: RunOptions, console: Console) -> bool:
     """Run the schedule of the seed under load; True if nothing is wrong."""
     faults = make_schedule(
-        *(options.seed, options.kills, options.seconds, options.size),
+        options.seed,
+        options.kills,
+        options.seconds,
+        options.size,
         wipes=options.wipes,
         deletions=options.deletions,
         tails=options.tails,

@@ -64,7 +64,10 @@ async def stdio_pipes(
     """The running program; it is ended at the end. Raises `ConfigError` for a missing variable, `OSError`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-I", "-S", str(_LAUNCH), str(os.getpid())),
+        "-I",
+        "-S",
+        str(_LAUNCH),
+        str(os.getpid()),
         *entry.command,
         stdin=PIPE,
         stdout=PIPE,

@@ -273,8 +273,14 @@ class ToolService:
             counts = worker.counts
             logger.info(
                 "tool %s (%s): %d running, %d succeeded, %d failed, %d duplicates, %d refused, %d deferred",
-                *(worker.spec.name, state, worker.running, counts.succeeded, counts.failed),
-                *(counts.duplicates, counts.refused, counts.deferred),
+                worker.spec.name,
+                state,
+                worker.running,
+                counts.succeeded,
+                counts.failed,
+                counts.duplicates,
+                counts.refused,
+                counts.deferred,
             )
 
 

@@ -112,7 +112,13 @@ class PostgresServer(EmbeddedServer):
         login = ("-h", LOOPBACK, "-p", str(self.port), "-U", USER, "-d", "postgres", "-w")
         psql = await asyncio.create_subprocess_exec(
             str(find_postgres_program("psql")),
-            *("--no-psqlrc", "--quiet", *login, "-v", "ON_ERROR_STOP=1", "-f", str(SQL)),
+            "--no-psqlrc",
+            "--quiet",
+            *login,
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-f",
+            str(SQL),
             env=clean_environment(LC_ALL="C", PGPASSWORD=self._password(), PGCONNECT_TIMEOUT="5"),
             stdin=DEVNULL,
             stdout=DEVNULL,

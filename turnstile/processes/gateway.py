@@ -112,7 +112,10 @@ async def serve_gateway(
         connections, url = Connections(section.max_connections), url_of(section, listener)
         _raise_file_limit(section.max_connections)
         gateway = Gateway(
-            *(pool, conn, limits_of(section), doors_of(section, url, listener)),
+            pool,
+            conn,
+            limits_of(section),
+            doors_of(section, url, listener),
             default_channel=ChannelId(settings.protocol.default_channel),
             abort=connections.abort,
             crowded=lambda: connections.crowded,

@@ -147,7 +147,9 @@ class _Process:
             activities = open_activities(settings, pool, publisher, registry, telemetry, self.local)
             plugin = await stack.enter_async_context(activities)
         client = await open_client(
-            *(settings, self.endpoints, plugin),
+            settings,
+            self.endpoints,
+            plugin,
             metrics_address=sdk_metrics_address(settings),
             check=partial(check_engine, settings),
         )

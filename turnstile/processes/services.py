@@ -63,7 +63,12 @@ async def serve_inbox(
 
         async def serve(ending: asyncio.Event) -> None:
             service = InboxService(
-                *(pool, publisher, worker_target, handler), concurrency=concurrency, deadline_seconds=deadline_seconds
+                pool,
+                publisher,
+                worker_target,
+                handler,
+                concurrency=concurrency,
+                deadline_seconds=deadline_seconds,
             )
             watchdog = Watchdog(pool, service.rules(watchdog_times(settings.bridge)))
             try:

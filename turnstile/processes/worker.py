@@ -124,7 +124,14 @@ class Worker:
             declare = self._declare if serves is not None and serves.worker_target in targets else None
             group.create_task(
                 sign_on(
-                    *(pool, client.identity, targets, stop), serves=serves, signed=signed, reach=reach, declare=declare
+                    pool,
+                    client.identity,
+                    targets,
+                    stop,
+                    serves=serves,
+                    signed=signed,
+                    reach=reach,
+                    declare=declare,
                 )
             )
             await unless_stopped(stop, signed.wait())

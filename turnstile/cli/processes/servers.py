@@ -116,7 +116,8 @@ async def gateway(session: "Session") -> None:
     async with serving_health(find_data(data), "gateway") as health:
         await run_gateway(
             session.settings,
-            *(addresses.database_url(session.settings, data), addresses.nats_url(session.settings, data)),
+            addresses.database_url(session.settings, data),
+            addresses.nats_url(session.settings, data),
             session.stop,
             ready=ready,
             health=health,

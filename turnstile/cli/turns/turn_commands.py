@@ -224,7 +224,13 @@ async def enqueue(
         agent, text = None, agent  # the one argument is the text
     instruction = None if (text, file) == (None, None) and context_box else given_text(text, file)
     question = Question(
-        *(agent, instruction, correlation_id, fields, profile, model, context_box),
+        agent,
+        instruction,
+        correlation_id,
+        fields,
+        profile,
+        model,
+        context_box,
         conversation=conversation,
         output_box_id=output_box,
         remember=remember,
