@@ -16,7 +16,7 @@ _NO_HOST = "localhost"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class DatabaseAddress:
     """A PostgreSQL address; `shown` is the address without user, password and options, for logs."""
 
     url: str
@@ -36,7 +36,7 @@ class Address:
         return [split._replace(netloc=f"{login}{at}{host}").geturl() for host in self.hosts]
 
 
-def read_address(url: str) -> Address:
+def read_address(url: str) -> DatabaseAddress:
     """Parse the address; raises `ConfigError`, whose message leaves out the text because it may hold a password."""
     try:
         split = urlsplit(url)
@@ -48,7 +48,7 @@ def read_address(url: str) -> Address:
             "[database].url cannot be read: it is postgresql://user:password@host:port/database, several hosts "
             "separated by commas; special characters in user and password are written as %2F, %40, …"
         )
-    return Address(url, tuple(hosts), f"postgresql://{','.join(map(_with_port, hosts))}{split.path}")
+    return DatabaseAddress(url, tuple(hosts), f"postgresql://{','.join(map(_with_port, hosts))}{split.path}")
 
 
 def _hosts(split: SplitResult) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.rules.outgoing import CallOrigin, Outgoing, Unsendable, outgoing
 from turnstile.rules.resume import Termination, ended_by, result_of
 from turnstile.rules.turn_config import tool_rows
 from turnstile.rules.turn_ends import fallback_card
@@ -34,7 +34,7 @@ class ActionCall(Tolerant):
     arguments: JsonObject
 
 
-def action_call(place: Place, action: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
+def action_call(place: CallOrigin, action: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
     """The call of an action, by the project's tool rows; its result ends the turn, whatever the row says.
 
     A tool whose row asks for approval waits for it here, too.

@@ -6,7 +6,7 @@ from typing import Any
 
 from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.rules.outgoing import CallOrigin, Outgoing, Unsendable, outgoing
 from turnstile.rules.results import read_result
 from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, Accepted, Refusal, ending
 from turnstile.rules.turn_config import TurnConfig
@@ -165,7 +165,7 @@ def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
         return _read(request, call)
     if row is None:
         return _refusal(request, call, "unknown_tool", _unknown(request, call))
-    place = Place(request.turn, request.step_id, request.parent_step_id, request.patience)
+    place = CallOrigin(request.turn, request.step_id, request.parent_step_id, request.patience)
     outcome = outgoing(
         place, call.id, row, call.answered.arguments_text, request.config.interrupt_on.get(row.tool_name)
     )

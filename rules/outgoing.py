@@ -14,7 +14,7 @@ from turnstile.schema.turns import TurnRef
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallOrigin:
     """The origin of a call: the turn and its step, the parent step, and how long the turn waits."""
 
     turn: TurnRef
@@ -42,7 +42,7 @@ class Unsendable:
 
 
 def outgoing(
-    place: Place,
+    place: CallOrigin,
     call: ToolCallId,
     row: ToolRow,
     arguments_text: str,
@@ -75,7 +75,7 @@ def outgoing(
 
 
 def _question(
-    place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, rule: ApprovalRule | None
+    place: CallOrigin, call: ToolCallId, row: ToolRow, arguments_text: str, rule: ApprovalRule | None
 ) -> Outgoing | Unsendable:
     """A call of `ask_human`: its command has no subject, and is never published."""
     question = question_of(arguments_text, rule)

@@ -40,7 +40,7 @@ from turnstile.schema.ids import (
 from turnstile.schema.states import HeadStatus, SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.turns import Outcome, TurnRef
-from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, TaskEvent, steer_events
+from turnstile.schema.wire.events import InboxProgress, Message, StateEvent, TaskEvent, TurnAddress, steer_events
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.ui_actions import StoredAction
 
@@ -57,9 +57,9 @@ class Lease(Tolerant):
     worker_target: str
     context_headers: ContextHeaders
 
-    def address(self, sender: str) -> Address:
+    def address(self, sender: str) -> TurnAddress:
         """The address of messages about the leased turn."""
-        return Address.of(self, self.context_headers, sender)
+        return TurnAddress.of(self, self.context_headers, sender)
 
     def doorbell(self, sender: str, reason: str, *, claimed: bool = False) -> Message:
         """The doorbell of the turn's inbox row, which the sender may have claimed already."""
@@ -140,7 +140,7 @@ class EndedTurn(Tolerant):
         """The lease of the agent's next turn, whose doorbell the caller must ring; None if there is none."""
         return None
 
-    def announcement(self, address: Address) -> list[Message]:
+    def announcement(self, address: TurnAddress) -> list[Message]:
         """The `task` event and, for a UI action, the final ack, with the message ids that every repeat uses.
 
         Before them, which steers were skipped.

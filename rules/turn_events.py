@@ -17,7 +17,7 @@ from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
-from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent, steer_events
+from turnstile.schema.wire.events import InboxProgress, Message, StateEvent, StepEvent, TurnAddress, steer_events
 
 log = logging.getLogger(__name__)
 SENDER = "turnstile.worker"
@@ -35,9 +35,9 @@ class TurnEvents:
     """The profile by whose name people know the agent, for spans; empty if it is unknown."""
 
     @property
-    def address(self) -> Address:
+    def address(self) -> TurnAddress:
         """The project, channel, agent and turn that the messages are about."""
-        return Address.of(self.turn, self.context, self.sender)
+        return TurnAddress.of(self.turn, self.context, self.sender)
 
     def consumed(self) -> Message:
         """The `inbox_progress` event of the turn's own row, which its begin consumed."""

@@ -18,7 +18,7 @@ _USER_TOKEN = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class NatsAddress:
     """Servers, login, inbox prefix and TLS; `shown` is the address without its password, for logs."""
 
     servers: list[str]
@@ -28,7 +28,7 @@ class Address:
     tls: ssl.SSLContext | None
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str) -> NatsAddress:
     """Parse `url`; raises `ConfigError`, whose message leaves out the text because it may hold a password."""
     servers: list[str] = []
     login: dict[str, str] = {}
@@ -49,7 +49,7 @@ def parse_address(url: str) -> Address:
             raise ConfigError("nats.servers: a creds file needs the package nkeys; install nats-py[nkeys]")
         login["user_credentials"] = creds
     inbox_prefix = options.get("inbox_prefix") or _inbox_of(login.get("user", ""))
-    return Address(servers, ", ".join(servers), login, inbox_prefix, _tls(servers, options))
+    return NatsAddress(servers, ", ".join(servers), login, inbox_prefix, _tls(servers, options))
 
 
 def _inbox_of(user: str) -> str:

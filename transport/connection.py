@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from turnstile.runtime.waiting import LOG_SECONDS
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.schema.validation import describe_faults
-from turnstile.transport.address import Address, parse_address
+from turnstile.transport.address import NatsAddress, parse_address
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.local_servers import DEFAULT_NATS, find_nats
 
@@ -279,7 +279,7 @@ class NatsConnection:
             return False
         return True
 
-    def start(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
+    def start(self, address: NatsAddress, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
         """Used by `start_connecting`: start a task that tries until connected."""
         self._opening = asyncio.create_task(self._open(address, name, inbox_prefix, on_wait), name="connect to NATS")
         self._opening.add_done_callback(_ignore_error)
@@ -293,7 +293,7 @@ class NatsConnection:
         if not self._opened:
             raise nats.errors.NoServersError
 
-    async def _open(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
+    async def _open(self, address: NatsAddress, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
         """Connect, however long that takes; `on_wait` gets a line now and then."""
         began = asyncio.get_running_loop().time()
         attempt = asyncio.create_task(self._attempt(address, name, inbox_prefix))
@@ -315,7 +315,7 @@ class NatsConnection:
         if announced:
             logger.info("NATS at %s answers, after %.0f s", self.shown, asyncio.get_running_loop().time() - began)
 
-    async def _attempt(self, address: Address, name: str, inbox_prefix: str) -> None:
+    async def _attempt(self, address: NatsAddress, name: str, inbox_prefix: str) -> None:
         options: dict[str, Any] = {  # nats-py declares some of these as int, and takes float
             "servers": address.servers,
             "name": name,

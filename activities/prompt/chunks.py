@@ -19,7 +19,7 @@ from turnstile.runtime.ports import ContentDelta, Publisher, ReasoningDelta, Too
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.states import ChunkType
-from turnstile.schema.wire.events import Address, Chunk
+from turnstile.schema.wire.events import Chunk, TurnAddress
 
 CHUNK_LIMIT_BYTES = 65_536
 GATHER_SECONDS = 0.05
@@ -49,7 +49,7 @@ class ChunkWriter:
     """
 
     publisher: Publisher
-    address: Address
+    address: TurnAddress
     turn: AgentTurnId
     step: StepId
     attempt: int

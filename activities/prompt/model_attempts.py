@@ -29,7 +29,7 @@ from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.tools import INLINE_RESULT_CHARS
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message, TurnAddress
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
@@ -48,7 +48,7 @@ class Question:
     config: LlmConfig
     messages: tuple[ModelMessage, ...]
     tools: tuple[JsonObject, ...]
-    address: Address
+    address: TurnAddress
     agent_name: str = ""
     """The profile by whose name people know the agent."""
     box: BoxId | None = None

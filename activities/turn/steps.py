@@ -34,7 +34,7 @@ from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.rules.action_turn import action_call, wanted_call
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
-from turnstile.rules.outgoing import Place
+from turnstile.rules.outgoing import CallOrigin
 from turnstile.rules.resume import Termination
 from turnstile.rules.timing import agent_name, record_answers, record_begun, record_step, turn_stats
 from turnstile.rules.turn_config import PinnedConfig, pin
@@ -263,7 +263,7 @@ class StepActivities(Endings):
     async def _call_tool(self, step: CurrentStep) -> StepResult:
         """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
         head = step.begun.head
-        place = Place(step.turn, step.key, head.parent_step_id or "", self.limits.patience)
+        place = CallOrigin(step.turn, step.key, head.parent_step_id or "", self.limits.patience)
         try:
             step.check_attempts(self.limits)
             if step.gate is not None:

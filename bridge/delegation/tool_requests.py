@@ -27,7 +27,7 @@ from turnstile.schema.ids import StepId
 from turnstile.schema.states import ReplyStatus, StepPhase
 from turnstile.schema.tools import PMO_TOOLS, PmoTool
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, StepEvent
+from turnstile.schema.wire.events import StepEvent, TurnAddress
 from turnstile.schema.wire.limits import rate_limited
 from turnstile.schema.wire.progress import PROGRESS_RATE, ProgressReply, ProgressRequest
 
@@ -61,7 +61,7 @@ class ToolRequests:
         batch = await self.pool.run(lambda conn: find_own_batch(conn, call))
         if batch is None:
             raise Refused("unknown_call", "the call is removed")
-        return _told(call, batch, duplicate=earlier is not None)
+        return _reply(call, batch, duplicate=earlier is not None)
 
 
 def checked_call(request: VerbRequest, call: ParentCall | None) -> ParentCall:
@@ -94,7 +94,7 @@ def _arguments(request: DelegateRequest) -> JsonObject:
     return request.arguments | {"wait": True} if takes_wait else request.arguments
 
 
-def _told(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateReply:
+def _reply(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateReply:
     """The state of the batch; raises `Refused` if its result has no receiver."""
     if batch.status == "withdrawn":
         raise Refused("parent_over", "the call waits no more, and its children were stopped")
@@ -133,6 +133,6 @@ class ToolProgress:
             phase=StepPhase.TOOL_PROGRESS,
             metadata=body.shown(call.tool_name),
         )
-        message = Address.of(call, call.context_headers, SENDER).step(event)
+        message = TurnAddress.of(call, call.context_headers, SENDER).step(event)
         published = await publish_best_effort(self.publisher, message)
         return ProgressReply(status=ReplyStatus.ACCEPTED, tool_call_id=body.tool_call_id, published=published)

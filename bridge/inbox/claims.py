@@ -25,7 +25,7 @@ from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.message_types import Purpose
 from turnstile.schema.states import DeferReason, TurnStatus
-from turnstile.schema.wire.events import Address, InboxProgress
+from turnstile.schema.wire.events import InboxProgress, TurnAddress
 from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Claims(ABC):
         )
 
     async def _publish_progress(self, claim: Claim, reason: str) -> None:
-        address = Address.of(claim, claim.context_headers, SENDER)
+        address = TurnAddress.of(claim, claim.context_headers, SENDER)
         progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
         await publish_best_effort(self._publisher, address.inbox_progress(progress))
 

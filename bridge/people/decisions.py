@@ -14,7 +14,14 @@ from pydantic import JsonValue
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.serving.micro_service import VerbRequest
-from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
+from turnstile.ledger.people.decisions import (
+    DecisionOutcome,
+    DecisionRecord,
+    Edit,
+    InterruptToDecide,
+    decide_interrupt,
+    find_question,
+)
 from turnstile.ledger.pool import Pool
 from turnstile.rules.arguments import Patience, ready
 from turnstile.rules.holds import call_card
@@ -34,7 +41,7 @@ from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Inter
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ToolRow, expand_subject, options_of
 from turnstile.schema.turns import TurnRef
-from turnstile.schema.wire.events import Address
+from turnstile.schema.wire.events import TurnAddress
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 Signal: TypeAlias = Callable[[AgentTurnId, InterruptId], Awaitable[None]]
@@ -66,7 +73,7 @@ class PeopleVerbs:
         )
         hit(Fault.DECISION_COMMITTED)
         if decided.verdict == "accepted":
-            await self._tell(project, question, decided, answer)
+            await self._publish(project, question, decided, answer)
         hit(Fault.DECISION_PUBLISHED)
         return DecideReply(
             status=ReplyStatus.ACCEPTED,
@@ -78,7 +85,9 @@ class PeopleVerbs:
             duplicate=decided.verdict == "duplicate",
         )
 
-    async def _tell(self, project: ProjectId, question: Question, decided: Decided, answer: Answer) -> None:
+    async def _publish(
+        self, project: ProjectId, question: InterruptToDecide, decided: DecisionOutcome, answer: DecisionRecord
+    ) -> None:
         """Publish the command of a call that is sent now, or ring for the result of one that is not.
 
         A tool that has asked hears it as it asks again.
@@ -88,7 +97,7 @@ class PeopleVerbs:
             return
         named = question.model_dump() | {"project_id": project}
         if decided.sent and question.command is not None:
-            address = Address.of(_turn(project, question), question.context_headers, SENDER)
+            address = TurnAddress.of(_turn(project, question), question.context_headers, SENDER)
             card = question.command.tool_call_card_id if answer.edit is None else answer.edit.card.card_id
             command = question.command.model_copy(update={"tool_call_card_id": card})
             # the stream drops what it has seen: a call that is confirmed was sent before
@@ -100,17 +109,17 @@ class PeopleVerbs:
             await publish_best_effort(self._publisher, lease.doorbell(SENDER, "decide"))
 
 
-def _number(question: Question) -> int:
+def _number(question: InterruptToDecide) -> int:
     """Which question about its call it is, from 1."""
     return int(question.interrupt_id.rpartition("-")[2])
 
 
-def _turn(project: ProjectId, question: Question) -> TurnRef:
+def _turn(project: ProjectId, question: InterruptToDecide) -> TurnRef:
     values = question.model_dump() | {"project_id": project, "worker_target": question.worker_target or ""}
     return TurnRef.model_validate(values)
 
 
-def _answer(project: ProjectId, question: Question, request: DecideRequest) -> Answer:
+def _answer(project: ProjectId, question: InterruptToDecide, request: DecideRequest) -> DecisionRecord:
     """The decision as it is recorded; what it brings is checked while the question is open."""
     response = storable_json(request.response)
     edit = None
@@ -124,10 +133,10 @@ def _answer(project: ProjectId, question: Question, request: DecideRequest) -> A
                 pass
     decided = request.model_dump(exclude={"interrupt_id"})
     digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
-    return Answer(request.decision, request.action_digest, digest, storable(request.message), response, edit)
+    return DecisionRecord(request.decision, request.action_digest, digest, storable(request.message), response, edit)
 
 
-def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit | None:
+def _edit(project: ProjectId, question: InterruptToDecide, arguments: JsonObject) -> Edit | None:
     """The call's second card; None if its tool is gone. Forced arguments stay what they are, as for a model.
 
     Raises `Refused` for arguments that do not fit, and `NotCanonical` for numbers that JSON does not carry exactly.
@@ -148,7 +157,7 @@ def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit
     return Edit(card.model_copy(update={"card_id": CardId(f"{call}-call-2"), "metadata": metadata}), digest)
 
 
-def _check_response(question: Question, response: JsonValue) -> None:
+def _check_response(question: InterruptToDecide, response: JsonValue) -> None:
     """Raise `Refused` if the response does not match the question's schema."""
     if question.response_schema is None:
         return

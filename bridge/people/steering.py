@@ -13,7 +13,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.schema.ids import AgentTurnId, ProjectId
 from turnstile.schema.people.steers import SteerReply, SteerRequest
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire.events import Address, steer_events
+from turnstile.schema.wire.events import TurnAddress, steer_events
 
 
 async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> SteerReply:
@@ -37,5 +37,5 @@ async def publish_steer(publisher: Publisher, project: ProjectId, turn: AgentTur
     """Publish that the steer waits, if it is new."""
     if accepted.is_new:
         named = (project, accepted.channel_id, accepted.agent_id, turn)
-        address = Address(*named, turn_epoch=0, context=accepted.context_headers, sender=SENDER)
+        address = TurnAddress(*named, turn_epoch=0, context=accepted.context_headers, sender=SENDER)
         await publish_best_effort(publisher, *steer_events(address, turn, [accepted.steer_id], accepted.steer_status))

@@ -12,8 +12,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.ledger.delegation.targets import profile_data
 from turnstile.ledger.people.call_questions import (
-    Asked,
     CallQuestion,
+    OpenedQuestion,
     ToolQuestion,
     ask_under_call,
     find_call_question,
@@ -32,7 +32,7 @@ from turnstile.schema.people.approvals import ApprovalRule, Decision, InterruptR
 from turnstile.schema.people.interrupts import InterruptEvent, InterruptReason, InterruptStatus
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ASK_HUMAN
-from turnstile.schema.wire.events import Address
+from turnstile.schema.wire.events import TurnAddress
 from turnstile.schema.wire.limits import rate_limited
 
 _RULE = TypeAdapter[ApprovalRule](InterruptRule)
@@ -62,7 +62,7 @@ class ToolQuestions:
                 lambda conn: ask_under_call(conn, call.project_id, call.tool_call_id, question)
             )
             hit(Fault.QUESTION_COMMITTED)
-            await self._tell(call, question_row)
+            await self._publish(call, question_row)
             hit(Fault.QUESTION_PUBLISHED)
         return DelegateReply(
             status=ReplyStatus.ACCEPTED,
@@ -83,7 +83,7 @@ class ToolQuestions:
             raise Refused("invalid_arguments", hold)
         return ToolQuestion(_key(call), call.call_digest or "", hold)
 
-    async def _tell(self, call: ParentCall, row: Asked) -> None:
+    async def _publish(self, call: ParentCall, row: OpenedQuestion) -> None:
         if row.expires_at is None:  # another bridge has published it
             return
         event = InterruptEvent(
@@ -97,7 +97,7 @@ class ToolQuestions:
             action_digest=None,
             expires_at=row.expires_at,
         )
-        address = Address.of(call, call.context_headers, SENDER)
+        address = TurnAddress.of(call, call.context_headers, SENDER)
         await publish_best_effort(self.publisher, address.interrupt(event))
 
 

@@ -22,7 +22,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.people.digests import NotCanonical, action_digest
 from turnstile.schema.people.interrupts import InterruptEvent, InterruptReason
 from turnstile.schema.wire import subjects
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message, TurnAddress
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 
 _ASK_SECONDS = 2.0
@@ -108,4 +108,4 @@ def _asked(call: UnsureCall, settled: SettledCall, digest: str | None) -> Messag
         action_digest=digest,
         expires_at=settled.expires_at,
     )
-    return Address.of(call, call.context_headers, SENDER).interrupt(event)
+    return TurnAddress.of(call, call.context_headers, SENDER).interrupt(event)

@@ -20,8 +20,8 @@ from functools import partial
 from nats.aio.msg import Msg
 
 from turnstile.bridge.serving.micro_service import (
-    Answer,
     Payload,
+    VerbAnswer,
     VerbHandler,
     VerbRequest,
     encode_reply,
@@ -76,7 +76,7 @@ def read_command(msg: Msg) -> _Command:
     return _Command(request, request_id)
 
 
-def ack_event(command: _Command, answer: Answer, limit: int) -> Message:
+def ack_event(command: _Command, answer: VerbAnswer, limit: int) -> Message:
     """The ack event of a command; it has the same message id for each delivery of the command."""
     request = command.request
     reply = answer.reply if command.request_id is None else {**answer.reply, "request_id": command.request_id}
@@ -147,7 +147,7 @@ class DurableCommands:
             self._log.warning("subject", "a command with an unreadable subject is dropped: %s", error)
             return Reject()
         if command.fault:
-            answer = Answer(rejected(command.fault))
+            answer = VerbAnswer(rejected(command.fault))
         else:
             answer = await run_verb(self.verbs, command.request, self.unavailable)
         if answer.server_trouble or (answer.is_bug and not self._give_up(command.request)):

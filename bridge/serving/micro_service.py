@@ -190,7 +190,7 @@ def handlers_of(*owners: object) -> dict[str, VerbHandler]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VerbAnswer:
     """A verb's reply; `server_trouble` if the same request may succeed later."""
 
     reply: JsonObject
@@ -221,7 +221,7 @@ def rejected(error: TurnstileError) -> JsonObject:
 
 async def run_verb(
     verbs: Mapping[str, VerbHandler], request: VerbRequest, unavailable: tuple[type[Exception], ...] = ()
-) -> Answer:
+) -> VerbAnswer:
     """Run a verb and return its reply, also for any exception but cancellation (protocol §6).
 
     `unavailable` are further exceptions that mean that a server is away. An unexpected exception is logged, and the
@@ -230,20 +230,26 @@ async def run_verb(
     try:
         handler = verbs.get(request.verb)
         if handler is None:
-            return Answer(rejected(BadRequest(f"no such verb: {request.verb}; there are {', '.join(sorted(verbs))}")))
+            return VerbAnswer(
+                rejected(BadRequest(f"no such verb: {request.verb}; there are {', '.join(sorted(verbs))}"))
+            )
         reply = await handler(request)
-        return Answer(reply.model_dump(mode="json"))
+        return VerbAnswer(reply.model_dump(mode="json"))
     except ServerUnavailable as error:
-        return Answer({"status": "error", "error_code": error.code, "error": str(error)}, server_trouble=True)
+        return VerbAnswer({"status": "error", "error_code": error.code, "error": str(error)}, server_trouble=True)
     except TurnstileError as error:
-        return Answer(rejected(error))
+        return VerbAnswer(rejected(error))
     except unavailable as error:
         logger.warning("verb %s: a server is away: %s", request.verb, type(error).__name__)
         message = "a server the bridge needs does not answer; try again"
-        return Answer({"status": "error", "error_code": ServerUnavailable.code, "error": message}, server_trouble=True)
+        return VerbAnswer(
+            {"status": "error", "error_code": ServerUnavailable.code, "error": message}, server_trouble=True
+        )
     except Exception:  # a verb's bug must not end the bridge, and clients must not see the exception's text
         logger.exception("verb %s failed", request.verb)
-        return Answer({"status": "error", "error_code": TurnstileError.code, "error": "the bridge failed; see its log"})
+        return VerbAnswer(
+            {"status": "error", "error_code": TurnstileError.code, "error": "the bridge failed; see its log"}
+        )
 
 
 def encode_reply(reply: JsonObject, limit: int) -> bytes:

@@ -15,7 +15,7 @@ from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.stop import stop_turn
 from turnstile.bridge.serving.micro_service import VerbRequest
-from turnstile.ledger.access.pages import Place, page_turns
+from turnstile.ledger.access.pages import PageCursor, page_turns
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.people.unknown_calls import begin_call
@@ -260,7 +260,7 @@ class Verbs:
         self, project: ProjectId, channel: ChannelId, conversation: ConversationId, agent: AgentId | None
     ) -> AsyncGenerator[AgentTurnId]:
         """The turns of a conversation that are not over, the newest first; ends at a page on which all are."""
-        place: Place | None = None
+        place: PageCursor | None = None
         while True:
             page = await self.pool.run(
                 lambda conn, place=place: page_turns(
@@ -278,7 +278,7 @@ class Verbs:
                 yield turn
             if not unended:
                 return
-            place = Place(page[-1].created_at, page[-1].agent_turn_id)
+            place = PageCursor(page[-1].created_at, page[-1].agent_turn_id)
 
     async def steer(self, request: VerbRequest) -> SteerReply:
         """Say something to a turn while it runs (protocol §6, steer)."""

@@ -24,7 +24,7 @@ from turnstile.ledger.turns.action_lookup import ActionTurn, find_action
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.rules.action_turn import ActionCall, action_call
 from turnstile.rules.arguments import Patience
-from turnstile.rules.outgoing import Place
+from turnstile.rules.outgoing import CallOrigin
 from turnstile.rules.turn_ends import NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
@@ -36,7 +36,7 @@ from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.states import ActionStatus, ReplyStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers, subjects
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message, TurnAddress
 from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
 from turnstile.schema.wire.ui_actions import ActionAck, UiAction
@@ -235,7 +235,7 @@ def _check(request: VerbRequest, action: UiAction, tool: JsonObject | None) -> N
             "trace_id": headers.trace_id(headers.new_traceparent()),
         }
     )
-    place = Place(turn, step_id(turn.agent_turn_id, 1), action.parent_step_id or "", Patience())
+    place = CallOrigin(turn, step_id(turn.agent_turn_id, 1), action.parent_step_id or "", Patience())
     call = ActionCall(tool_name=action.tool_name, arguments=action.args)
     action_call(place, call, [] if tool is None else [tool])
 
@@ -258,7 +258,7 @@ def _messages(received: _ReceivedAction, acted: ActionReply) -> list[Message]:
     request, blank = received.request, received.blank
     if blank is None:
         return []
-    address = Address(
+    address = TurnAddress(
         project_id=request.project_id,
         channel_id=request.channel_id,
         agent_id=blank.agent_id,
@@ -277,6 +277,6 @@ def _messages(received: _ReceivedAction, acted: ActionReply) -> list[Message]:
     return messages
 
 
-def _ack(received: _ReceivedAction, ack: ActionAck, address: Address, name: str | None = None) -> Message:
+def _ack(received: _ReceivedAction, ack: ActionAck, address: TurnAddress, name: str | None = None) -> Message:
     """An ack; its message id contains the status, since a `busy` command may be `accepted` when redelivered."""
     return address.action_ack(ack, f"action-{received.request.command_id}-{name or ack.status}")

@@ -16,7 +16,7 @@ from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.tasks import moment_of, state_of, task_of
 from turnstile.gateway.events.stream import attend
 from turnstile.gateway.v1.cursors import cursor_of, place_of
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.access.tasks import TaskRow, count_tasks, page_tasks, read_tasks
 from turnstile.schema.access import Right
 from turnstile.schema.api import TurnStop
@@ -101,7 +101,7 @@ async def list_tasks(a2a: A2aRequest, request: ListTasksRequest) -> TaskPage:
 
 async def _scanned(
     a2a: A2aRequest, request: ListTasksRequest, context: ConversationId | None, size: int, *, with_history: bool
-) -> tuple[list[TaskRow], Place | None]:
+) -> tuple[list[TaskRow], PageCursor | None]:
     """The tasks of a page, and the place behind which the next begins; None if there is none.
 
     Where not all fit, `_SCANS` pages are looked through without what the tasks hold, which is read of those that fit.
@@ -123,7 +123,7 @@ async def _scanned(
     )
     matches = [row for row in rows[:most] if fits is None or fits(row)][:size]
     last = matches[-1] if len(matches) == size else rows[:most][-1] if rows else None
-    place = None if last is None or last is rows[-1] else Place(last.created_at, last.agent_turn_id)
+    place = None if last is None or last is rows[-1] else PageCursor(last.created_at, last.agent_turn_id)
     if fits is not None and with_artifacts and matches:
         project, turns = a2a.scope.project_id, [row.agent_turn_id for row in matches]
         matches = await a2a.kernel.pool.run(lambda conn: read_tasks(conn, project, turns, with_history=with_history))

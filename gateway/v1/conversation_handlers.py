@@ -6,7 +6,7 @@ from typing import Any
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
-from turnstile.ledger.access.pages import Place, page_conversations
+from turnstile.ledger.access.pages import PageCursor, page_conversations
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema.access import Principal
@@ -28,7 +28,7 @@ class Conversations:
         principal, query = call.principal, call.query
         channel, before = seen_channel(principal, query.channel_id), place_of(query.cursor)
         if before is not None:
-            before = Place(before.at, _box(before.id))
+            before = PageCursor(before.at, _box(before.id))
         page = await self.pool.run(
             lambda conn: page_conversations(
                 conn,
@@ -40,7 +40,7 @@ class Conversations:
             )
         )
         lines = page[: query.limit]
-        after = cursor_of(Place(lines[-1].created_at, lines[-1].output_box_id)) if len(page) > len(lines) else None
+        after = cursor_of(PageCursor(lines[-1].created_at, lines[-1].output_box_id)) if len(page) > len(lines) else None
         return Answer(ConversationPage(conversations=[_shown(line) for line in lines], next=after))
 
     async def get(self, call: Call[ChannelQuery, object]) -> Answer:

@@ -4,7 +4,7 @@ import base64
 import binascii
 from datetime import MAXYEAR, MINYEAR, datetime
 
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.schema.errors import BadRequest
 
 
@@ -13,12 +13,12 @@ def is_moment(moment: datetime) -> bool:
     return moment.tzinfo is not None and MINYEAR < moment.year < MAXYEAR
 
 
-def cursor_of(place: Place) -> str:
+def cursor_of(place: PageCursor) -> str:
     """A place in a page as a cursor."""
     return base64.urlsafe_b64encode(f"{place.at.isoformat()}|{place.id}".encode()).decode().rstrip("=")
 
 
-def place_of(cursor: str | None) -> Place | None:
+def place_of(cursor: str | None) -> PageCursor | None:
     """The place that a cursor names; raises `BadRequest` for one that no page had."""
     if cursor is None:
         return None
@@ -30,4 +30,4 @@ def place_of(cursor: str | None) -> Place | None:
         raise BadRequest("cursor: unknown; use the cursor of an earlier page") from None
     if not separator or not is_moment(moment) or not name.isascii() or not name.isprintable():
         raise BadRequest("cursor: unknown; use the cursor of an earlier page")
-    return Place(moment, name)
+    return PageCursor(moment, name)

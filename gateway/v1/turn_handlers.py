@@ -20,7 +20,7 @@ from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.outputs import output_of
 from turnstile.gateway.v1.cursors import cursor_of, place_of
-from turnstile.ledger.access.pages import Place, page_turns
+from turnstile.ledger.access.pages import PageCursor, page_turns
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.views import describe_turn
@@ -142,7 +142,9 @@ class Turns:
             )
         )
         page: list[Summary] = summaries[: query.limit]
-        after = cursor_of(Place(page[-1].created_at, page[-1].agent_turn_id)) if len(summaries) > len(page) else None
+        after = (
+            cursor_of(PageCursor(page[-1].created_at, page[-1].agent_turn_id)) if len(summaries) > len(page) else None
+        )
         return Answer(TurnPage(turns=page, next=after))
 
     async def stop(self, call: Call[object, TurnStop]) -> Answer:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Json, JsonValue
 
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId, StepId, ToolCallId
@@ -89,7 +89,7 @@ async def list_calls_out(
     agent: AgentId | None = None,
     tool: str | None = None,
     waits_for: WaitsFor | None = None,
-    after: Place | None = None,
+    after: PageCursor | None = None,
     row_limit: int,
 ) -> list[ListedCall]:
     """The oldest first, those after a place."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic import Json
 
-from turnstile.ledger.access.pages import Place, narrowed
+from turnstile.ledger.access.pages import PageCursor, narrowed
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.base import Tolerant, stored_json
 from turnstile.schema.cards import Card, CardMetadata, ThoughtCall
@@ -141,7 +141,7 @@ async def find_kept_conversations(
 
 
 async def list_chat_turns(
-    conn: Connection, project: ProjectId, name: ConversationName, *, before: Place | None = None, row_limit: int
+    conn: Connection, project: ProjectId, name: ConversationName, *, before: PageCursor | None = None, row_limit: int
 ) -> list[ChatTurn]:
     """The last turns of a conversation, those before a place if it is given, oldest first."""
     return await query("list_chat_turns").all_as(

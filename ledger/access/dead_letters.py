@@ -4,7 +4,7 @@ from datetime import datetime
 
 from pydantic import Json, JsonValue
 
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
@@ -49,7 +49,7 @@ class Rejection(Tolerant):
 
 
 async def list_dead_letters(
-    conn: Connection, project: ProjectId, *, channel: ChannelId | None, before: Place | None, row_limit: int
+    conn: Connection, project: ProjectId, *, channel: ChannelId | None, before: PageCursor | None, row_limit: int
 ) -> list[DeadLetter]:
     """The newest first, those before a place."""
     return await query("list_dead_letters").all_as(

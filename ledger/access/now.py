@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from pydantic import Json
 
-from turnstile.ledger.access.pages import Place, narrowed
+from turnstile.ledger.access.pages import PageCursor, narrowed
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.cards import card_of
@@ -224,7 +224,7 @@ async def page_turns_with_use(
     channel: ChannelId | None,
     agent: AgentId | None = None,
     status: str | None = None,
-    before: Place | None = None,
+    before: PageCursor | None = None,
     row_limit: int,
 ) -> list[TurnWithUse]:
     """The newest first, those before a place; of a `status` of outcomes, `ended` for any."""

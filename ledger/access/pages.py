@@ -16,7 +16,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId,
 from turnstile.schema.ledger_reads import ConversationLine
 
 
-class Place(NamedTuple):
+class PageCursor(NamedTuple):
     """Where a page ended."""
 
     at: datetime
@@ -61,7 +61,7 @@ async def page_turns(
     channel: ChannelId | None,
     agent: AgentId | None,
     conversation: ConversationId | None,
-    before: Place | None,
+    before: PageCursor | None,
     row_limit: int,
 ) -> list[TurnSummary]:
     """The newest first, those before a place."""
@@ -87,7 +87,7 @@ async def page_conversations(
     *,
     channel: ChannelId | None,
     agent: AgentId | None,
-    before: Place | None,
+    before: PageCursor | None,
     row_limit: int,
 ) -> list[ConversationLine]:
     """The last begun first, those before a place; the id of a place is that of the conversation's box."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Json
 
-from turnstile.ledger.access.pages import Place, narrowed
+from turnstile.ledger.access.pages import PageCursor, narrowed
 from turnstile.ledger.queries import Connection, Query, query
 from turnstile.schema.base import JsonObject, Tolerant, stored_json
 from turnstile.schema.cards import CardContent, read_content
@@ -80,7 +80,7 @@ async def page_tasks(
     scope: TaskScope,
     *,
     conversation: ConversationId | None,
-    before: Place | None,
+    before: PageCursor | None,
     with_artifacts: bool,
     with_history: bool,
     row_limit: int,

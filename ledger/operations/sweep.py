@@ -14,7 +14,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, Proje
 from turnstile.schema.message_types import PROTOCOL_LEVEL
 from turnstile.schema.pump.threads import Serves
 from turnstile.schema.tools import ToolCommand
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message, TurnAddress
 from turnstile.schema.wire.headers import ContextHeaders
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Unannounced(EndedTurn):
 
     def messages(self, sender: str) -> list[Message]:
         """What announces it."""
-        return self.announcement(Address.of(self, self.context_headers, sender))
+        return self.announcement(TurnAddress.of(self, self.context_headers, sender))
 
 
 class RuleStatement(Protocol[T]):
@@ -157,7 +157,7 @@ class SilentCall(Tolerant):
         """The command, under a message id of its own; None if the step recorded none."""
         if self.command is None:
             return None
-        address = Address.of(self, self.context_headers, sender)
+        address = TurnAddress.of(self, self.context_headers, sender)
         return address.tool_command(self.command, self.step_id, self.repeat)
 
 

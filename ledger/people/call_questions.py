@@ -53,7 +53,7 @@ class CallQuestion(Tolerant):
     """With `reject`: why."""
 
 
-class Asked(Tolerant):
+class OpenedQuestion(Tolerant):
     """A question that is there; `expires_at` of one that was opened now."""
 
     verdict: Literal["accepted", "duplicate"]
@@ -66,7 +66,9 @@ async def find_call_question(conn: Connection, project: ProjectId, call: ToolCal
     return await query("find_call_question").opt_as(conn, CallQuestion, project_id=project, interrupt_id=named)
 
 
-async def ask_under_call(conn: Connection, project: ProjectId, call: ToolCallId, question: ToolQuestion) -> Asked:
+async def ask_under_call(
+    conn: Connection, project: ProjectId, call: ToolCallId, question: ToolQuestion
+) -> OpenedQuestion:
     """Open the question, or find it; raises `Refused` with the code of why nobody is asked."""
     hold = question.hold
     request = {
@@ -82,4 +84,4 @@ async def ask_under_call(conn: Connection, project: ProjectId, call: ToolCallId,
     answer = json.loads(row["asked"])
     if (code := answer["verdict"]) not in {"accepted", "duplicate"}:
         raise Refused(code, _REFUSALS[code])
-    return Asked.model_validate(answer)
+    return OpenedQuestion.model_validate(answer)

@@ -46,7 +46,7 @@ _REFUSALS = {
 }
 
 
-class Question(Tolerant):
+class InterruptToDecide(Tolerant):
     """What an edit of a held call, its command and its doorbell need of its turn; `tool` is its row as it is now."""
 
     interrupt_id: InterruptId
@@ -84,7 +84,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DecisionRecord:
     """A decision as the ledger records it; `digest` is the hash of all of it, so that a repeat is known."""
 
     decision: Decision
@@ -95,7 +95,7 @@ class Answer:
     edit: Edit | None = None
 
 
-class Decided(Tolerant):
+class DecisionOutcome(Tolerant):
     """What became of a decision that is recorded, now or before (`duplicate`)."""
 
     verdict: Literal["accepted", "duplicate"]
@@ -117,15 +117,20 @@ class Expired(Tolerant):
 
 async def find_question(
     conn: Connection, project: ProjectId, channel: ChannelId, interrupt: InterruptId
-) -> Question | None:
+) -> InterruptToDecide | None:
     """The question, if the channel has it."""
     named = {"project_id": project, "channel_id": channel, "interrupt_id": interrupt}
-    return await query("find_question").opt_as(conn, Question, **named)
+    return await query("find_question").opt_as(conn, InterruptToDecide, **named)
 
 
 async def decide_interrupt(
-    conn: Connection, project: ProjectId, channel: ChannelId, interrupt: InterruptId, caller: str, answer: Answer
-) -> Decided:
+    conn: Connection,
+    project: ProjectId,
+    channel: ChannelId,
+    interrupt: InterruptId,
+    caller: str,
+    answer: DecisionRecord,
+) -> DecisionOutcome:
     """Record the decision, once; raises `Refused` with the code of why it is not this one that counts."""
     request: JsonObject = {"digest": answer.digest, "message": answer.message, "response": answer.response}
     if answer.edit is not None:
@@ -144,7 +149,7 @@ async def decide_interrupt(
     decided = json.loads(row["decided"])
     if (code := decided["verdict"]) not in {"accepted", "duplicate"}:
         raise Refused(code, _REFUSALS[code])
-    return Decided.model_validate(decided)
+    return DecisionOutcome.model_validate(decided)
 
 
 list_expired = rule_rows("list_expired", Expired)

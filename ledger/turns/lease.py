@@ -13,7 +13,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, Proje
 from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import DeferReason, HeadStatus, MessageType
 from turnstile.schema.turns import Ring, TurnRef
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Message, TurnAddress
 from turnstile.schema.wire.headers import ContextHeaders
 
 
@@ -59,7 +59,7 @@ class Claim(Tolerant):
 
     def doorbell(self, sender: str, reason: str) -> Message:
         """The doorbell of the row, which is claimed."""
-        address = Address.of(self, self.context_headers, sender)
+        address = TurnAddress.of(self, self.context_headers, sender)
         return address.wakeup(self.worker_target, self.inbox_id, reason, claimed=True)
 
 

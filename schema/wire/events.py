@@ -191,7 +191,7 @@ class TurnIds(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class TurnAddress:
     """The turn that messages are about: its identity headers, and project, channel and agent of their subjects."""
 
     project_id: ProjectId
@@ -204,7 +204,7 @@ class Address:
     sender: str
 
     @classmethod
-    def of(cls, row: TurnIds, context: Mapping[str, str], sender: str) -> "Address":
+    def of(cls, row: TurnIds, context: Mapping[str, str], sender: str) -> "TurnAddress":
         """The address of whatever names a turn; a row without an epoch counts as epoch 0."""
         return cls(
             row.project_id, row.channel_id, row.agent_id, row.agent_turn_id, row.turn_epoch or 0, context, sender
@@ -310,7 +310,7 @@ class Address:
 
 
 def steer_events(
-    address: Address, turn: AgentTurnId, steers: Iterable[str], status: SteerStatus, step: StepId | None = None
+    address: TurnAddress, turn: AgentTurnId, steers: Iterable[str], status: SteerStatus, step: StepId | None = None
 ) -> list[Message]:
     """Where these steers of a turn stand now."""
     ids = (SteerId(steer) for steer in steers)

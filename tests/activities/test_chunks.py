@@ -10,9 +10,9 @@ from turnstile.activities.prompt.chunks import CHUNK_LIMIT_BYTES, ChunkWriter
 from turnstile.runtime.ports import ContentDelta, ReasoningDelta, ToolCallDelta
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId
 from turnstile.schema.states import ChunkType
-from turnstile.schema.wire.events import Address, Chunk, Message
+from turnstile.schema.wire.events import Chunk, Message, TurnAddress
 
-ADDRESS = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
+ADDRESS = TurnAddress(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
 
 
 class Recorder:

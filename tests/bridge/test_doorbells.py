@@ -20,7 +20,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, uuid7
-from turnstile.schema.wire.events import Address, Doorbell
+from turnstile.schema.wire.events import Doorbell, TurnAddress
 from turnstile.transport.connection import NatsConnection
 
 ALICE = AgentId("alice")
@@ -83,7 +83,7 @@ def target() -> str:
 
 def doorbell(project: ProjectId, target: str, agent: AgentId, *, claimed: bool = False) -> Doorbell:
     """The doorbell of a new row."""
-    address = Address(project, CHANNEL, agent, AgentTurnId(uuid7()), 1, {}, "test")
+    address = TurnAddress(project, CHANNEL, agent, AgentTurnId(uuid7()), 1, {}, "test")
     return address.wakeup(target, InboxId(uuid7()), "enqueue", claimed=claimed)
 
 

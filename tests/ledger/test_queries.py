@@ -351,7 +351,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "expire_batch": {"status"},
     "find_call_question": call_questions.CallQuestion,
     "ask_under_call": {"asked"},
-    "find_question": decisions.Question,
+    "find_question": decisions.InterruptToDecide,
     "decide_interrupt": {"decided"},
     "list_expired": decisions.Expired,
     "expire_interrupt": {"expired"},

@@ -11,7 +11,7 @@ from turnstile.rules.answer import AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import Continue, Decision, StepRequest, Suspend, decide
 from turnstile.rules.holds import ASK_HUMAN_ROW
-from turnstile.rules.outgoing import Place
+from turnstile.rules.outgoing import CallOrigin
 from turnstile.rules.tool_specs import build_tool_specs
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
@@ -118,7 +118,7 @@ def test_arguments_without_an_exact_digest_are_refused_only_where_a_person_is_as
 
 
 def test_an_action_of_a_person_waits_where_the_tools_row_says_so() -> None:
-    place = Place(TURN, step_id(TURN.agent_turn_id, 1), "", Patience())
+    place = CallOrigin(TURN, step_id(TURN.agent_turn_id, 1), "", Patience())
     rows: list[JsonObject] = [pay(ui_allowed=True, interrupt_on=True).model_dump(mode="json")]
     found = action_call(place, ActionCall(tool_name="pay", arguments={}), rows)
     assert found.hold is not None

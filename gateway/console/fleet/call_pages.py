@@ -16,7 +16,7 @@ from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.calls_out import CallFile, WaitsFor, get_call_out, list_calls_out
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import AgentToken, JsonObject, Strict
@@ -86,7 +86,7 @@ async def show_calls(visit: Visit[CallsQuery, NoForm]) -> Response:
         )
     )
     page = calls[:_PAGE]
-    cursor = cursor_of(Place(page[-1].created_at, page[-1].tool_call_id)) if len(calls) > _PAGE else None
+    cursor = cursor_of(PageCursor(page[-1].created_at, page[-1].tool_call_id)) if len(calls) > _PAGE else None
     count = calls[0].found if calls else 0
     return render(visit, "fleet/calls.html", calls=page, wanted=query, cursor=cursor, count=count)
 

@@ -12,7 +12,7 @@ from turnstile.gateway.console.rendering import render
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.ledger.access.dead_letters import DeadLetter, Rejection, list_dead_letters, list_rejections
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.schema.base import Strict
 
 LETTERS = f"{CONSOLE}/letters"
@@ -66,7 +66,7 @@ async def show_letters(visit: Visit[LettersQuery, NoForm]) -> Response:
             (letter, _REASONS.get(letter.reason, letter.reason), way_back(letter), _key(letter)) for letter in page
         ],
         rejections=[(rejection, _WAYS.get(rejection.error_code, _OTHERWISE)) for rejection in refused],
-        cursor=None if last is None else cursor_of(Place(last.created_at, last.inbox_id)),
+        cursor=None if last is None else cursor_of(PageCursor(last.created_at, last.inbox_id)),
         before=refused[-1].rejection_id if len(refusals) > _PAGE else None,
         whole=channel is None,
     )

@@ -21,7 +21,7 @@ from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.chats import list_chat_cards, list_chat_turns
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema import verbs
@@ -165,7 +165,7 @@ class Chat:
         earlier = None
         if len(turns) > _TURNS:
             turns = turns[-_TURNS:]
-            place = cursor_of(Place(turns[0].created_at, turns[0].agent_turn_id))
+            place = cursor_of(PageCursor(turns[0].created_at, turns[0].agent_turn_id))
             earlier = f"{address_of(line)}&{urlencode({'cursor': place})}"
         cards = await pool.run(lambda conn: list_chat_cards(conn, project, turn_ids(turns), row_limit=_CARDS))
         interrupts = await pool.run(

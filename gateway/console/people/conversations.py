@@ -16,7 +16,7 @@ from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.addressees import list_addressees
 from turnstile.ledger.access.chats import list_chats, list_recent_conversations
-from turnstile.ledger.access.pages import Place, page_conversations
+from turnstile.ledger.access.pages import PageCursor, page_conversations
 from turnstile.schema import verbs
 from turnstile.schema.access import Right
 from turnstile.schema.base import JsonObject, Strict
@@ -85,7 +85,7 @@ class Chats:
                     project,
                     channel=channel,
                     agent=agent,
-                    before=None if before is None else Place(before.at, box_id(before.id, "cursor")),
+                    before=None if before is None else PageCursor(before.at, box_id(before.id, "cursor")),
                     row_limit=_PAGE + 1,
                 )
             )
@@ -93,7 +93,7 @@ class Chats:
             if len(page) > _PAGE:
                 last = page[_PAGE - 1]
                 parameters = query.model_dump(exclude_none=True)
-                cursor = cursor_of(Place(last.created_at, last.output_box_id))
+                cursor = cursor_of(PageCursor(last.created_at, last.output_box_id))
                 older = f"{LIST}?{urlencode(parameters | {'cursor': cursor})}"
         lines = await self.console.pool.run(lambda conn: list_chats(conn, project, names))
         return render(

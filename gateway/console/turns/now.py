@@ -27,7 +27,7 @@ from turnstile.ledger.access.now import (
     page_turns_with_use,
     search_turns,
 )
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.queries import Connection
 from turnstile.schema.api import TOKEN
 from turnstile.schema.base import Strict
@@ -148,7 +148,7 @@ async def turns_page(visit: Visit[TurnsQuery, Any]) -> Response:
     )
     page = turns[:TURNS_PAGE]
     chosen = {"status": query.status, "agent": query.agent, "channel": query.channel}
-    last = cursor_of(Place(page[-1].created_at, page[-1].agent_turn_id)) if len(turns) > len(page) else None
+    last = cursor_of(PageCursor(page[-1].created_at, page[-1].agent_turn_id)) if len(turns) > len(page) else None
     statuses = [
         Filter(label, None, address("/console/turns", {**chosen, "status": status}), query.status == status)
         for label, status in (

@@ -4,7 +4,7 @@ from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated
 from lab.explore.statements import statement
 from lab.explore.world import Move, View
 from turnstile.ledger.people.call_questions import ToolQuestion, ask_under_call
-from turnstile.ledger.people.decisions import Answer, decide_interrupt, expire_interrupt
+from turnstile.ledger.people.decisions import DecisionRecord, decide_interrupt, expire_interrupt
 from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import InterruptId, ToolCallId, asked_interrupt_id, interrupt_id
 from turnstile.schema.people.approvals import Decision
@@ -62,7 +62,7 @@ def _decide(interrupt: InterruptId, call: str, who: str, decision: Decision) -> 
 
     async def do(pool: Pool) -> str:
         digest = None if "~" in interrupt else "d"  # a tool's question has nothing to send
-        answer = Answer(decision, digest, digest=decision.value, response="this")
+        answer = DecisionRecord(decision, digest, digest=decision.value, response="this")
         decided = await pool.run(lambda conn: decide_interrupt(conn, PROJECT, CHANNEL, interrupt, who, answer))
         return decided.verdict
 

@@ -11,7 +11,7 @@ from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.states import ChunkType
-from turnstile.schema.wire.events import Address, Chunk, Message
+from turnstile.schema.wire.events import Chunk, Message, TurnAddress
 
 PROMPT = "prompt-marker-0815"
 LIMITS = StepLimits(model_timeout_seconds=10, model_attempts=3, retry_initial_seconds=0.001, retry_max_seconds=0.002)
@@ -78,7 +78,7 @@ async def question(
 ) -> StepRequest:
     """Ask until there is an answer or a last error; nothing but a `ModelError` is caught."""
     result = asked or StepRequest()
-    address = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
+    address = TurnAddress(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
     llm = LlmConfig.model_validate({"model": model_id, **(config or {})})
     asking = Question(AgentTurnId("t"), StepId("t-s1"), 1, llm, messages, tools, address)
     count = [1, 0]

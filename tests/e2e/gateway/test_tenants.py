@@ -23,7 +23,7 @@ from tests.support.tools import call_of, calling, definition
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.http import bearers
 from turnstile.gateway.v1.cursors import cursor_of
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
@@ -338,8 +338,8 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
     ids = Ids(
         *(agent, made["agent_turn_id"], name, made["context_box_id"], made["output_box_id"], f"key-{name}", channel),
         *(f"{agent}-profile", f"tool-{tenant.project}"[:60]),
-        cursor_of(Place(ended.view.created_at + timedelta(days=1), made["agent_turn_id"])),
-        cursor_of(Place(ended.view.created_at + timedelta(days=1), made["output_box_id"])),
+        cursor_of(PageCursor(ended.view.created_at + timedelta(days=1), made["agent_turn_id"])),
+        cursor_of(PageCursor(ended.view.created_at + timedelta(days=1), made["output_box_id"])),
         interrupt_id(call_of(AgentTurnId(waiting))),
         waiting,
     )

@@ -35,7 +35,7 @@ from turnstile.ledger.access.fleet import (
     list_target_needs,
     page_agents,
 )
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.access.profile_versions import get_profile_version, list_profile_versions, list_tool_users
 from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
@@ -52,7 +52,7 @@ async def calls(
     project: ProjectId = PROJECT,
     channel: ChannelId | None = None,
     waits_for: WaitsFor | None = None,
-    after: Place | None = None,
+    after: PageCursor | None = None,
     row_limit: int = 10,
 ) -> list[ListedCall]:
     """list_calls_out."""
@@ -85,7 +85,7 @@ async def test_calls_that_wait_are_listed_by_age_with_what_they_wait_for(pool: P
     assert {each.found for each in found} == {4}
     assert found[3].interrupt_id == interrupt_id(ToolCallId("held"))
     assert found[3].deadline is None
-    [second] = await calls(pool, after=Place(found[0].created_at, "a"), row_limit=1)
+    [second] = await calls(pool, after=PageCursor(found[0].created_at, "a"), row_limit=1)
     assert second.tool_call_id == "b"
     assert [each.tool_call_id for each in await calls(pool, waits_for="held")] == ["held"]
     await pass_deadline(pool)
@@ -136,7 +136,7 @@ async def test_dead_letters_say_why_and_what_has_become_of_their_call(pool: Pool
     [letter] = await pool.run(lambda conn: list_dead_letters(conn, PROJECT, channel=CHANNEL, before=None, row_limit=5))
     assert (letter.inbox_id, letter.reason, letter.tool_call_id) == (row, "protocol_violation", "a")
     assert (letter.wait_status, letter.has_turn, letter.repeatable, letter.outcome) == ("waiting", True, True, None)
-    place = Place(letter.created_at, letter.inbox_id)
+    place = PageCursor(letter.created_at, letter.inbox_id)
     for project, channel, before in ((PROJECT, None, place), (PROJECT, ELSEWHERE, None), (OTHER, None, None)):
         assert not await pool.run(
             lambda conn, p=project, c=channel, b=before: list_dead_letters(conn, p, channel=c, before=b, row_limit=5)

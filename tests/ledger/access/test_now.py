@@ -29,7 +29,7 @@ from tests.support.ledger.steers import say
 from tests.support.ledger.trees import forks, in_hand, succeed
 from turnstile.ledger.access import now
 from turnstile.ledger.access.now import LiveTurns, TurnNow
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import add_agent, put_profile
@@ -275,12 +275,12 @@ async def test_turns_are_found_by_the_begin_of_their_id_and_by_their_callers_nam
 async def test_pages_of_turns_neither_skip_nor_repeat(agents: Pool) -> None:
     made = [(await ask(agents, agent)).reply.agent_turn_id for agent in (ALICE, BOB, CAROL, ALICE, BOB)]
     seen: list[str | None] = []
-    place: Place | None = None
+    place: PageCursor | None = None
     while page := await agents.run(
         lambda conn, place=place: now.page_turns_with_use(conn, PROJECT, channel=None, before=place, row_limit=2)
     ):
         seen += [turn.agent_turn_id for turn in page]
-        place = Place(page[-1].created_at, page[-1].agent_turn_id)
+        place = PageCursor(page[-1].created_at, page[-1].agent_turn_id)
     assert seen == made[::-1]
 
 

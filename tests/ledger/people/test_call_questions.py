@@ -41,7 +41,7 @@ from tests.support.ledger.unknown_calls import begun, runs, settle_dead, unsure
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.people.call_questions import MOST_OPEN, find_call_question
-from turnstile.ledger.people.decisions import Answer
+from turnstile.ledger.people.decisions import DecisionRecord
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.waiting import inject_timeouts, report_call
@@ -205,7 +205,7 @@ async def test_a_call_may_have_so_many_open_questions_and_no_more(counting: Coun
 
 
 @pytest.mark.parametrize("given", [RESPOND, REJECT])
-async def test_a_decision_and_a_report_at_once(counting: Counting, given: Answer) -> None:
+async def test_a_decision_and_a_report_at_once(counting: Counting, given: DecisionRecord) -> None:
     """Whichever is first: the report counts, and a decision that came before it stands."""
     turn = await sleeper(counting, "a", "b")
     for call in "ab":

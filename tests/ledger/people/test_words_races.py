@@ -14,7 +14,7 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.people import answer, asking, asks, asks_on, decide, decide_on, edit, responds, responds_on
 from tests.support.ledger.unknown_calls import runs, settle_dead, unsure
 from tests.support.waiting import Counting, in_flight, until_waiting
-from turnstile.ledger.people.decisions import Decided
+from turnstile.ledger.people.decisions import DecisionOutcome
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.waiting import report_call
 from turnstile.schema.errors import Refused
@@ -64,7 +64,7 @@ async def overtaking(pool: Counting, second: Coroutine[Any, Any, T]) -> AsyncGen
         yield conn, waiting
 
 
-async def code_of(deciding: Awaitable[Decided]) -> str:
+async def code_of(deciding: Awaitable[DecisionOutcome]) -> str:
     """`accepted`, or why not."""
     try:
         return (await deciding).verdict

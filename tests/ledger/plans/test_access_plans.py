@@ -60,7 +60,7 @@ FILL = [
 
 def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection], Awaitable[object]]]:
     """Every statement of a request that reads."""
-    place, box_place = pages.Place(THEN, "t5"), pages.Place(THEN, TALK)
+    place, box_place = pages.PageCursor(THEN, "t5"), pages.PageCursor(THEN, TALK)
     nothing = {"channel": None, "agent": None}
     line = ConversationLine(
         conversation_id=ConversationId("talk-7"),
@@ -74,7 +74,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
     )
 
     def turns(
-        before: pages.Place | None,
+        before: pages.PageCursor | None,
         channel: ChannelId | None = None,
         agent: AgentId | None = None,
         conversation: ConversationId | None = None,
@@ -96,7 +96,7 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
     quiet = scope.model_copy(update={"channel_id": QUIET, "agent_id": ALICE})
 
     def listed(
-        conversation: ConversationId | None, before: pages.Place | None = None, scope: tasks.TaskScope = scope
+        conversation: ConversationId | None, before: pages.PageCursor | None = None, scope: tasks.TaskScope = scope
     ) -> Callable[[Connection], Awaitable[object]]:
         return lambda conn: tasks.page_tasks(
             conn,

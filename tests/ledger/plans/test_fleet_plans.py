@@ -14,7 +14,7 @@ from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, BOB, PROJECT, add_agents
 from tests.support.ledger.calls import sleeper
 from turnstile.ledger.access import calls_out, costs, dead_letters, fleet, profile_versions
-from turnstile.ledger.access.pages import Place
+from turnstile.ledger.access.pages import PageCursor
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.schema.ids import BoxId, ToolCallId, new_box_id
@@ -34,7 +34,7 @@ READS: dict[str, tuple[Read, int]] = {
     ),
     "list_dead_letters after a place": (
         lambda conn: dead_letters.list_dead_letters(
-            conn, PROJECT, channel=None, before=Place(THEN, "d7"), row_limit=PAGE
+            conn, PROJECT, channel=None, before=PageCursor(THEN, "d7"), row_limit=PAGE
         ),
         4 * PAGE,
     ),

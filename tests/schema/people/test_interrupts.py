@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId, interrupt_id
 from turnstile.schema.people.interrupts import DecideRequest, InterruptEvent, InterruptReason
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address
+from turnstile.schema.wire.events import TurnAddress
 
 BASE = {"interrupt_id": "int-call_1-1", "action_digest": "d"}
 
@@ -56,7 +56,9 @@ def test_the_event_has_ids_and_digest_and_neither_question_nor_arguments() -> No
         action_digest="d",
         expires_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
-    address = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "turnstile.worker")
+    address = TurnAddress(
+        ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "turnstile.worker"
+    )
     sent = address.interrupt(event)
     assert sent.subject == "cg.v1r4.p.public.evt.agent.a.interrupt"
     assert (sent.headers[headers.STEP_ID], sent.headers[headers.TOOL_CALL_ID]) == ("t-s1", "call_1")

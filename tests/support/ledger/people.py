@@ -5,8 +5,8 @@ from typing import Any
 
 from tests.support.ledger.agents import ALICE, PROJECT, begin, lease, rows
 from tests.support.ledger.calls import TOOL, call_record
-from turnstile.ledger.people.call_questions import Asked, ToolQuestion, ask_under_call
-from turnstile.ledger.people.decisions import Answer, Decided, Edit, decide_interrupt, expire_interrupt
+from turnstile.ledger.people.call_questions import OpenedQuestion, ToolQuestion, ask_under_call
+from turnstile.ledger.people.decisions import DecisionOutcome, DecisionRecord, Edit, decide_interrupt, expire_interrupt
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.steps import CommittedStep, commit_step
@@ -67,10 +67,10 @@ async def asking(
     return turn
 
 
-def answer(decision: Decision = Decision.APPROVE, **fields: Any) -> Answer:
+def answer(decision: Decision = Decision.APPROVE, **fields: Any) -> DecisionRecord:
     """A decision; of two with the same fields one is the repeat of the other."""
     digest = f"{decision}{sorted(fields.items(), key=str)}"
-    return replace(Answer(decision, "d", digest), **fields)
+    return replace(DecisionRecord(decision, "d", digest), **fields)
 
 
 def edit(turn: TurnRef, call: str, arguments: dict[str, Any]) -> Edit:
@@ -89,16 +89,16 @@ def edit(turn: TurnRef, call: str, arguments: dict[str, Any]) -> Edit:
 
 
 async def decide_on(
-    conn: Connection, call: str, given: Answer | None = None, *, who: str = "dora", channel: ChannelId = PUBLIC,
+    conn: Connection, call: str, given: DecisionRecord | None = None, *, who: str = "dora", channel: ChannelId = PUBLIC,
     project: ProjectId = PROJECT, number: int = 1,
-) -> Decided:  # fmt: skip
+) -> DecisionOutcome:  # fmt: skip
     """decide_interrupt of a call's question."""
     return await decide_interrupt(
         conn, project, channel, interrupt_id(ToolCallId(call), number), who, given or answer()
     )
 
 
-async def decide(pool: Pool, call: str, given: Answer | None = None, **fields: Any) -> Decided:
+async def decide(pool: Pool, call: str, given: DecisionRecord | None = None, **fields: Any) -> DecisionOutcome:
     """As `decide_on`, in a transaction of its own."""
     return await pool.run(lambda conn: decide_on(conn, call, given, **fields))
 
@@ -124,7 +124,7 @@ RESPOND = answer(Decision.RESPOND, action_digest=None, response="blue")
 REJECT = answer(Decision.REJECT, action_digest=None, message="no")
 
 
-async def asks_on(conn: Connection, call: str, key: str = "1", *, digest: str = "d", **fields: Any) -> Asked:
+async def asks_on(conn: Connection, call: str, key: str = "1", *, digest: str = "d", **fields: Any) -> OpenedQuestion:
     """ask_under_call."""
     asked = {"reason": InterruptReason.INPUT_REQUIRED, "requester_may_decide": True, **fields}
     question = ToolQuestion(key, digest, hold(**asked))
@@ -139,12 +139,12 @@ async def asks(pool: Pool, call: str, key: str = "1", **fields: Any) -> str:
         return refused.code
 
 
-async def responds_on(conn: Connection, call: str, key: str = "1", given: Answer = RESPOND) -> Decided:
+async def responds_on(conn: Connection, call: str, key: str = "1", given: DecisionRecord = RESPOND) -> DecisionOutcome:
     """decide_interrupt of what a call's tool asks."""
     return await decide_interrupt(conn, PROJECT, PUBLIC, asked_interrupt_id(ToolCallId(call), key), "dora", given)
 
 
-async def responds(pool: Pool, call: str, key: str = "1", given: Answer = RESPOND) -> str:
+async def responds(pool: Pool, call: str, key: str = "1", given: DecisionRecord = RESPOND) -> str:
     """As `responds_on`, in a transaction of its own: the verdict."""
     try:
         return (await pool.run(lambda conn: responds_on(conn, call, key, given))).verdict

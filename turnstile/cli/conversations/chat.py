@@ -20,7 +20,7 @@ from turnstile.cli.errors import failure_of
 from turnstile.cli.people.turn_questions import TurnQuestions
 from turnstile.cli.people.turn_steers import TurnSteers
 from turnstile.cli.session import Session
-from turnstile.cli.turns.asking import Question, enqueue, request_of
+from turnstile.cli.turns.asking import EnqueueArguments, enqueue, request_of
 from turnstile.cli.turns.follow import explaining
 from turnstile.cli.turns.live import LiveView, progress_line, tool_progress
 from turnstile.schema import verbs
@@ -62,7 +62,9 @@ class Partner:
     def ask(self, text: str, conversation: ConversationId) -> EnqueueRequest:
         """The request for one line; raises `BadRequest` naming what is wrong."""
         profile = OF_MODEL if self.of_model else self.profile
-        question = Question(self.agent, text, uuid7(), profile=profile, model=self.model, conversation=conversation)
+        question = EnqueueArguments(
+            self.agent, text, uuid7(), profile=profile, model=self.model, conversation=conversation
+        )
         return request_of(question)
 
     @property

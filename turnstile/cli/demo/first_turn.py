@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
-from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
+from turnstile.cli.turns.asking import EnqueueArguments, ask_and_follow, request_of
 from turnstile.cli.turns.turn_report import (
     TurnReport,
     document_of,
@@ -84,11 +84,11 @@ async def _play(session: Session, model: str, *, keep: bool) -> None:
         if not out.as_json:
             out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
-        first = await ask_and_follow(session, client, request_of(Question("guide", QUESTION)))
+        first = await ask_and_follow(session, client, request_of(EnqueueArguments("guide", QUESTION)))
         output_box = (await read_report(session, client, first)).turn.output_box_id
         if not out.as_json:
             out.line("\nenqueue echo, with guide's output box as its context", style="bold")
-        question = Question("echo", "Thank you, guide.", context_box_id=output_box)
+        question = EnqueueArguments("echo", "Thank you, guide.", context_box_id=output_box)
         second = await ask_and_follow(session, client, request_of(question))
         await _print_reports(session, client, [first, second], keep=keep)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
-from turnstile.cli.turns.asking import Question, enqueue, request_of
+from turnstile.cli.turns.asking import EnqueueArguments, enqueue, request_of
 from turnstile.cli.turns.turn_report import link_of, print_deliverable, read_report
 from turnstile.cli.turns.turn_tree import show_tree
 from turnstile.schema import verbs
@@ -62,7 +62,7 @@ async def _play(session: Session, *, keep: bool) -> None:
         await add_demo_agent(client.bridge, first)
         if not out.as_json:
             out.line(f"\nenqueue {first.name} {QUESTION!r}", style="bold")
-        request = client.ask_for(request_of(Question(first.name, QUESTION)))
+        request = client.ask_for(request_of(EnqueueArguments(first.name, QUESTION)))
         await enqueue(session, client, request)
         turn = await request.start()
         await show_tree(session, turn, follow=True, interval=_INTERVAL_SECONDS)

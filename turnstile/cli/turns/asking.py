@@ -44,7 +44,7 @@ OVER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EnqueueArguments:
     """The arguments of `enqueue`."""
 
     agent: str | None
@@ -63,7 +63,7 @@ class Question:
     budget: JsonObject | None = None
 
 
-async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
+async def ask(session: Session, question: EnqueueArguments, *, wait: bool, direct: bool) -> None:
     """Enqueue it and print the reply; with `wait` follow the turn, raising `CommandFailed` if it does not succeed."""
     request = request_of(question, repeatable=session.gateway is not None)
     if direct and question.multitask is not MultitaskStrategy.ENQUEUE:
@@ -248,7 +248,7 @@ def print_end(session: Session, report: TurnEnd, shown: str = "") -> None:
         raise CommandFailed(view.error_code or "turn_failed", f"turn {turn} ended as {view.status}{why}")
 
 
-def request_of(question: Question, *, repeatable: bool = False) -> EnqueueRequest:
+def request_of(question: EnqueueArguments, *, repeatable: bool = False) -> EnqueueRequest:
     """The request; a `repeatable` one has a correlation id. Raises `BadRequest` naming the option that is wrong."""
     config: dict[str, JsonValue] = {"model": question.model, "remember": question.remember or None}
     chosen: JsonObject = {name: value for name, value in config.items() if value is not None}

@@ -217,13 +217,13 @@ async def enqueue(
     ] = False,
 ) -> None:
     """Send a request to an agent: one turn, exactly one deliverable. With --wait, exit code 1 if the turn fails."""
-    from turnstile.cli.turns.asking import Question, ask
+    from turnstile.cli.turns.asking import EnqueueArguments, ask
     from turnstile.cli.turns.texts import budget_of, given_text
 
     if profile is not None and text is None and file is None:
         agent, text = None, agent  # the one argument is the text
     instruction = None if (text, file) == (None, None) and context_box else given_text(text, file)
-    question = Question(
+    question = EnqueueArguments(
         agent,
         instruction,
         correlation_id,
