@@ -41,7 +41,7 @@ _NO_LEDGER = (asyncpg.UndefinedFunctionError, asyncpg.UndefinedTableError, async
 
 @dataclass(frozen=True, slots=True, order=True)
 class History:
-    """What tells a server's history from an older one of the same ledger."""
+    """What distinguishes a server's history from an older one of the same ledger."""
 
     epoch_floor: int
     timeline_id: int

@@ -5,7 +5,7 @@
 SELECT e.epoch_floor, e.timeline_id FROM state.enter_era() e;
 
 -- name: find_history :one
--- The server's history as far as a session that only reads can tell; on a standby the timeline is unknown.
+-- The server's history as far as a session that only reads can know; on a standby the timeline is unknown.
 SELECT (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only) AS epoch_floor,
        CASE WHEN NOT pg_is_in_recovery()
                  THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint END AS timeline_id;

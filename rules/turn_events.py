@@ -135,7 +135,7 @@ class TurnEvents:
         ]
 
     def ended(self, end: EndedTurn, before: Sequence[Message] = (), rings: Sequence[Lease] = ()) -> list[Message]:
-        """The end of the turn, and whom to ring for it.
+        """The messages of the end of the turn, doorbells included.
 
         In order: the head's `state`, the status of inbox rows, the messages `before`, the `task` event, the doorbells
         of the agent's next turn and of `rings`, the turns that the end has answered or stopped.

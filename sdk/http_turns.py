@@ -394,7 +394,7 @@ class StreamedText:
         self._step, self._attempt = step, attempt
         self._index = -1
         self._said: list[str] = []
-        """The text of the attempt that was given on."""
+        """The text of the attempt that was passed on."""
 
     def _chunk(self, chunk: Chunk) -> Chunk:
         if (chunk.step_id, chunk.attempt) != (self._step, self._attempt):

@@ -34,7 +34,7 @@ class MessageThread:
         self._asked_at = datetime.min.replace(tzinfo=UTC)
         self._asked_for: datetime | None = None
         self._early_looks = 0
-        """How often in a row this deadline was asked for, which had passed by the engine's clock only."""
+        """How often in a row this deadline was looked at, when it had passed by the engine's clock only."""
 
     @workflow.signal
     def wake(self, messages: list[MessageId]) -> None:

@@ -1,7 +1,7 @@
 // A front end on AG-UI without a build step: it posts a run, reads its events, and keeps what they say.
 //
 // What others wrote is text (textContent), never markup. The token stays in its field. A stream that is cut is asked for
-// again under the same run id: the gateway takes back what it tells anew by a MESSAGES_SNAPSHOT.
+// again under the same run id: the gateway replaces what it sends again by a MESSAGES_SNAPSHOT.
 
 const at = (id) => document.getElementById(id);
 const thread = crypto.randomUUID();

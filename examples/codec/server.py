@@ -62,9 +62,9 @@ def main() -> None:
     parser.add_argument("--keys", type=Path, required=True, help="the file of [temporal].codec_keys_file")
     parser.add_argument("--origin", required=True, help="where the Web UI is, such as http://127.0.0.1:8233")
     parser.add_argument("--port", type=int, default=8888)
-    told = parser.parse_args()
-    codec = AesGcmCodec(read_keys(TemporalSettings(codec=AES_GCM, codec_keys_file=str(told.keys))))
-    web.run_app(application(codec, told.origin), host="127.0.0.1", port=told.port)
+    arguments = parser.parse_args()
+    codec = AesGcmCodec(read_keys(TemporalSettings(codec=AES_GCM, codec_keys_file=str(arguments.keys))))
+    web.run_app(application(codec, arguments.origin), host="127.0.0.1", port=arguments.port)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class A2aRequest:
         self.kernel.access.check(self.call.principal, right)
 
     async def still(self) -> None:
-        """Raises `Unauthenticated` if the token holds no more."""
+        """Raises `Unauthenticated` if the token is no longer valid."""
         await self.kernel.access.still(self.call.secret)
 
     async def row(self, task_id: str) -> TaskRow:

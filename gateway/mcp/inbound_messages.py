@@ -286,7 +286,7 @@ class Exchange:
                     return
                 if not await self._something(working):
                     yield HEARTBEAT
-        except TurnstileError as error:  # the token holds no more
+        except TurnstileError as error:  # the token is no longer valid
             problem = problem_of(error)
             data = ErrorData(code=_SERVER_ERROR, message=problem.detail, data={"code": problem.code})
             yield sse(JSONRPCError(jsonrpc="2.0", id=self.request.id, error=data))

@@ -27,7 +27,7 @@ from turnstile.embedded import EmbeddedServers
 console = Console(soft_wrap=True, markup=False, highlight=False)
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 120
-"""Of one test, which may wait in vain for what its mutation took away."""
+"""The longest run of one test, which may wait for what its mutation took away."""
 FAILED = 1
 """pytest's exit code where tests ran and some failed. A mutation that breaks the collection shows nothing."""
 

@@ -2,7 +2,7 @@
 
 In a state of the search, one move runs in a transaction that is held open until the other waits for it, and commits
 then; so in both orders. Where one waits, both meet in the middle, too: a third session holds a row, the first stops
-there with the locks that it has, the second runs into these, and the row is let go. No deadlock may come of it, and
+there with the locks that it has, the second runs into these, and the row is released. No deadlock may come of it, and
 the end must be that of one order or of the other.
 """
 
@@ -264,7 +264,7 @@ async def _tried(move: Move, pool: Pool) -> str:
 
 
 def _to_hold(pair: _Pair, first: Move, second: Move) -> Sequence[Key]:
-    """The rows at which both can be made to meet: one that passes by what is held does not wait there."""
+    """The rows at which both can be made to meet: one that skips held rows does not wait there."""
     skips = first.skips or second.skips
     return [key for key in pair.rows if not (skips and key[0] == "agent_inbox")][:_ROWS_A_PAIR]
 

@@ -72,7 +72,7 @@ class Move:
     single: bool = True
     """Whether it is one statement, after at most a reading one; only such moves are run at once with others."""
     skips: bool = False
-    """Whether it passes by inbox rows that somebody else holds (`SKIP LOCKED`)."""
+    """Whether it skips inbox rows that somebody else holds (`SKIP LOCKED`)."""
     part: str = ""
     """What it depends on as long as it changes nothing, in a word that `World.part` knows; none: on everything."""
     alone: bool = False

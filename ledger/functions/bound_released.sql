@@ -1,4 +1,4 @@
--- A call that people let go waits no longer than its turn's time.
+-- A call that people released waits no longer than its turn's time.
 CREATE OR REPLACE FUNCTION state.bound_released() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.deadline := least(NEW.deadline, state.until_of_turn(NEW.agent_turn_id));

@@ -110,7 +110,7 @@ BEGIN
         WHERE c.agent_id = mine.agent_id AND c.conversation_id = conversation AND c.channel_id = mine.channel_id
           AND c.project_id = project
           AND a.agent_turn_id IS NOT NULL AND c.output_box_id = h.output_box_id;
-        IF FOUND THEN  -- else the turn in hand was rolled back before, and writes where the conversation is no more
+        IF FOUND THEN  -- else the turn in hand was rolled back before, and writes where the conversation has ended
             begun_box := state.as_uuid(a.payload ->> 'output_box_id');
             INSERT INTO public.boxes (box_id, tenant_id, parent_ids) VALUES (new_box, project, ARRAY[h.output_box_id]);
             INSERT INTO public.box_cards (box_id, position, card_id)

@@ -38,7 +38,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.duties": "of bridges",
     "state.repairs": "sums over all projects",
     "state.model_prices": "of the installation",
-    "state.push_receivers": "whom to tell, with their secrets",
+    "state.push_receivers": "who is notified, with their secrets",
     "state.gateway_tokens": "who may ask, not what was said; who reads an export is given nobody's access",
 }
 """Tables without data of a project."""

@@ -1,7 +1,7 @@
 """Questions to people: decided and expired (protocol §13).
 
 Guarantees: a question is closed once, by a decision, its expiry or its turn's end; whoever comes later hears which.
-Each is one round trip. Never publishes: the caller sends the command of a call that is let go, or rings for its result.
+Each is one round trip. Never publishes: the caller sends the command of a released call, or rings for its result.
 """
 
 import json

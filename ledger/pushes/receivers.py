@@ -36,7 +36,7 @@ class ClaimedPush(Tolerant):
     state: str
     """`submitted`, `working`, `completed`, `failed`, `canceled`, or `input_required:` and the question."""
     number: int
-    """Which state it is that the receiver is told, from 1."""
+    """The number of the state that is sent to the receiver, from 1."""
     state_at: datetime
     attempts: int
 

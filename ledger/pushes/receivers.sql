@@ -42,7 +42,7 @@ removed AS (
 SELECT EXISTS (SELECT FROM turn) AS found;
 
 -- name: claim_pushes :many
--- Takes receivers whose turn is in a state that they were not told, the longest due first, for `hold_seconds`: after
+-- Takes receivers whose turn is in a state that they were not sent, the longest due first, for `hold_seconds`: after
 -- that they are due again. At most `share` of a project, and none of projects that have enough in hand.
 WITH turns AS MATERIALIZED (
     SELECT p.agent_turn_id, p.receiver_id, p.project_id, p.next_at, p.told_state, {told_state(i)} AS state,
@@ -71,7 +71,7 @@ RETURNING p.agent_turn_id, p.receiver_id, p.project_id, p.channel_id, f.agent_id
 -- name: record_push :one
 -- A receiver has acknowledged a state, if no other was sent since. After the last one nothing more is sent, and its
 -- secret is forgotten.
-WITH told AS (
+WITH recorded AS (
     UPDATE state.push_receivers p SET told_state = p.state, attempts = 0, next_at = now(), last_error = NULL,
         status = CASE WHEN p.state IN ('completed', 'failed', 'canceled') THEN 'done' ELSE p.status END,
         token = CASE WHEN p.state IN ('completed', 'failed', 'canceled') THEN NULL ELSE p.token END
@@ -79,7 +79,7 @@ WITH told AS (
       AND p.number = :number AND p.status = 'active'
     RETURNING p.receiver_id
 )
-SELECT EXISTS (SELECT FROM told) AS recorded;
+SELECT EXISTS (SELECT FROM recorded) AS recorded;
 
 -- name: fail_push :one
 -- A receiver has not acknowledged a state: it is sent again after a pause that grows, or, after `give_up_seconds` of

@@ -36,7 +36,7 @@ CREATE INDEX batches_decided_by ON state.pmo_batches (decided_by) WHERE decided_
 COMMENT ON COLUMN state.pmo_batches.open_count IS
     'tasks that are not over; with the other two counts it decides, under the lock of the row';
 COMMENT ON COLUMN state.pmo_batches.decided_by IS
-    'the turn whose end decided it, or the batch itself: by it the bridge finds whom to ring';
+    'the turn whose end decided it, or the batch itself: by it the bridge finds whose doorbell to ring';
 COMMENT ON COLUMN state.pmo_batches.call_key IS
     'the name that a tool gave it; null if it is the call''s own, which it holds and answers';
 COMMENT ON COLUMN state.pmo_batches.call_digest IS

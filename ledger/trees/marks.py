@@ -1,4 +1,4 @@
-"""Marks trees of turns that shall end, and finds whom to ring for what an end decided (protocol §6, join).
+"""Marks trees of turns that shall end, and finds the turns to wake for what an end decided (protocol §6, join).
 
 Guarantees: after `mark_tree` has committed, no gate opens for a marked turn: no step begins, no command leaves, no
 child is enqueued. What had passed a gate before is counted. A mark ends nothing itself: the rings do, and the net.

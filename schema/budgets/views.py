@@ -25,7 +25,7 @@ class TurnSums(Tolerant):
     max: int | None
     """The limit; null: this budget has none of this kind."""
     spent: int
-    """Turns that were enqueued; they are never given back."""
+    """Turns that were enqueued; they are never returned to the budget."""
     reserved: int
     """What open grants below hold."""
     left: int | None

@@ -177,7 +177,7 @@ class ToolWorker:
         await self._pull.run(self._take, stop)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for the running calls, at most `seconds`; the rest are given back for other replicas."""
+        """Wait for the running calls, at most `seconds`; the rest are released for other replicas."""
         for task in self._lingering:
             task.cancel()
         if self._tasks:

@@ -30,7 +30,7 @@ _HINTS = {
     "own_request": "somebody else decides, or its policy says requester_may_decide: true",
     "own_words": "somebody else decides, or its policy says requester_may_decide: true",
     "unknown_thread": "`turnstile thread list` shows the threads; one can be joined by who began it, in its channel",
-    "undelivered": "there is no such listener, or it does not accept this payload; senders are not told which",
+    "undelivered": "there is no such listener, or it does not accept this payload; the error does not say which",
     "pruned": "send it again, in a thread of its own or when the other messages are answered",
     "limit": "`turnstile thread show` shows how far it got; the limits are in [pump]",
     "project_busy": "wait for them, or end them with --stop-turns",

@@ -18,7 +18,7 @@ class Endpoints(BaseModel):
     database_url: str
     nats_url: str
     nats_monitoring_url: str | None = None
-    """Where the NATS server tells its settings and figures over HTTP."""
+    """Where the NATS server serves its settings and figures over HTTP."""
     temporal_address: str
     temporal_namespace: str
     web_ui_url: str | None = None

@@ -10,7 +10,7 @@ LOG_KEPT = 8 * 1024 * 1024
 FULL_MB = 32
 """Free space below which a disk counts as full: the next file of PostgreSQL's log (WAL) takes 17 MB at once."""
 LOW_MB = 512
-"""Free space below which people are told to make room."""
+"""Free space below which a warning asks people to make room."""
 
 
 @dataclass(frozen=True, slots=True)

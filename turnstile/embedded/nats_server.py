@@ -47,7 +47,7 @@ class NatsServer(EmbeddedServer):
         return f"nats://{self._kept('nats.token')}@{LOOPBACK}:{self.port}"
 
     def monitoring_url(self) -> str:
-        """Where it tells its settings and figures over HTTP."""
+        """Where it serves its settings and figures over HTTP."""
         return f"http://{LOOPBACK}:{self.monitoring_port}/{self._kept('nats.path')}"
 
     def _kept(self, name: str) -> str:

@@ -44,7 +44,7 @@ class _Run:
     started: asyncio.Future[int] = field(default_factory=asyncio.Future[int])
     exited: asyncio.Future[int | None] = field(default_factory=asyncio.Future[int | None])
     expected: bool = False
-    """Whether it was told to end."""
+    """Whether it was asked to end."""
     private: int | None = None
     """The writing end of the FIFO with its variables."""
 
@@ -57,7 +57,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class UnexpectedExit:
-    """A program that ended without being told to."""
+    """A program that ended by itself."""
 
     name: str
     code: int | None

@@ -47,7 +47,7 @@ class Child:
     stop_signal: int
     grace: float
     deadline: float | None = None
-    """The time of the SIGKILL, once the server was told to stop."""
+    """The time of the SIGKILL, once the server was asked to stop."""
 
 
 def try_lock(path: Path) -> int | None:
@@ -79,7 +79,7 @@ class Warden:
         self.received = b""
 
     def run(self) -> None:
-        """Runs until it is told to close or loses its parent; returns when the last server has ended."""
+        """Runs until it is asked to close or loses its parent; returns when the last server has ended."""
         awake, waker = os.pipe()
         for descriptor in (awake, waker):
             os.set_blocking(descriptor, False)

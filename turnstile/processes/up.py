@@ -319,7 +319,7 @@ async def _revive(servers: EmbeddedServers, say: Callable[[str], None], restart:
                 failure = await servers.wait_failed()
                 name = failure.server
                 if name in starting and not starting[name].done():
-                    continue  # it ended while it was started, which `_start_again` is told, too
+                    continue  # it ended while it was started, which `_start_again` sees, too
                 if not (servers.disk_trouble(name) or any(message in failure.tail for message in _NO_ROOM)):
                     if name in died:
                         raise ServerDied(

@@ -42,7 +42,7 @@ class AgentCall:
     model: str | None = None
     remember: bool = False
     multitask_strategy: str | None = None
-    budget: dict[str, Any] | None = None  # of numbers; what is wrong with it is told by name
+    budget: dict[str, Any] | None = None  # of numbers; errors in it are named
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])  # any JSON
     correlation_id: str | None = None
 

@@ -126,7 +126,7 @@ class ResponseCreate(OpenAiRequest):
         return {name: value for name, value in fields.items() if value is not None}
 
     def notes(self) -> JsonObject:
-        """The turn's metadata: what is given back and read by no model; raises `BadField` beyond OpenAI's limits."""
+        """The turn's metadata, repeated in responses, read by no model; raises `BadField` beyond OpenAI's limits."""
         noted = notes_of(
             self.metadata,
             model=self.model,

@@ -2,7 +2,7 @@
 -- for each part of the rows, those named fill_ in one transaction. Ids sort by time, as real ones do, and before all real ones.
 
 -- name: pass_triggers :exec
--- What triggers do for a turn is in the rows already; no constraint is passed by. An id begins with the moment at which it was drawn,
+-- What triggers do for a turn is in the rows already; no constraint is skipped. An id begins with the moment at which it was drawn,
 -- as a real one does: the planner's statistics of old and new ids have to be those of a real ledger.
 ALTER TABLE state.agent_inbox DISABLE TRIGGER USER;
 ALTER TABLE state.turn_outcomes DISABLE TRIGGER USER;

@@ -52,7 +52,7 @@ SCENES: tuple[Scene, ...] = (
         "<wish><text>Which bread goes with soup? We are two.</text></wish>",
     ),
     Scene(
-        "what nobody understands is answered too, and the answer tells nothing of who is there",
+        "what nobody understands is answered too, and the answer does not say who is there",
         "oven",
         "<order><bread>rye</bread><loaves>3</loaves></order>",
     ),

@@ -98,7 +98,7 @@ def entry_of(file: ServerFile, name: str) -> McpServer:
 
 
 async def listing_of(session: Session, name: str, entry: McpServer) -> Listing:
-    """The tools of a server; raises `McpUnavailable`, and tells what its program said."""
+    """The tools of a server; raises `McpUnavailable`, and prints what its program wrote."""
     return (await _met(session, name, entry))[1]
 
 

@@ -52,7 +52,7 @@ async def prune(
 
 
 def _private(path: "Path") -> "TextIO":
-    """The file, which its owner alone may read: it holds what agents were told."""
+    """The file, which its owner alone may read: it holds what people wrote to agents."""
     import os
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

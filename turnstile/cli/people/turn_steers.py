@@ -1,4 +1,4 @@
-"""What is typed while a turn is answered is said to it, and a line tells when a step reads it (protocol §6, steer)."""
+"""What is typed while a turn runs steers it, and a line is printed when a step reads it (protocol §6, steer)."""
 
 import asyncio
 from contextlib import suppress
@@ -17,7 +17,7 @@ _SHOWN = 60
 
 
 class TurnSteers:
-    """What one turn is told while it is answered: one request for each line, in the order in which they were typed."""
+    """The steers of one turn while it runs: one request for each line, in the order in which they were typed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class TurnSteers:
         await self._typed.put(None)
 
     async def run(self, turn: Turn) -> None:
-        """Say to the turn what is typed until its end, and tell what becomes of it; what goes wrong is printed."""
+        """Send the turn what is typed until its end, and print what becomes of it, or the error."""
         while True:
             try:
                 async with asyncio.timeout(_LOOK_SECONDS if self._waiting else None):
@@ -50,7 +50,7 @@ class TurnSteers:
             await self._say(turn, text)
 
     def unsaid(self) -> list[str]:
-        """What the turn was not told, as it had ended or was never asked for: the next one may ask it."""
+        """What the turn did not get, as it had ended or was never asked for: the next one may ask it."""
         while not self._typed.empty():
             if (text := self._typed.get_nowait()) is not None:
                 self.late.append(text)
@@ -71,7 +71,7 @@ class TurnSteers:
             self._waiting[reply.steer_id] = text
 
     async def _tell(self, turn: Turn) -> None:
-        """Print which of these are read now, or never; what cannot be told now is told later."""
+        """Print which of these are read now, or never; what is not known yet is printed later."""
         if not self._waiting:
             return
         with suppress(TurnstileError):

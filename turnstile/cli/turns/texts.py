@@ -1,4 +1,4 @@
-"""Reads what is given on the command line: a text, from a file or standard input too; settings; budgets."""
+"""Reads arguments of commands: a text, from a file or standard input too; settings; budgets."""
 
 import sys
 from collections.abc import Callable

@@ -37,7 +37,7 @@ class McpProcess:
         self._serving: dict[str, tuple[McpServer, asyncio.Event, asyncio.Task[None]]] = {}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None] = lambda _: None) -> None:
-        """Serve until `stop`; `ready` is told the name of each server whose calls are answered from now on."""
+        """Serve until `stop`; `ready` receives the name of each server whose calls are answered from now on."""
         trouble = ""
         try:
             while not stop.is_set():
