@@ -61,7 +61,8 @@ class TurnView(Tolerant):
     queued_because: str | None = None
     """Why it is still queued: `agent_paused`, `agent_busy` or `output_box_busy`; null if it is not, or is next."""
     unserved_target: str | None = None
-    """The worker target of its agent while no worker serves it, if the turn has not begun."""
+    """The worker target of its agent while no worker serves it, if the turn has not begun; not in the answer to the
+    request that made the turn."""
     created_at: datetime
     """When it was enqueued."""
     turn_epoch: int | None
@@ -111,7 +112,7 @@ class TurnView(Tolerant):
 
     @classmethod
     def new(cls, reply: EnqueueReply, project: ProjectId, channel: ChannelId) -> Self:
-        """The turn that an enqueue has just made."""
+        """The turn that an enqueue has just made. It looks for no worker: `unserved_target` is null."""
         queued = reply.inbox_status is InboxStatus.QUEUED
         status = "queued" if queued else HeadStatus.DISPATCHED.value
         known: JsonObject = {"project_id": project, "channel_id": channel, "status": status, "steps": 0}

@@ -140,7 +140,8 @@ async def test_a_reply_says_of_a_new_turn_what_describe_says(agents: Pool) -> No
         asked = await ask(agents, **arguments)
         turn = AgentTurnId(str(asked.reply.agent_turn_id))
         view = await agents.run(lambda conn, turn=turn: describe_turn(conn, PROJECT, turn))
-        assert TurnView.new(asked.reply, PROJECT, CHANNEL) == view
+        assert view is not None
+        assert TurnView.new(asked.reply, PROJECT, CHANNEL) == view.model_copy(update={"unserved_target": None})
         reasons.append(asked.reply.queued_because)
     assert reasons == [None, "agent_busy", "output_box_busy", None, "agent_paused"]
 
