@@ -19,6 +19,7 @@ from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Reasoning
 from turnstile.schema.errors import ModelError
+from turnstile.schema.visible import visible
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
 
@@ -26,7 +27,12 @@ ANSWER_LIMIT_BYTES: Final = 524_288
 """Limit of an answer's text and calls together, as JSON."""
 TOO_LARGE: Final = "answer_too_large"
 """`finish_reason` of an answer that was stopped at the limit."""
-_CUT_OFF: Final = frozenset({"length", TOO_LARGE})
+EMPTY_ANSWER: Final = "empty_answer"
+CONTENT_FILTERED: Final = "content_filtered"
+_WHOLE: Final = frozenset({"stop", "tool_calls"})
+"""Finish reasons of whole answers; any other says that the answer is cut off."""
+_MALFORMED: Final = "malformed_function_call"
+_LONGEST_QUOTE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,35 @@ class ModelAnswer:
     """From the request to the first delta; None if the answer is empty."""
     kept: Reasoning | None = None
     """What its provider wants back of the reasoning."""
+    refusal: str = ""
+    """What the model said instead of an answer, where its provider marks that as a refusal."""
+    lost_calls: int = 0
+    """Calls that came without a name or a function."""
 
     @property
     def truncated(self) -> str | None:
-        """Why the answer is truncated: `length` (the model's own limit) or `answer_too_large`; None if it is whole."""
-        return self.finish_reason if self.finish_reason in _CUT_OFF else None
+        """Why the answer is truncated: `length` (the model's own limit), `answer_too_large`, or a reason that is not
+        known here; None if it is whole.
+        """
+        return None if self.finish_reason in _WHOLE else self.finish_reason
+
+    def flaw(self, model: str) -> ModelError | None:
+        """The error that it is instead of an answer: refused, filtered, empty, or with calls that cannot be read."""
+        if self.refusal:
+            said = " ".join(visible(self.refusal).split())[:_LONGEST_QUOTE]
+            return ModelError(CONTENT_FILTERED, f"{model}: the model refused", retryable=False, provider_says=said)
+        if self.finish_reason == "content_filter":
+            message = f"{model}: the provider's content filter ended the answer"
+            return ModelError(CONTENT_FILTERED, message, retryable=False)
+        if self.lost_calls or (
+            not self.calls and self.text.strip() and self.finish_reason in ("tool_calls", _MALFORMED)
+        ):
+            message = f"{model}: the answer has calls that cannot be read ({self.finish_reason})"
+            return ModelError("model_response_invalid", message, retryable=True)
+        if not self.calls and not self.text.strip():
+            message = f"{model}: the answer has neither text nor calls ({self.finish_reason})"
+            return ModelError(EMPTY_ANSWER, message, retryable=self.finish_reason != "length")
+        return None
 
 
 @dataclass(slots=True)
@@ -153,6 +183,8 @@ class AnswerDraft:
             usage_kind=self.done.usage_kind,
             first_token_seconds=self.first_token_seconds,
             kept=self.done.reasoning,
+            refusal=self.done.refusal,
+            lost_calls=self.done.lost_calls + sum(not call.name for call in self._calls.values()),
         )
 
 

@@ -32,7 +32,6 @@ from turnstile.schema.states import AfterExecution, TurnStatus
 from turnstile.schema.tools import READ_RESULT, SUBMIT_RESULT, ToolCommand
 from turnstile.schema.turns import TurnRef
 
-EMPTY_DELIVERABLE = "(the model gave no text)"
 MAX_STEPS_CODE = "max_steps"
 SUPERSEDED = (
     "This was not delivered: the user has said something more, which follows. Take it into account, then end anew."
@@ -174,11 +173,10 @@ def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
 
 def _without_calls(request: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
     text, partial = answer.text, True if answer.truncated else None
-    if request.is_last and (request.needs_call or not text.strip()):
+    if request.is_last and request.needs_call:
         return _out_of_steps(request, text, thought)
     if not request.needs_call:
-        content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
-        deliverable = _deliverable(request, content, partial=partial)
+        deliverable = _deliverable(request, TextContent(text=text), partial=partial)
         more = None if request.is_last else Continue(thought)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
     card_id, reminder = step_card_id(request.step_id, "must-end-with"), TextContent(text=_reminder(request))

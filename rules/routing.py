@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from pydantic import JsonValue, ValidationError
 
-from turnstile.rules.decide import EMPTY_DELIVERABLE
 from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import JsonContent, TextContent, read_content
@@ -176,8 +175,6 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
 
 
 def _from_text(listener: Listener, text: str) -> Effect:
-    if text == EMPTY_DELIVERABLE:
-        return _refused(Huh.of(b""))  # the kernel's placeholder for an empty answer
     try:
         return Respond(outgoing(listener.response.from_text(text)))
     except BadPayload:

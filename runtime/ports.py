@@ -98,6 +98,10 @@ class ModelDone:
     """The base URL that was asked, where the operator set one."""
     reasoning: Reasoning | None = None
     """What the provider wants back of the reasoning."""
+    refusal: str = ""
+    """What the model said instead of an answer, where its provider marks that as a refusal."""
+    lost_calls: int = 0
+    """Calls that came without a function."""
 
 
 ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone

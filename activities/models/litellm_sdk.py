@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from turnstile.activities.models.provider_bytes import MOST_BYTES, Overheard, OverhearingTransport, overhear
 from turnstile.activities.models.reasoning import ReasoningPiece
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
@@ -36,6 +37,19 @@ _SIGNATURE = "__thought__"
 _MADE_UP = re.compile(r"chatcmpl-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """An id as litellm makes one up for an answer that has none."""
 NOTHING_KEPT = ReasoningPiece()
+_REASONS = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete"), "stop"),
+    **dict.fromkeys(("tool_calls", "tool_use", "function_call"), "tool_calls"),
+    **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(
+        ("malformed_function_call", "malformed_response", "unexpected_tool_call", "missing_thought_signature"),
+        "malformed_function_call",
+    ),
+    "refusal": "content_filter",
+}
+"""Finish reasons of providers, in lower case, and ours; litellm says `stop` for most others."""
+_ODD = re.compile(r"[^A-Za-z0-9_.:/-]")
+_REASON_LENGTH = 64
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -77,6 +91,10 @@ class End:
     cost: float | None
     response_id: str | None = None
     """The provider's id of the answer; None if it has none. litellm names no model but the one of the request."""
+    refusal: str = ""
+    """What the model said instead of an answer, where its provider marks that as a refusal."""
+    lost_calls: int = 0
+    """Calls that came without a function."""
 
 
 class LitellmSdk:
@@ -108,6 +126,7 @@ class LitellmSdk:
 
     async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[Piece | End, None]:
         """Yields the events of one request, `End` last; raises what litellm raises."""
+        heard = overhear()
         wrapper: Any = await self._litellm.acompletion(
             **form,
             **options,
@@ -131,7 +150,11 @@ class LitellmSdk:
                 if choice is not None:
                     finish = choice.finish_reason or finish
                     yield _piece(choice.delta)
-            yield replace(_end(wrapper, finish, usage), response_id=response_id)
+            if heard.too_large:
+                raise ModelError(
+                    "model_response_invalid", f"an event of the answer has more than {MOST_BYTES} bytes", retryable=True
+                )
+            yield replace(_end(wrapper, heard, finish, usage), response_id=response_id)
         finally:
             await wrapper.aclose()
 
@@ -171,12 +194,19 @@ def load_litellm() -> LitellmSdk:
     # Without this, litellm stops an answer with 100 equal pieces (a row of dashes) and raises an HTTP 500 of its own.
     module.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
     module.disable_aiohttp_transport = True  # its aiohttp clients are evicted from the cache without being closed
+    handler: Any = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+    handler.AsyncHTTPHandler.create_async_transport = staticmethod(_transport)
+    handler.AsyncHTTPTransport = OverhearingTransport  # those of the proxies that the environment names
     for name in _SILENCED:
         logging.getLogger(name).disabled = True
         logging.getLogger(name).handlers.clear()
     for name in _QUIETED:
         logging.getLogger(name).setLevel(logging.WARNING)
     return LitellmSdk(module)
+
+
+def _transport(ssl_context: Any = None, ssl_verify: bool | None = None, **_: object) -> OverhearingTransport:
+    return OverhearingTransport(verify=ssl_context or ssl_verify is not False)
 
 
 def _piece(delta: Any) -> Piece:
@@ -224,20 +254,32 @@ def _own_id(chunk: Any) -> str | None:
     return str(value)[:_ID_LENGTH] if is_provider_id else None
 
 
-def _end(wrapper: Any, finish: str | None, usage: Any) -> End:
+def _end(wrapper: Any, heard: Overheard, finish: str | None, usage: Any) -> End:
     # Without a finish reason of the provider litellm says "stop", which would hide a stream that broke off.
     received_reason = getattr(wrapper, "received_finish_reason", None) or getattr(
         wrapper, "intermittent_finish_reason", None
     )
+    received_reason = heard.finish if heard.has_form else received_reason
     reported = any(_total(getattr(chunk, "usage", None)) for chunk in wrapper.chunks)
     counts = _counts(usage)
     cost = getattr(usage, "cost", None)
     return End(
-        finish_reason=finish if received_reason else None,
+        finish_reason=_reason(received_reason, finish) if received_reason else None,
         usage=counts,
         usage_reported=reported,
         cost=float(cost) if isinstance(cost, int | float) and counts else None,
+        refusal="".join(heard.refusal),
+        lost_calls=heard.lost_calls,
     )
+
+
+def _reason(said: str, mapped: str | None) -> str:
+    """The finish reason: as litellm maps what it knows; else the provider's own word, in few characters."""
+    if (own := _REASONS.get(said.lower())) is not None:
+        return "tool_calls" if (own, mapped) == ("stop", "tool_calls") else own
+    if mapped not in {None, "stop", said}:
+        return str(mapped)
+    return _ODD.sub("_", said)[:_REASON_LENGTH]
 
 
 def _counts(usage: Any) -> JsonObject:

@@ -183,7 +183,17 @@ def _done(end: End, model: str, base: str | None, reasoning: Reasoning | None) -
     if end.finish_reason is None:
         raise ModelError(STREAM_BROKEN, f"{model}: the stream ended without a finish reason", retryable=True)
     kind = "unknown" if not end.usage else "exact" if end.usage_reported else "estimated"
-    return ModelDone(end.finish_reason, end.usage, end.cost, kind, end.response_id, base, reasoning)
+    return ModelDone(
+        end.finish_reason,
+        end.usage,
+        end.cost,
+        kind,
+        end.response_id,
+        base,
+        reasoning,
+        refusal=end.refusal,
+        lost_calls=end.lost_calls,
+    )
 
 
 @dataclass(slots=True)

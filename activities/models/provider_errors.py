@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from json import JSONDecodeError
 
+from turnstile.rules.answer import CONTENT_FILTERED
 from turnstile.schema.errors import ModelError
 from turnstile.schema.visible import visible
 
 STREAM_BROKEN = "model_stream_broken"
-CONTENT_FILTERED = "content_filtered"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from turnstile.activities.budgets.gate import NOT_SENT, BudgetGate
-from turnstile.activities.models.provider_errors import CONTENT_FILTERED
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
-from turnstile.rules.answer import AnswerDraft, ModelAnswer, collect
+from turnstile.rules.answer import EMPTY_ANSWER, AnswerDraft, ModelAnswer, collect
 from turnstile.rules.arguments import Patience
 from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.gen_ai import Attributes
@@ -154,6 +153,11 @@ class Attempts:
         """The draft of the latest attempt, ended or not; None before the first one, and of one that is not heard."""
         return None if self._current is None or not self._current.heard else self._current.draft
 
+    @property
+    def empty(self) -> int:
+        """How many of the answers were empty: a model that says nothing has one more try."""
+        return sum(record.get("error_code") == EMPTY_ANSWER for record in self.records)
+
     def begin(self, number: int, config: LlmConfig, *, heard: bool = True) -> AnswerDraft:
         """Begin an attempt; returns its empty draft."""
         self._current = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
@@ -222,7 +226,7 @@ async def ask(
         except ModelError as error:
             if gate is not None and error.retryable:
                 gate.check_time()
-            if not error.retryable or failures + 1 >= limits.model_attempts:
+            if not error.retryable or failures + 1 >= limits.model_attempts or attempts.empty > 1:
                 raise
             number, failures = await count_failure()
             pause = limits.pause(failures, error.retry_after)
@@ -262,7 +266,8 @@ async def _attempt(
         try:
             await model.check(question.config.model)  # loads its client, for which the model's time does not pay
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
-            _check_filter(answer, question.config.model)
+            if (flaw := answer.flaw(question.config.model)) is not None:
+                raise flaw
             await chunks.end(usage=answer.usage, response_cost=answer.response_cost, truncated=answer.truncated)
         except ModelError as error:
             code = error.code
@@ -301,13 +306,6 @@ def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt,
     if telemetry.tracer.enabled:
         what = (attempt.config, attempt.number, attempt.began, attempt.draft)
         record_chat(telemetry.tracer, question, *what, error_code)
-
-
-def _check_filter(answer: ModelAnswer, model: str) -> None:
-    """Raises `ModelError` if the provider's content filter ended the answer, which is then incomplete."""
-    if answer.finish_reason == "content_filter":
-        message = f"{model}: the provider's content filter ended the answer"
-        raise ModelError(CONTENT_FILTERED, message, retryable=False)
 
 
 def _millis(seconds: float) -> int:

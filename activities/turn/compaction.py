@@ -315,7 +315,7 @@ class FittedStep:
             messages = summary_messages(gone, max(1, room.summary * 3 // 4), room.chars)
             answer = await self.ask(self._wish(messages, room))
             hit(Fault.SUMMARY_ANSWERED)
-            code, text = (None, answer.text.strip()) if answer.text.strip() else ("summary_empty", "")
+            code, text = None, answer.text.strip()
         except ModelError as error:
             code, text = error.code, ""
         if code is not None:

@@ -458,10 +458,10 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "submit_result",
         "Without calls and without `must_end_with`",
-        "rules/decide.py",
-        "content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)",
-        "content = TextContent(text=text)",
-        "tests/e2e/turns/test_turns.py::test_no_text_at_all_delivers_a_placeholder",
+        "rules/answer.py",
+        "if not self.calls and not self.text.strip():",
+        "if not self.calls and self.text.strip():",
+        "tests/e2e/turns/test_turns.py::test_neither_text_nor_calls_fail_the_turn_after_one_more_try",
     ),
     Mutation(
         "submit_result",

@@ -98,7 +98,7 @@ async def test_a_summary_has_what_was_summed_up_before(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "code"), [("broken", "auth_failed"), ("silent", "summary_empty"), ("nobody", "model_unknown")]
+    ("model", "code"), [("broken", "auth_failed"), ("silent", "empty_answer"), ("nobody", "model_unknown")]
 )
 async def test_without_a_summary_turns_are_left_out_and_it_is_told(pool: Pool, model: str, code: str) -> None:
     memory = SUMS_UP.model_copy(update={"summary_model": f"scripted/{model}"})

@@ -40,6 +40,7 @@ async def test_an_answer_is_folded_and_its_deltas_handed_on() -> None:
         response_cost=0.5,
         usage_kind="exact",
         first_token_seconds=answer.first_token_seconds,
+        lost_calls=1,
     )
     assert answer.first_token_seconds is not None
     assert answer.first_token_seconds < 5

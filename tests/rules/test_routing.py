@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from turnstile.rules.decide import EMPTY_DELIVERABLE
 from turnstile.rules.hop import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.rules.routing import (
     choices,
@@ -314,15 +313,6 @@ def test_operators_hear_of_whom_a_message_could_not_go_to(caplog: pytest.LogCapt
         "message m1: boss sent to 'clerk', which is none of its peers (adder, boss)",
         "message m1: clerk sent to the payload 'stray', which is no listener's",
     ]
-
-
-def test_an_agent_that_says_nothing_has_not_responded() -> None:
-    """The kernel delivers words of its own in place of none; they are not the agent's."""
-    for text in ("", "  \n", EMPTY_DELIVERABLE):
-        card = text_card(text if text.strip() else EMPTY_DELIVERABLE)
-        found = effect_of_turn(REGISTRY, BOSS, over(deliverable=card, listener="boss"))
-        assert isinstance(found, Iterate)
-        assert is_huh(found, "")
 
 
 def test_nothing_is_nothing() -> None:

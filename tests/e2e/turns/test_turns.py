@@ -288,9 +288,8 @@ async def test_the_step_limit_delivers_the_last_text(
     assert len(ended.steps) == steps
 
 
-@pytest.mark.parametrize("model", ["caller", "dries_up"])
-async def test_the_step_limit_without_a_text_is_a_fallback(tenant: Tenant, model: str) -> None:
-    ended = await tenant.run(model, max_steps=2)
+async def test_the_step_limit_without_a_text_is_a_fallback(tenant: Tenant) -> None:
+    ended = await tenant.run("caller", max_steps=2)
     assert outcome(ended) == ("partial", "max_steps")
     fallback = ended.deliverable()
     assert isinstance(fallback, dict)
@@ -364,10 +363,13 @@ async def test_an_error_that_nobody_foresaw_is_tried_again_by_the_engine(tenant:
     assert ended.deliverable() == "Recovered."
 
 
-async def test_no_text_at_all_delivers_a_placeholder(tenant: Tenant) -> None:
-    ended = await tenant.run("silent")
-    assert outcome(ended) == ("success", None)
-    assert ended.deliverable() == "(the model gave no text)"
+@pytest.mark.parametrize(("model", "steps"), [("silent", 1), ("dries_up", 2)])
+async def test_neither_text_nor_calls_fail_the_turn_after_one_more_try(tenant: Tenant, model: str, steps: int) -> None:
+    ended = await tenant.run(model, max_steps=2)
+    assert outcome(ended) == ("failed", "empty_answer")
+    attempts = ended.steps[-1].metadata["attempts"]
+    assert isinstance(attempts, list)
+    assert (len(ended.steps), len(attempts)) == (steps, 2)
 
 
 async def test_an_unreadable_instruction_fails_the_turn(tenant: Tenant) -> None:
