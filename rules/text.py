@@ -4,6 +4,7 @@ Pure. It never raises, and returns clean text unchanged.
 """
 
 import json
+from math import isfinite
 
 from pydantic import JsonValue
 
@@ -28,10 +29,12 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: JsonValue) -> JsonValue:
-    """`value` with every string and key in it `storable`."""
+    """`value` with every string and key in it `storable`, and null for numbers that JSON has not: NaN, infinity."""
     match value:
         case str():
             return storable(value)
+        case float():
+            return value if isfinite(value) else None
         case list():
             return [storable_json(item) for item in value]
         case dict():

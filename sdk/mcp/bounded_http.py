@@ -17,6 +17,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from turnstile.sdk.mcp.client_credentials import ClientCredentials
+from turnstile.sdk.mcp.lenient import Halves
 from turnstile.sdk.mcp.mcp_server import McpServer, value_of_env
 from turnstile.sdk.mcp.pacing import Pace, Streams
 from turnstile.sdk.mcp.stdio_pipes import LastWords
@@ -40,7 +41,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
         self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, tail = 0, b""
+        size, tail, halves = 0, b"", Halves()
         async for chunk in self._inner:
             longest = size = size + len(chunk)
             if self._events:  # each event is counted by itself
@@ -54,7 +55,8 @@ class _BoundedBody(httpx2.AsyncByteStream):
                 what = "an event" if self._events else "the response"
                 raise BodyRefused(f"{what} has more than {self._most} bytes")
             await self._pace.spend(len(chunk))
-            yield chunk
+            yield halves.take(chunk)
+        yield halves.rest()
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -27,6 +27,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.bounded_http import bounded_http
 from turnstile.sdk.mcp.client_credentials import ClientCredentials
+from turnstile.sdk.mcp.lenient import Lenient
 from turnstile.sdk.mcp.mcp_server import STATELESS, McpServer
 from turnstile.sdk.mcp.pacing import Pace, Streams, paced
 from turnstile.sdk.mcp.question_owners import QuestionOwners, RunningCall, Waiting
@@ -74,7 +75,8 @@ class Listing:
 class McpConnection:
     """An open connection; `closed` is set when the server is gone."""
 
-    def __init__(self, name: str, entry: McpServer) -> None:
+    def __init__(self, name: str, entry: McpServer, lenient: Lenient | None = None) -> None:
+        self._lenient = lenient or Lenient()
         self.closed = asyncio.Event()
         self.entry = entry
         """As it is reached, with what was found out about it."""
@@ -118,17 +120,18 @@ class McpConnection:
         tools: dict[str, RemoteTool] = {}
         left_out: dict[str, str] = {}
         cursor: str | None = None
+        self._lenient.left_out.clear()
         for _ in range(_MOST_PAGES):
             page = await self._opened.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
             for tool in page.tools:
                 if len(tools) + len(left_out) >= MOST_TOOLS:
                     left_out["…"] = f"only {MOST_TOOLS} tools of a server are looked at"
-                    return Listing(tools, left_out)
+                    return Listing(tools, {**self._lenient.left_out, **left_out})
                 self._take(tool, tools, left_out)
             cursor = page.next_cursor
             if not cursor:
                 break
-        return Listing(tools, left_out)
+        return Listing(tools, {**self._lenient.left_out, **left_out})
 
     def _take(self, tool: types.Tool, tools: dict[str, RemoteTool], left_out: dict[str, str]) -> None:
         try:
@@ -246,6 +249,8 @@ class McpConnection:
             case types.CONNECTION_CLOSED if self.closed.is_set() or self._entry.url is not None:
                 unknown = "whether it was done is not known"
                 return ToolFailed("mcp_disconnected", f"the MCP server {self._name} went away in mid-call: {unknown}")
+            case types.PARSE_ERROR:
+                return ToolFailed("invalid_result", error.message)
             case types.INVALID_PARAMS:
                 return ToolFailed("invalid_arguments", error.message)
             case _:
@@ -261,17 +266,19 @@ class McpConnection:
 class _Offer:
     """Messages to a server: the handshake offers the revision that its entry names; the library offers its newest."""
 
-    def __init__(self, inner: WriteStream[SessionMessage], protocol: str) -> None:
+    def __init__(self, inner: WriteStream[SessionMessage], protocol: str | None, lenient: Lenient) -> None:
         self._inner = inner
+        self._lenient = lenient
         self._protocol = protocol
 
     async def send(self, item: SessionMessage, /) -> None:
         """Send a message."""
         match item.message:
-            case types.JSONRPCRequest(method="initialize", params=dict() as params):
+            case types.JSONRPCRequest(method="initialize", params=dict() as params) if self._protocol is not None:
                 params["protocolVersion"] = self._protocol
             case _:
                 pass
+        self._lenient.sent(item)
         await self._inner.send(item)
 
     async def aclose(self) -> None:
@@ -288,10 +295,12 @@ class _Offer:
 
 
 @asynccontextmanager
-async def _offering(protocol: str | None, transport: AbstractAsyncContextManager[Streams]) -> AsyncGenerator[Streams]:
+async def _offering(
+    protocol: str | None, transport: AbstractAsyncContextManager[Streams], lenient: Lenient
+) -> AsyncGenerator[Streams]:
     """The transport, on which a handshake offers this revision."""
     async with transport as (read, write):
-        yield read, write if protocol is None else _Offer(write, protocol)
+        yield read, _Offer(write, protocol, lenient)
 
 
 @asynccontextmanager
@@ -318,16 +327,17 @@ async def connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> 
 async def _connected(name: str, entry: McpServer, environ: Mapping[str, str]) -> AsyncGenerator[McpConnection]:
     for logger in _QUIET:
         logging.getLogger(logger).setLevel(logging.CRITICAL)
-    connection, words, pace = McpConnection(name, entry), LastWords(), Pace()
+    lenient, words, pace = Lenient(), LastWords(), Pace()
+    connection = McpConnection(name, entry, lenient)
     credentials = None if entry.oauth is None else ClientCredentials(entry.url or "", entry.oauth)
     pipes = (
-        stdio_pipes(entry, environ, pace, words)
+        stdio_pipes(entry, environ, pace, words, lenient)
         if entry.command
         else bounded_http(entry, environ, pace, words, connection.closed, credentials)
     )
     sessions = entry.transport == "sse" or entry.protocol not in {None, STATELESS}
     client = Client(
-        _offering(entry.protocol, paced(pipes, pace, connection.closed)),
+        _offering(entry.protocol, paced(pipes, pace, connection.closed, lenient), lenient),
         mode="legacy" if sessions else entry.protocol or "auto",
         elicitation_callback=connection.on_elicitation,
         message_handler=connection.on_message,

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import mcp_types as types
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from turnstile.rules.text import storable_json
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import DATA_KEY
 from turnstile.schema.parameters import SchemaTooCostly, checks
+from turnstile.sdk.mcp.lenient import unknown_part
 from turnstile.sdk.mcp.mcp_server import McpServer
-from turnstile.sdk.mcp.tool_pins import RemoteTool
+from turnstile.sdk.mcp.tool_pins import RemoteTool, seen
 from turnstile.sdk.tools.answer import ToolFailed
 
 _MOST_PARTS = 64
@@ -28,7 +30,7 @@ _JSON = TypeAdapter[JsonValue](JsonValue)
 
 def result_of(entry: McpServer, tool: RemoteTool, result: types.CallToolResult) -> JsonObject:
     """The result of a call; raises `ToolFailed` (`tool_error`, `invalid_result`, `result_too_large`)."""
-    texts = [part.text for part in result.content if isinstance(part, types.TextContent)]
+    texts = [part.text for part in result.content if isinstance(part, types.TextContent) and not unknown_part(part)]
     if result.is_error:
         raise ToolFailed("tool_error", "\n".join(texts) or "the tool failed, and the server does not say why")
     value = _value(result, texts)
@@ -54,7 +56,7 @@ def _value(result: types.CallToolResult, texts: list[str]) -> JsonValue:
     if result.structured_content is None:
         return joined if texts else None
     try:
-        received = _JSON.validate_python(result.structured_content)
+        received = storable_json(_JSON.validate_python(result.structured_content))
     except ValidationError:
         raise ToolFailed("invalid_result", "the structured content of the MCP server's answer is no JSON") from None
     if media and _repeats(result.content, received):
@@ -141,6 +143,9 @@ def _attachments(result: types.CallToolResult, entry: McpServer) -> tuple[list[J
 
 def _parts(result: types.CallToolResult, longest_text: int) -> Iterator[tuple[JsonObject, str | None]]:
     for part in result.content:
+        if (kind := unknown_part(part)) is not None:
+            yield {"type": seen(kind), "reason": "a part of this type is not read here"}, None
+            continue
         match part:
             case types.ImageContent() | types.AudioContent():
                 yield {"type": part.type, "mime_type": _mime(part.mime_type), "bytes": _size(part.data)}, part.data

@@ -5,6 +5,7 @@ A secret is named by its environment variable and never written down. The pins s
 of each tool its agents were given.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ SUFFIX = "call"
 """The last token of the subject of every server's calls."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*(_[A-Za-z0-9-]+)*\Z")
 _LONGEST_NAME = 32
+_TOOL, _OTHER = re.compile(r"[A-Za-z0-9_-]+\Z"), re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST_ROW, _DIGEST = 64, 8
 STATELESS: Final = "2026-07-28"
 """The revision of the protocol without sessions; the older ones begin with a handshake."""
 _ENV = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -44,6 +47,15 @@ def server_name(value: str) -> str:
 def target_of(server: str) -> str:
     """The target of a server's calls, as in `cmd.tool.{target}.call`."""
     return token(f"mcp-{server_name(server)}", "target")
+
+
+def tool_key(server: str, tool: str) -> str:
+    """A tool's name here: its own, or, where models could not call that, one of allowed characters with a digest."""
+    room = _LONGEST_ROW - len(server) - len(SEPARATOR)
+    if _TOOL.match(tool) and len(tool) <= room:
+        return tool
+    digest = hashlib.sha256(tool.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{_OTHER.sub('_', tool)[: room - _DIGEST - 1]}-{digest}"
 
 
 def row_name(server: str, tool: str) -> str:
@@ -83,7 +95,7 @@ class McpServer(Strict):
     protocol: Literal["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] | None = None
     """The revision of the protocol that is spoken; None: the newest that both speak."""
     tools: tuple[str, ...] | None = None
-    """The tools that may be used; all if None."""
+    """The tools that may be used, as `turnstile mcp list` names them; all if None."""
     timeout_seconds: float = Field(default=60.0, gt=0, le=86_400)
     """How long a call may take, without the time in which a person is asked."""
     connect_seconds: float = Field(default=30.0, gt=0, le=600)

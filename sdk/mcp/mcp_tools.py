@@ -64,7 +64,7 @@ class McpTools:
         watching = asyncio.create_task(_watch(call, over))
         try:
             calling = connection.call(
-                tool, arguments, meta=meta, ask=asking, progress=_progress(call), waiting=call.standing_still
+                remote.called, arguments, meta=meta, ask=asking, progress=_progress(call), waiting=call.standing_still
             )
             answer = await unless_stopped(over, calling)
         finally:

@@ -15,6 +15,8 @@ import anyio
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
 
+from turnstile.sdk.mcp.lenient import Lenient
+
 _RATE, _BURST = 2_000_000, 8_000_000
 _MESSAGE_BYTES = 4096
 """What a message costs beside its bytes: to be parsed and handled."""
@@ -40,10 +42,11 @@ class Pace:
 
 
 class PacedStream:
-    """The messages of a server, no faster than its pace; sets `closed` when there will be no more."""
+    """The messages of a server, mended, no faster than its pace; sets `closed` when there will be no more."""
 
-    def __init__(self, inner: ReadStream[Message], pace: Pace, closed: asyncio.Event) -> None:
+    def __init__(self, inner: ReadStream[Message], pace: Pace, closed: asyncio.Event, lenient: Lenient) -> None:
         self._inner = inner
+        self._lenient = lenient
         self._pace = pace
         self._closed = closed
 
@@ -60,7 +63,7 @@ class PacedStream:
             self._closed.set()
             raise anyio.EndOfStream from None
         await self._pace.spend(_MESSAGE_BYTES)
-        return message
+        return self._lenient.heard(message) if isinstance(message, SessionMessage) else message
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -87,11 +90,11 @@ class PacedStream:
 
 @asynccontextmanager
 async def paced(
-    transport: AbstractAsyncContextManager[Streams], pace: Pace, closed: asyncio.Event
+    transport: AbstractAsyncContextManager[Streams], pace: Pace, closed: asyncio.Event, lenient: Lenient
 ) -> AsyncGenerator[Streams]:
     """The transport, read no faster than `pace`; `closed` is set when the server says no more."""
     try:
         async with transport as (read, write):
-            yield PacedStream(read, pace, closed), write
+            yield PacedStream(read, pace, closed, lenient), write
     finally:
         closed.set()

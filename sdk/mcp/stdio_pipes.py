@@ -1,8 +1,8 @@
 """An MCP server as a program that speaks on stdin and stdout, a message a line.
 
-A line that is too long ends the connection, and so do many that are no messages. What it writes to stderr is read and
-forgotten but for the last words, which an operator may see and no model. It gets few environment variables, has a
-session of its own, and ends with this process however that ends.
+A line that is too long ends the connection, and so do many in a row that are no messages. What it writes to stderr is
+read and forgotten but for the last words, which an operator may see and no model. It gets few environment variables,
+has a session of its own, and ends with this process however that ends.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from typing import TypeAlias
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
 
+from turnstile.sdk.mcp.lenient import Lenient
 from turnstile.sdk.mcp.mcp_server import McpServer, value_of_env
 from turnstile.sdk.mcp.pacing import Message, Pace, Streams
 
@@ -59,7 +59,7 @@ class LastWords:
 
 @asynccontextmanager
 async def stdio_pipes(
-    entry: McpServer, environ: Mapping[str, str], pace: Pace, words: LastWords
+    entry: McpServer, environ: Mapping[str, str], pace: Pace, words: LastWords, lenient: Lenient
 ) -> AsyncGenerator[Streams]:
     """The running program; it is ended at the end. Raises `ConfigError` for a missing variable, `OSError`."""
     process = await asyncio.create_subprocess_exec(
@@ -83,7 +83,7 @@ async def stdio_pipes(
     heard, hears = anyio.create_memory_object_stream[Message](0)
     says, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     pipes = [
-        asyncio.create_task(_read(process, heard, pace, words)),
+        asyncio.create_task(_read(process, heard, pace, words, lenient)),
         asyncio.create_task(_write(process, outgoing, heard)),
         asyncio.create_task(_listen(process, words)),
     ]
@@ -93,7 +93,9 @@ async def stdio_pipes(
         await asyncio.shield(asyncio.create_task(_end(process, pipes, (heard, hears, says, outgoing))))
 
 
-async def _read(process: Process, heard: MemoryObjectSendStream[Message], pace: Pace, words: LastWords) -> None:
+async def _read(
+    process: Process, heard: MemoryObjectSendStream[Message], pace: Pace, words: LastWords, lenient: Lenient
+) -> None:
     assert process.stdout is not None  # noqa: S101 -- it is a pipe
     bad = 0
     async with heard:
@@ -107,16 +109,14 @@ async def _read(process: Process, heard: MemoryObjectSendStream[Message], pace: 
                 words.reason = "its program ended"
                 return
             await pace.spend(len(line))
-            try:
-                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-            except ValueError:
-                bad += 1
-                continue
-            try:
-                await heard.send(SessionMessage(message))
-            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-                return
-        words.reason = f"it wrote more than {_MOST_BAD_LINES} lines that are no messages"
+            bad += 1
+            for message in lenient.lines(line):
+                bad = 0
+                try:
+                    await heard.send(SessionMessage(message))
+                except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                    return
+        words.reason = f"it wrote more than {_MOST_BAD_LINES} lines one after the other that are no messages"
 
 
 async def _write(

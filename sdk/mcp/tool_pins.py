@@ -5,7 +5,7 @@ the hints that decide something. What cannot be accepted is left out, with the r
 """
 
 import hashlib
-import re
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -16,15 +16,15 @@ from pydantic import JsonValue, ValidationError
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.parameters import json_schema, object_schema
-from turnstile.schema.people.digests import canonical
+from turnstile.schema.people.digests import NotCanonical, canonical
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.visible import hidden_places, visible
 from turnstile.schema.wire import subjects
-from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of
+from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of, tool_key
 
 LONGEST_DESCRIPTION = 8192
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_LONGEST_NAME = 512
 
 
 def seen(text: str) -> str:
@@ -43,6 +43,9 @@ class RemoteTool:
     """A tool of a server as it is defined now."""
 
     name: str
+    """Its name here: `tool_key` of the server's."""
+    called: str
+    """Its name at the server."""
     description: str
     parameters: JsonObject
     output_schema: JsonObject | None
@@ -74,8 +77,8 @@ class RemoteTool:
 
 def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
     """The tool, checked; raises `Unacceptable`, which says what is wrong and quotes nothing that is not seen."""
-    if not _NAME.match(tool.name):
-        raise Unacceptable("its name has other characters than A-Z a-z 0-9 _ -, or more than 64")
+    if len(tool.name) > _LONGEST_NAME or any(hidden_places(tool.name, exact=True)):
+        raise Unacceptable(f"its name has a character that nobody sees, or more than {_LONGEST_NAME}")
     if tool.execution is not None and tool.execution.task_support == "required":
         raise Unacceptable("it can only be run as a task (2025-11-25), which is not spoken here")
     description = (tool.description or tool.title or "").strip() or f"The tool {tool.name} of {server}."
@@ -112,14 +115,23 @@ def read_tool(server: str, entry: McpServer, tool: Tool) -> RemoteTool:
     if unseen is not None:
         raise Unacceptable(f"its definition has a character that nobody sees, U+{ord(unseen):04X}")
     try:
-        digest = hashlib.sha256(canonical(pinned)).hexdigest()
-        remote = RemoteTool(tool.name, description, object_schema(parameters), tool.output_schema, hints, digest)
+        name, digest = tool_key(server, tool.name), hashlib.sha256(_pinned(pinned)).hexdigest()
+        schema = object_schema(parameters)
+        remote = RemoteTool(name, tool.name, description, schema, tool.output_schema, hints, digest)
         remote.definition(server, entry)
     except ValidationError as error:
         raise Unacceptable(describe_faults(error, ToolDefinition, most=1)[:300]) from None
     except (BadRequest, ValueError) as error:
         raise Unacceptable(str(error)[:300]) from None
     return remote
+
+
+def _pinned(definition: JsonObject) -> bytes:
+    """The form whose digest is the pin: RFC 8785, or another where that has no number as large (bounds of int64)."""
+    try:
+        return canonical(definition)
+    except NotCanonical:
+        return b"exact:" + json.dumps(definition, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _texts(value: JsonValue) -> Iterator[str]:

@@ -15,6 +15,8 @@ OF_ONE_CALL = {
     *(
         "BudgetGate",
         "AnswerDraft",
+        "Overheard",
+        "_Stream",
         "_Calls",
         "ReasoningDraft",
         "ChunkWriter",

@@ -1,7 +1,7 @@
 """An MCP server written by hand, that does whatever its file says; it needs no library, so it begins at once.
 
-The file (`--plan`) is read before each answer: `{"tools": […], "calls": {TOOL: WHAT}}`, where WHAT is a result, or the
-name of something that no server should do.
+The file (`--plan`) is read before each answer: `{"tools": […], "calls": {TOOL: WHAT}}`, where WHAT is a result, `{"raw":
+LINE}` (`ID` in the line stands for the number of the call), or the name of something that no server should do.
 """
 
 import argparse
@@ -109,6 +109,8 @@ def answer(message: Message) -> None:
             match plan["calls"].get(name, "hang"):
                 case str(what):
                     MISBEHAVIOUR[what](number)
+                case {"raw": str(line)}:
+                    write(line.replace("ID", str(number)))
                 case result:
                     say(id=number, result=result)
         case None:

@@ -24,7 +24,7 @@ from turnstile.schema.wire.roster_requests import (
 )
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.mcp.mcp_connection import Listing, McpUnavailable, connected
-from turnstile.sdk.mcp.mcp_server import McpServer, row_name, server_name
+from turnstile.sdk.mcp.mcp_server import McpServer, row_name, server_name, tool_key
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 
 _PAGE = 1000
@@ -117,6 +117,8 @@ async def add_server(session: Session, servers: Path | None, name: str, options:
     """`turnstile mcp add`."""
     file, entry = file_of(session, servers), options.entry()
     server_name(name)
+    if entry.tools is not None:
+        entry = entry.model_copy(update={"tools": tuple(tool_key(name, tool) for tool in entry.tools)})
     before = file.read().get(name)
     if before is not None:
         entry = entry.model_copy(update={"pins": before.pins})
@@ -139,6 +141,7 @@ async def accept_tools(session: Session, servers: Path | None, name: str, tools:
     listing = await listing_of(session, name, entry)
     offered = {tool: spec for tool, spec in listing.tools.items() if entry.allows(tool)}
     pins = dict(entry.pins.get(session.project, {}))
+    tools = [tool_key(name, tool) for tool in tools]
     if unknown := sorted(set(tools) - set(offered) - set(pins)):
         raise BadRequest(f"{name} has no tool {', '.join(unknown)} that can be used")
     named = set(tools) or {*offered, *pins}
@@ -211,7 +214,8 @@ def _told(
     lines = [f"MCP server {name}: {len(tools)} tools"]
     for tool, spec in tools.items():
         again = "" if spec.repeatable or entry.repeat == "unsafe" else "  (may do something twice: --repeat)"
-        lines.append(f"  {row_name(name, tool)}  {clean(spec.description.splitlines()[0])[:80]}{again}")
+        own = "" if spec.called == tool else f"  ({clean(spec.called)} at the server)"
+        lines.append(f"  {row_name(name, tool)}{own}  {clean(spec.description.splitlines()[0])[:80]}{again}")
     lines += [f"  left out: {tool}: {clean(reason)}" for tool, reason in left_out.items()]
     session.out.result(document, "\n".join(lines))
 

@@ -16,7 +16,7 @@ from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.tools import ToolRow
 from turnstile.sdk.mcp.mcp_connection import McpUnavailable, connected
 from turnstile.sdk.mcp.mcp_results import result_of
-from turnstile.sdk.mcp.mcp_server import McpServer, row_name
+from turnstile.sdk.mcp.mcp_server import McpServer, row_name, tool_key
 from turnstile.sdk.tools.answer import ToolFailed
 
 _OBJECT = TypeAdapter[JsonObject](JsonObject)
@@ -53,6 +53,8 @@ async def _lines(
     for tool in sorted({*pins, *listing.tools}):
         remote = listing.tools.get(tool)
         about = "" if remote is None else remote.description.splitlines()[0]
+        if remote is not None and remote.called != tool:
+            about = f"{remote.called} at the server: {about}"
         if remote is None:
             state = "gone"
         elif not entry.allows(tool):
@@ -98,10 +100,12 @@ async def test_server(session: Session, servers: Path | None, name: str, tool: s
                 "left_out": {**listing.left_out},
             }
             if tool is not None:
+                tool = tool_key(name, tool)
                 if tool not in listing.tools:
                     raise BadRequest(f"{name} has no tool {tool[:64]!a} that can be used")
-                answer = await connection.call(tool, values, meta={}, ask=_nobody, progress=_unheard)
-                document["result"] = result_of(entry, listing.tools[tool], answer)
+                remote = listing.tools[tool]
+                answer = await connection.call(remote.called, values, meta={}, ask=_nobody, progress=_unheard)
+                document["result"] = result_of(entry, remote, answer)
                 document["call_seconds"] = round(time.monotonic() - listed, 3)
     except McpUnavailable as error:
         if error.said:

@@ -1,0 +1,208 @@
+"""MCP as servers really speak it: one flaw costs what has it and nothing else (protocol §17.1).
+
+Lists of tools, results and lines that the protocol does not have, each of a kind, on the rough server; and any JSON as
+a result, by hypothesis.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sdk.tools.test_mcp_hostile import called, connected, entry_of, rough, tool
+from turnstile.rules.text import storable_json
+from turnstile.schema.errors import TurnstileError
+from turnstile.schema.parameters import checks
+from turnstile.sdk.mcp.lenient import Halves, Lenient
+from turnstile.sdk.mcp.lenient import called as mended_result
+from turnstile.sdk.mcp.mcp_results import result_of
+from turnstile.sdk.mcp.mcp_server import McpServer, tool_key
+from turnstile.sdk.mcp.tool_pins import RemoteTool
+
+DRAFT_7 = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "definitions": {"n": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}},
+    "properties": {"n": {"$ref": "#/definitions/n"}, "pair": {"items": [{"type": "string"}, {}]}},
+}
+LISTED: list[dict[str, Any]] = [
+    tool("no-type", inputSchema={"properties": {"a": {"type": "string"}}}),
+    {"name": "no-schema"},
+    tool("null-schema", inputSchema=None),
+    tool("or-null", inputSchema={"type": ["object", "null"]}),
+    tool("one-of", inputSchema={"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+    tool("null-required", inputSchema={"type": "object", "properties": None, "required": None}),
+    tool("null-within", inputSchema={"type": "object", "properties": {"required": None, "b": True}}),
+    tool("draft-7", inputSchema=DRAFT_7),
+    tool("draft-4", inputSchema={"properties": {"n": {"minimum": 0, "exclusiveMinimum": True}}, "type": "object"}),
+    tool("int64", inputSchema={"type": "object", "properties": {"n": {"maximum": 2**64 - 1}}}),
+    tool("a.b/c"),
+    tool("x" * 200),
+    tool("odd-notes", annotations={"readOnlyHint": "yes", "title": 3}, icons="none", _meta=7, title=None),
+    tool("odd-output", outputSchema={"type": "string"}),
+    tool("half", description="\ud83d \0"),
+]
+LEFT_OUT: list[tuple[Any, str, str]] = [
+    (tool("text-schema", inputSchema="object"), "text-schema", "its input schema is none"),
+    (tool("of-text", inputSchema={"type": "string"}), "of-text", "of type"),
+    (tool("pattern", inputSchema={"properties": {"a": {"pattern": "(?=a)"}}}), "pattern", "has pattern at"),
+    ({"description": "nameless"}, "(without a name)", "no name"),
+    (tool("hidden\u202ename"), "hidden\\u202ename", "nobody sees"),
+]
+
+
+async def test_a_tool_that_is_not_as_it_should_be_is_mended_or_left_out_and_the_others_work(tmp_path: Path) -> None:
+    tools: list[Any] = LISTED + [each for each, _, _ in LEFT_OUT] + [7, None, tool("good")]
+    entry = entry_of(tmp_path, tools, **{"a.b/c": {"content": [{"type": "text", "text": "done"}]}})
+    async with connected("rough", entry, os.environ) as connection:
+        listing = await connection.listing()
+        mapped = listing.tools[tool_key("rough", "a.b/c")]
+        assert result_of(entry, mapped, await called(connection, mapped.called)) == {"value": "done"}
+    named = {tool_key("rough", each["name"]) for each in LISTED} | {"good"}
+    assert set(listing.tools) == named
+    for name, remote in listing.tools.items():
+        assert len(remote.definition("rough", entry).tool_name) <= 64, name
+        assert remote.parameters["type"] == "object"
+    for _, name, why in LEFT_OUT:
+        assert why in listing.left_out[name]
+    number = checks(listing.tools["draft-7"].parameters)
+    assert [number.fault({"n": n}) is None for n in (2**63 - 1, 2**63, 1.5)] == [True, False, False]
+    exclusive = checks(listing.tools["draft-4"].parameters)
+    assert [exclusive.fault({"n": n}) is None for n in (0, 1)] == [False, True]
+    assert listing.tools["half"].description == "\ufffd"
+
+
+TEXT = {"type": "text", "text": "x"}
+ODD_PART = {"type": "video", "data": "AAAA", "mimeType": "video/mp4"}
+RESULTS: dict[str, tuple[Any, object]] = {
+    "no-content": ({}, {"value": None}),
+    "null-content": ({"content": None, "structuredContent": None}, {"value": None}),
+    "structured-alone": ({"structuredContent": {"n": 1}}, {"value": {"n": 1}}),
+    "structured-list": ({"structuredContent": [1, 2]}, {"value": {"result": [1, 2]}}),
+    "text-for-content": ({"content": "x"}, {"value": "x"}),
+    "part-for-content": ({"content": TEXT}, {"value": "x"}),
+    "texts-for-parts": ({"content": ["x", "y"]}, {"value": "x\ny"}),
+    "number-for-a-text": ({"content": [{"type": "text", "text": 7}]}, {"value": "7"}),
+    "odd-annotations": ({"content": [{**TEXT, "annotations": {"priority": "high"}}], "_meta": 1}, {"value": "x"}),
+    "unknown-part": (
+        {"content": [TEXT, ODD_PART]},
+        {"value": "x", "content": [{"type": "video", "reason": "a part of this type is not read here"}]},
+    ),
+    "part-of-nothing": (
+        {"content": [{}, 7]},
+        {"value": None, "content": [{"type": "unknown", "reason": "a part of this type is not read here"}] * 2},
+    ),
+    "text-of-is-error": ({"content": [TEXT], "isError": "false"}, {"value": "x"}),
+    "said-twice": (
+        {"content": [{"type": "text", "text": '{"n": 1.0}'}], "structuredContent": {"n": 1}},
+        {"value": {"n": 1}},
+    ),
+}
+LINES: dict[str, tuple[str, object]] = {
+    "half": (
+        r'{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"a\ud83d"}]}}',
+        {"value": "a\ufffd"},
+    ),
+    "pair": (
+        r'{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"\ud83d\ude00"}]}}',
+        {"value": "😀"},
+    ),
+    "nul": (r'{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"a\u0000b"}]}}', {"value": "ab"}),
+    "not-a-number": (
+        '{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"n":NaN,"m":-Infinity}}}',
+        {"value": {"n": None, "m": None}},
+    ),
+    "noise": ('INFO: done\n\n{"level": "info"}\n{"jsonrpc":"2.0","id":ID,"result":{}}', {"value": None}),
+    "batch": ('[{"jsonrpc":"2.0","method":"notifications/x"},{"jsonrpc":"2.0","id":ID,"result":{}}]', {"value": None}),
+    "id-as-a-text": ('{"jsonrpc":"2.0","id":"ID","result":{}}', {"value": None}),
+    "id-as-a-float": ('{"jsonrpc":"2.0","id":ID.0,"result":{}}', {"value": None}),
+    "no-version": ('{"id":ID,"result":{}}', {"value": None}),
+    "result-of-text": ('{"jsonrpc":"2.0","id":ID,"result":"x"}', {"value": "x"}),
+    "error-of-text": ('{"jsonrpc":"2.0","id":ID,"error":"no"}', "tool_error"),
+    "error-without-a-code": ('{"jsonrpc":"2.0","id":ID,"error":{"code":"E1","message":7}}', "tool_error"),
+    "no-json": ('{"jsonrpc":"2.0","id":ID,"result":{"content":[{"ty', "invalid_result"),
+    "neither": ('{"jsonrpc":"2.0","id":ID}', "invalid_result"),
+}
+
+
+async def test_results_and_lines_are_read_as_they_are_meant_or_fail_their_call_at_once(tmp_path: Path) -> None:
+    expected = {**{name: each[1] for name, each in RESULTS.items()}, **{name: each[1] for name, each in LINES.items()}}
+    calls = {name: each[0] for name, each in RESULTS.items()} | {name: {"raw": each[0]} for name, each in LINES.items()}
+    entry = entry_of(tmp_path, [tool(name) for name in calls], **calls)
+    async with connected("rough", entry, os.environ) as connection:
+        listing = await connection.listing()
+        for name, right in expected.items():
+            try:
+                found: object = result_of(entry, listing.tools[name], await called(connection, name))
+            except TurnstileError as error:
+                found = error.code
+            assert found == right, name
+
+
+async def test_a_server_whose_handshake_is_not_whole_is_used(tmp_path: Path) -> None:
+    async with rough(tmp_path, [tool("t")]) as connection:
+        assert set((await connection.listing()).tools) == {"t"}
+    lenient = Lenient()
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {"tools": True, "logging": None}, "serverInfo": None}
+    assert lenient._mended("initialize", hello) == {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "", "version": ""},
+    }
+
+
+def _surrogates(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@given(st.text(st.characters(codec=None), max_size=20), st.lists(st.integers(1, 7), max_size=40))
+def test_halves_of_pairs_are_replaced_wherever_the_bytes_are_cut(text: str, sizes: list[int]) -> None:
+    data, halves, mended = json.dumps([text, "\\ud83d", "é"]).encode(), Halves(), b""
+    for size in sizes:
+        mended += halves.take(data[:size])
+        data = data[size:]
+    mended += halves.take(data) + halves.rest()
+    assert json.loads(mended) == [_surrogates(text), "\\ud83d", "é"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(
+    ["content", "structuredContent", "isError", "_meta", "type", "text", "data", "mimeType", "resource", "uri"]
+)
+RESULT = st.dictionaries(
+    KEYS, JSON | st.lists(st.dictionaries(KEYS, JSON | st.sampled_from(["text", "image", "resource", "resource_link"])))
+)
+_ENTRY = McpServer(command=("x",))
+_TOOL = RemoteTool("t", "t", "", {}, None, {}, "")
+
+
+@given(RESULT)
+def test_any_json_is_a_result_that_can_be_kept(result: dict[str, Any]) -> None:
+    whole: Any = storable_json(result)
+    if not isinstance(whole.get("_meta", {}), dict):
+        del whole["_meta"]
+    read = types.CallToolResult.model_validate(mended_result(whole), by_name=False)
+    if read.is_error:
+        with pytest.raises(TurnstileError):
+            result_of(_ENTRY, _TOOL, read)
+        return
+    value = result_of(_ENTRY, _TOOL, read)
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    assert "\0" not in json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("name", ["a", "a-b_c", "x" * 30, "a b", "ä", "x" * 31, "\ud83d", ""])
+def test_a_name_that_models_can_call_is_its_own_key_and_others_have_one(name: str) -> None:
+    key = tool_key("s" * 32, name)
+    assert len(f"{'s' * 32}__{key}") <= 64
+    assert (key == name) == (name in ("a", "a-b_c", "x" * 30))
+    assert key == tool_key("s" * 32, name)
