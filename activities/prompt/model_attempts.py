@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
+from temporalio.exceptions import ApplicationError
 
 from turnstile.activities.budgets.gate import NOT_SENT, BudgetGate
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
@@ -22,7 +23,7 @@ from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, ModelTool
 from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
-from turnstile.schema.errors import ModelError, ServerUnavailable
+from turnstile.schema.errors import ModelError, ServerUnavailable, StaleTurn
 from turnstile.schema.ids import AgentTurnId, BoxId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
@@ -33,6 +34,9 @@ from turnstile.schema.wire.events import Message, TurnAddress
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
 """Attempt records sent with each heartbeat; each takes about 250 of the 16 KiB that a heartbeat may hold."""
+MOST_FAULTS = 2
+"""How often a step may fail in our own code: then its turn ends, since the model is paid each time."""
+_FAULTS = "faults"
 LOST = "attempt_lost"
 """`error_code` of an attempt whose worker died during it."""
 
@@ -138,15 +142,29 @@ class Attempts:
     """
 
     records: list[JsonObject] = field(default_factory=list[JsonObject])
+    faults: int = 0
+    """How often the step failed in our own code."""
     _current: _Attempt | None = None
 
     @classmethod
     def resumed(cls, heartbeat_details: Sequence[object]) -> "Attempts":
         """The records in an earlier run's heartbeat; details of another version, which do not parse, are ignored."""
         try:
-            return cls(_RECORDS.validate_python(heartbeat_details[0] if heartbeat_details else []))
+            records = _RECORDS.validate_python(heartbeat_details[0] if heartbeat_details else [])
         except ValidationError:
             return cls()
+        faults = [count for record in records if isinstance(count := record.get(_FAULTS), int)]
+        return cls([record for record in records if _FAULTS not in record], sum(faults))
+
+    def is_last_fault(self, error: Exception) -> bool:
+        """Count an error that left the step, and say whether the step is not to be begun again for it.
+
+        Not counted is what may pass by itself: a server that is down, and what the engine is to hear.
+        """
+        if isinstance(error, ServerUnavailable | StaleTurn | ApplicationError):
+            return False
+        self.faults += 1
+        return self.faults >= MOST_FAULTS
 
     @property
     def draft(self) -> AnswerDraft | None:
@@ -183,7 +201,8 @@ class Attempts:
         """The newest records for a heartbeat; a running attempt counts as lost until a later heartbeat has its end."""
         current = self._current
         open_one = [current.record(LOST)] if current is not None and not current.ended else []
-        return [*self.records, *open_one][-_HEARTBEAT_RECORDS:]
+        faults: list[JsonObject] = [{_FAULTS: self.faults}] if self.faults else []
+        return [*[*self.records, *open_one][-_HEARTBEAT_RECORDS:], *faults]
 
     def spent(self) -> tuple[JsonObject, float | None]:
         """Tokens by the provider's names and the cost in US dollars, over all attempts; None if no cost is known."""

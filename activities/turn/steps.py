@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -20,7 +21,7 @@ from temporalio import activity
 from turnstile.activities.budgets.gate import BudgetExhausted
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
-from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.prompt.model_attempts import MOST_FAULTS, Attempts, Question, StepLimits, ask
 from turnstile.activities.turn.compaction import Compacted, FittedStep, Windows
 from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
 from turnstile.activities.turn.settle import publish_applied
@@ -29,7 +30,7 @@ from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import recall_step
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
-from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
+from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped, end_unstepped
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.rules.action_turn import action_call, wanted_call
 from turnstile.rules.answer import ModelAnswer
@@ -63,6 +64,9 @@ from turnstile.schema.turns import (
 from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
+FAULTY = "internal_error"
+"""`error_code` of a turn whose step failed in our own code, and again as it was begun anew."""
+_FAULTY_REASON = "a step failed twice for a fault of Turnstile's own: see the worker's log"
 T = TypeVar("T")
 
 
@@ -159,6 +163,10 @@ class StepActivities(Endings):
             return await self._recall(
                 arguments.turn, arguments.step, lambda: self._stop_between(arguments.turn, arguments.step)
             )
+        except Exception as error:
+            if not attempts.is_last_fault(error):
+                raise
+            return await self._give_up(arguments.turn, arguments.step, error)
         hit(Fault.STEP_BEGUN)
         name = agent_name(begun) if self.telemetry.tracer.enabled else ""
         context = begun.head.context_headers
@@ -175,6 +183,21 @@ class StepActivities(Endings):
             if not await is_stopped():
                 raise
             return await self._stop(step)
+        except Exception as error:
+            if not attempts.is_last_fault(error):
+                raise
+            with suppress(Exception):  # what failed twice may fail here, too: the turn ends all the same
+                return await self.fail(step, None, FAULTY, _FAULTY_REASON)
+            return await self._give_up(arguments.turn, step.number, error)
+
+    async def _give_up(self, turn: TurnRef, step: int, error: Exception) -> StepResult:
+        """End a turn whose step failed twice in our own code, without anything of the step."""
+        log.error("turn %s: its step failed %d times: %s", turn.agent_turn_id, MOST_FAULTS, type(error).__name__)
+        how = TurnStatus.FAILED, FAULTY, _FAULTY_REASON
+        ended = await end_unstepped(self.pool, self.publisher, turn, *how, self.telemetry)
+        if ended.outcome is None:
+            return await self._recall(turn, step, lambda: self._stop_between(turn, step))
+        return StepEnds(step=ended.step, outcome=ended.outcome)
 
     async def _recall(self, turn: TurnRef, step: int, stop: Callable[[], Awaitable[StepResult]]) -> StepResult:
         return await recall(self.pool, self.publisher, turn, step, self.telemetry, stop)

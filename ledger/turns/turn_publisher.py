@@ -148,10 +148,23 @@ async def announce_all(
 
 async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
     """End the turn as canceled, without a step; the outcome is None if it was over (protocol §6, stop)."""
+    return await end_unstepped(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON, telemetry)
+
+
+async def end_unstepped(
+    pool: Pool,
+    publisher: Publisher,
+    turn: TurnRef,
+    status: TurnStatus,
+    error_code: str,
+    reason: str,
+    telemetry: Telemetry = SILENT,
+) -> TurnStopped:
+    """End the turn by a fallback, without a step, as its worker; the outcome is None if it was over."""
     recorded = await pool.run(lambda conn: recall_step(conn, turn, 0))
     step = recorded.step or 0
     try:
-        outcome = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
+        outcome = await end_by_fallback(pool, turn, status, error_code, reason)
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
     if outcome.is_new and recorded.head_status is HeadStatus.SUSPENDED:

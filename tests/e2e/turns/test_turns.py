@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.conditions import until
 from tests.support.tenants import ALICE, CHANNEL, Ended, StoredEvent, Tenant, turn_of
+from turnstile.activities.turn import steps as step_activities
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, new_box_id, uuid7
 from turnstile.schema.states import TurnStatus
@@ -361,6 +362,25 @@ async def test_an_error_that_nobody_foresaw_is_tried_again_by_the_engine(tenant:
     ended = await tenant.run("buggy")
     assert outcome(ended) == ("success", None)
     assert ended.deliverable() == "Recovered."
+
+
+@pytest.mark.parametrize("place", ["begin_step", "decide", "commit_step"])
+async def test_a_step_that_fails_twice_in_our_own_code_fails_its_turn(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    tried: list[str] = []
+
+    def buggy(*_: object, **__: object) -> None:
+        tried.append(place)
+        raise RecursionError("a bug")
+
+    monkeypatch.setattr(step_activities, place, buggy)
+    ended = await tenant.run("caller")
+    assert outcome(ended) == ("failed", "internal_error")
+    assert tried == [place] * 2
+    usage = [step.metadata["llm_usage"] for step in ended.steps]
+    assert len(usage) == (0 if place == "begin_step" else 1)
+    assert all(usage)
 
 
 @pytest.mark.parametrize(("model", "steps"), [("silent", 1), ("dries_up", 2)])

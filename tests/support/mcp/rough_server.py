@@ -1,7 +1,7 @@
 """An MCP server written by hand, that does whatever its file says; it needs no library, so it begins at once.
 
-The file (`--plan`) is read before each answer: `{"tools": […], "calls": {TOOL: WHAT}}`, where WHAT is a result, `{"raw":
-LINE}` (`ID` in the line stands for the number of the call), or the name of something that no server should do.
+The file (`--plan`) is read before each answer: `{"tools": […], "calls": {TOOL: WHAT}}`, where WHAT is a result, or
+`{"raw": LINE}` (`ID` in the line stands for the number of the call), or the name of something that no server should do.
 """
 
 import argparse
