@@ -22,7 +22,6 @@ from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.lease import Claim, LiveTurn
 from turnstile.ledger.turns.steps import begin_step
 from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
-from turnstile.rules.text import storable, storable_object
 from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
 from turnstile.rules.turn_ends import STOPPED, Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, StepRecord
@@ -35,6 +34,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
 from turnstile.schema.ids import AgentTurnId, step_id, turn_card_id
+from turnstile.schema.json_reading import storable, storable_object
 from turnstile.schema.message_types import Purpose, asks_model
 from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import EndMetadata

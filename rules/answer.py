@@ -13,12 +13,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from turnstile.rules.text import storable
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Reasoning
 from turnstile.schema.errors import ModelError
+from turnstile.schema.json_reading import storable
 from turnstile.schema.visible import visible
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta

@@ -1,46 +1,15 @@
-"""Cleans text from outside: PostgreSQL and NATS store neither NUL nor half a surrogate pair, and models send both.
-
-Pure. It never raises, and returns clean text unchanged.
-"""
+"""Arguments that models write, and texts without secrets. Pure: it never raises, and returns clean text unchanged."""
 
 import json
-from math import isfinite
-
-from pydantic import JsonValue
 
 from turnstile.schema.base import DEEPEST, JsonObject, too_deep
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.json_reading import check_json, read_json_text
+from turnstile.schema.json_reading import check_json, read_json_text, storable, storable_object
 
 _SHORTEST_SECRET = 4  # removing a shorter value would damage ordinary words
 _CUT = "***"
 PENDING = '{"status":"pending"}'
 """Stands, in a request, for the result of a call that waits for the turn whose request it is."""
-
-
-def storable(text: str) -> str:
-    """`text` without NUL, with split surrogate pairs joined and lone halves replaced by U+FFFD."""
-    text = text.replace("\x00", "")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def storable_json(value: JsonValue) -> JsonValue:
-    """`value` with every string and key in it `storable`, and null for numbers that JSON has not: NaN, infinity."""
-    match value:
-        case str():
-            return storable(value)
-        case float():
-            return value if isfinite(value) else None
-        case list():
-            return [storable_json(item) for item in value]
-        case dict():
-            return {storable(key): storable_json(item) for key, item in value.items()}
-        case _:
-            return value
 
 
 def parse_arguments(text: str) -> JsonObject | None:
@@ -71,14 +40,9 @@ def bad_arguments(name: str, text: str) -> str:
     return f"The arguments of {name} are {f'nested deeper than {DEEPEST} levels' if deep else 'not a JSON object'}."
 
 
-def storable_object(value: JsonObject) -> JsonObject:
-    """`storable_json` for an object."""
-    return {storable(key): storable_json(item) for key, item in value.items()}
-
-
 def cleared(text: str, secrets: frozenset[str]) -> str:
-    """The text without secrets, and without the characters PostgreSQL cannot store: NUL and lone surrogates."""
+    """The text without secrets, `storable`."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, _CUT).replace(json.dumps(secret)[1:-1], _CUT).replace(repr(secret)[1:-1], _CUT)
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return storable(text)

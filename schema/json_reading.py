@@ -2,10 +2,14 @@
 
 A parser takes 0.2 us for an empty list, and a second for a number of 100,000 digits. So values, levels and digits are
 bounded by passes over the bytes, about 1 ms for each MB; only what is near a bound is looked at again, without its
-strings. What is read here may be walked in Python: it has at most `MOST_VALUES` values.
+strings. What is read here may be walked in Python: it has at most `MOST_VALUES` values. Here, too, texts of strangers
+become ours (`storable`): PostgreSQL stores neither NUL nor half of a surrogate pair, and models, tools and clients send
+both.
 """
 
 import json
+import re
+from math import isfinite
 from typing import cast
 
 from pydantic import JsonValue
@@ -21,26 +25,35 @@ MOST_DIGITS = 256
 _ZEROS = bytes.maketrans(b"123456789.", b"0" * 10)
 _LONG = b"0" * (MOST_DIGITS + 1)
 _EXPONENTS = (b"e", b"E")
+_UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 
-def read_json(data: bytes) -> JsonValue:
-    """The JSON in `data`; raises `BadRequest` for anything else, for what is beyond a bound, and for 1e999."""
+def read_json(data: bytes, *, null_numbers: bool = False) -> JsonValue:
+    """The JSON in `data`, storable; raises `BadRequest` for anything else, for what is beyond a bound, and for 1e999.
+
+    With `null_numbers` numbers that JSON has not, and those out of range, are null: of a tool's result, which is not
+    lost for them.
+    """
     check_json(data)
+    odd = _UNSTORABLE.search(data) is not None
     try:
-        # pydantic's parser bounds nesting and refuses lone surrogates; `json` would raise RecursionError
-        value = cast("JsonValue", from_json(data, allow_inf_nan=False))
+        # pydantic's parser bounds nesting and refuses lone surrogates
+        value = _loads(data, null_numbers) if odd else cast("JsonValue", from_json(data, allow_inf_nan=null_numbers))
+        value = storable_json(value) if odd or null_numbers else value
     except ValueError:
         raise BadRequest("the payload is not valid JSON, or holds a number out of range") from None
+    except RecursionError:
+        raise _too_deep(DEEPEST_STORED) from None
     if _opened(data) > DEEPEST_STORED and too_deep(value, DEEPEST_STORED):
         raise _too_deep(DEEPEST_STORED)
-    if any(exponent in data for exponent in _EXPONENTS) and _has_infinity(value):
+    if not null_numbers and any(exponent in data for exponent in _EXPONENTS) and _has_infinity(value):
         raise BadRequest("the payload holds a number out of range")
     return value
 
 
-def read_json_object(data: bytes) -> JsonObject:
-    """The JSON object in `data`; raises `BadRequest` for anything else."""
-    value = read_json(data)
+def read_json_object(data: bytes, *, null_numbers: bool = False) -> JsonObject:
+    """The JSON object in `data`; raises `BadRequest` as `read_json` does, and for anything else."""
+    value = read_json(data, null_numbers=null_numbers)
     if not isinstance(value, dict):
         raise BadRequest("the payload must be a JSON object")
     return value
@@ -58,6 +71,36 @@ def read_json_text(text: str) -> JsonValue:
     if too_deep(value, DEEPEST_STORED):
         raise _too_deep(DEEPEST_STORED)
     return value
+
+
+def storable(text: str) -> str:
+    """`text` without NUL, with split surrogate pairs joined and lone halves replaced by U+FFFD."""
+    text = text.replace("\x00", "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def storable_json(value: JsonValue) -> JsonValue:
+    """`value` with every string and key in it `storable`, and null for numbers that JSON has not: NaN, infinity."""
+    match value:
+        case str():
+            return storable(value)
+        case float():
+            return value if isfinite(value) else None
+        case list():
+            return [storable_json(item) for item in value]
+        case dict():
+            return storable_object(value)
+        case _:
+            return value
+
+
+def storable_object(value: JsonObject) -> JsonObject:
+    """`storable_json` for an object."""
+    return {storable(key): storable_json(item) for key, item in value.items()}
 
 
 def check_json(data: bytes, most: int = MOST_VALUES) -> None:
@@ -80,6 +123,13 @@ def _too_many() -> BadRequest:
 
 def _too_deep(most: int) -> BadRequest:
     return BadRequest(f"the payload is nested deeper than {most} levels")
+
+
+def _loads(data: bytes, null_numbers: bool) -> JsonValue:
+    """With halves of surrogate pairs, which pydantic's parser refuses."""
+    if null_numbers:
+        return cast("JsonValue", json.loads(data.decode()))
+    return cast("JsonValue", json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite))
 
 
 def _no_number(name: str) -> JsonValue:

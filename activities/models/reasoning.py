@@ -15,9 +15,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from turnstile.rules.text import storable_object
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Reasoning
+from turnstile.schema.json_reading import storable_object
 
 REASONING_LIMIT_BYTES: Final = 262_144
 """Limit of what is kept of one answer, as JSON: a card with it and an answer still fits a message of NATS."""

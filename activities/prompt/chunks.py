@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Self, assert_never
 
 from turnstile.rules.answer import Delta
-from turnstile.rules.text import storable
 from turnstile.runtime.ports import ContentDelta, Publisher, ReasoningDelta, ToolCallDelta
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, StepId
+from turnstile.schema.json_reading import storable
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk, TurnAddress
 

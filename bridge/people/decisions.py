@@ -25,7 +25,6 @@ from turnstile.ledger.people.decisions import (
 from turnstile.ledger.pool import Pool
 from turnstile.rules.arguments import Patience, ready
 from turnstile.rules.holds import call_card
-from turnstile.rules.text import storable, storable_json
 from turnstile.rules.turn_ends import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
@@ -34,6 +33,7 @@ from turnstile.schema.cards import own_arguments
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
+from turnstile.schema.json_reading import storable, storable_json
 from turnstile.schema.parameters import SchemaTooCostly, checks
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.digests import action_digest

@@ -21,13 +21,13 @@ from turnstile.ledger.people.call_questions import (
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import ParentCall
 from turnstile.rules.holds import tool_question_of
-from turnstile.rules.text import storable_object
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateReply, HumanReply
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import StepId, asked_interrupt_id
+from turnstile.schema.json_reading import storable_object
 from turnstile.schema.people.approvals import ApprovalRule, Decision, InterruptRule, rules_of
 from turnstile.schema.people.interrupts import InterruptEvent, InterruptReason, InterruptStatus
 from turnstile.schema.states import ReplyStatus

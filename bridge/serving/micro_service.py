@@ -29,7 +29,7 @@ from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, Turn
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import describe_faults
-from turnstile.schema.verbs import VERBS, verb_named
+from turnstile.schema.verbs import REPORT, VERBS, verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.limits import Admission, Maker
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -120,14 +120,15 @@ class ServiceCard:
 class Payload:
     """The JSON object of a request: decoded when it is first read; the result of the last parse is kept."""
 
-    def __init__(self, content: bytes | JsonObject) -> None:
+    def __init__(self, content: bytes | JsonObject, *, null_numbers: bool = False) -> None:
         self._given = content
+        self._null_numbers = null_numbers
         self._parsed: BaseModel | None = None
 
     def read(self) -> JsonObject:
         """The object; raises `BadRequest` if it is none."""
         if isinstance(self._given, bytes):
-            self._given = read_json_object(self._given)
+            self._given = read_json_object(self._given, null_numbers=self._null_numbers)
         return self._given
 
     def parse(self, model: type[Model]) -> Model:
@@ -273,7 +274,13 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
     verb, caller = _verb_and_caller(subject.rest[2:])
     if caller is not None:
         sent = {**sent, headers.SENDER: caller.name}
-    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), sent, source, caller=caller)
+    read = Payload(payload, null_numbers=keeps_effects(verb))
+    return VerbRequest(verb, subject.project_id, subject.channel_id, read, sent, source, caller=caller)
+
+
+def keeps_effects(verb: str) -> bool:
+    """Whether the verb says what was done already: numbers that JSON has not are null then, and no refusal."""
+    return verb == REPORT.name
 
 
 def _verb_and_caller(tokens: Sequence[str]) -> tuple[str, Caller | None]:

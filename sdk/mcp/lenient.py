@@ -16,7 +16,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import TypeAdapter, ValidationError
 
-from turnstile.rules.text import storable_json
+from turnstile.schema.json_reading import storable_json
 
 Raw: TypeAlias = dict[str, Any]
 """A server's JSON: what is in it is anyone's."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import mcp_types as types
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from turnstile.rules.text import storable_json
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import DATA_KEY
+from turnstile.schema.json_reading import storable_json
 from turnstile.schema.parameters import SchemaTooCostly, checks
 from turnstile.sdk.mcp.lenient import unknown_part
 from turnstile.sdk.mcp.mcp_server import McpServer

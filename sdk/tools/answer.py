@@ -5,12 +5,13 @@ other arguments it is data of the model, which could else read any variable. Val
 reports.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import base64
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from turnstile.rules.text import cleared
@@ -18,7 +19,7 @@ from turnstile.schema.base import DEEPEST_STORED, JsonObject, Tolerant, too_deep
 from turnstile.schema.cards import ToolError, ToolResultContent
 from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
-from turnstile.schema.json_reading import MOST_VALUES, check_json
+from turnstile.schema.json_reading import MOST_VALUES, check_json, storable
 from turnstile.schema.states import AfterExecution, TurnStatus, WaitStatus
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
@@ -109,7 +110,7 @@ def failed(code: str, message: str, secrets: frozenset[str] = frozenset()) -> To
     text = cleared(message, secrets)
     if len(text) > MESSAGE_LIMIT:
         text = text[: MESSAGE_LIMIT - 1] + "…"
-    return ToolReport(TurnStatus.FAILED, error=ToolError(code=code[:128], message=text))
+    return ToolReport(TurnStatus.FAILED, error=ToolError(code=storable(code)[:128] or "tool_error", message=text))
 
 
 def prepare(spec: ToolSpec, arguments: JsonObject, call: ToolCall, environ: Mapping[str, str]) -> Prepared:
@@ -155,7 +156,7 @@ def answer(value: object, secrets: frozenset[str]) -> ToolReport:
     if isinstance(value, Terminate):
         value, after = value.result, AfterExecution.TERMINATE  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # of anything
     try:
-        written = to_json(value, inf_nan_mode="null")
+        written = _written(cast("object", value))
         check_json(written, _MOST_VALUES)
         result: JsonValue = from_json(written)
     except BadRequest as error:  # no bridge would read the report
@@ -169,6 +170,35 @@ def answer(value: object, secrets: frozenset[str]) -> ToolReport:
     if (size := len(content.model_dump_json().encode())) > RESULT_LIMIT_BYTES:
         return too_large(size)
     return ToolReport(TurnStatus.SUCCESS, result, after_execution=after)
+
+
+def _written(value: object) -> bytes:
+    """The value as JSON: NaN and infinity as null, bytes that are no text as base64, halves of characters replaced."""
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:
+        return to_json(_plain(value), inf_nan_mode="null")
+
+
+def _plain(value: Any) -> Any:
+    """The value with texts that JSON has, where it is made of what Python and pydantic have for that."""
+    match value:
+        case str():
+            return storable(value)
+        case bytes():
+            text = value.decode(errors="replace")
+            return base64.b64encode(value).decode() if "\ufffd" in text else text
+        case dict():
+            parts = cast("dict[Any, Any]", value).items()
+            return {storable(name) if isinstance(name, str) else name: _plain(part) for name, part in parts}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(part) for part in cast("Iterable[Any]", value)]
+        case BaseModel():
+            return _plain(value.model_dump())
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        case _:
+            return value
 
 
 def too_large(size: int | None = None) -> ToolReport:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.rules.text import parse_arguments, storable
+from turnstile.rules.text import parse_arguments
 from turnstile.rules.tool_specs import (
     SUBMIT_RESULT_SPEC,
     build_tool_specs,
@@ -27,6 +27,7 @@ from turnstile.schema.cards import (
 )
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
+from turnstile.schema.json_reading import storable
 from turnstile.schema.tools import ToolRow, options_of
 
 SCHEMA: JsonObject = {

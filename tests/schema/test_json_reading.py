@@ -10,7 +10,7 @@ import pytest
 from tests.support.fuzz import Dice
 from tests.support.hostile import BODY_BYTES, fragment
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.json_reading import MOST_DIGITS, MOST_VALUES, read_json
+from turnstile.schema.json_reading import MOST_DIGITS, MOST_VALUES, read_json, storable_json
 
 SECONDS = 0.05
 """Of CPU, for a megabyte."""
@@ -38,7 +38,7 @@ def no_collection() -> Iterator[None]:
         "[" * 100_000,
         '{"a":1e999}',
         "[-1e999]",
-        '"\\ud800"',
+        '["\\ud800", NaN]',
         "NaN",
         "",
     ],
@@ -79,4 +79,23 @@ def test_no_text_of_a_megabyte_is_dear() -> None:
         except BadRequest:
             value = None
         assert time.thread_time() - began < SECONDS, (number, text[:100])
-        assert value is None or value == json.loads(text), number
+        assert value is None or value == storable_json(json.loads(text)), number
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"a\ud83d"', "a\ufffd"),
+        (r'{"\udc00\u0000": ["\ud83d\ude00", "a\u0000b"]}', {"\ufffd": ["😀", "ab"]}),
+        (r'"\\ud83d"', r"\ud83d"),
+        ("[1e3, 1]", [1000.0, 1]),
+    ],
+)
+def test_texts_are_made_storable_and_nothing_else_is_changed(text: str, value: object) -> None:
+    assert read_json(text.encode()) == value
+
+
+def test_of_a_result_numbers_that_json_has_not_are_null() -> None:
+    text = r'{"a": [NaN, -Infinity, 1e999, 2], "b": "\ud83d"}'
+    assert read_json(text.encode(), null_numbers=True) == {"a": [None, None, None, 2], "b": "\ufffd"}
+    assert read_json(b'{"a": [NaN, 1e999]}', null_numbers=True) == {"a": [None, None]}

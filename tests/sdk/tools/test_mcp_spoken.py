@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sdk.tools.test_mcp_hostile import called, connected, entry_of, rough, tool
-from turnstile.rules.text import storable_json
 from turnstile.schema.errors import TurnstileError
+from turnstile.schema.json_reading import storable_json
 from turnstile.schema.parameters import checks
 from turnstile.sdk.mcp.lenient import Halves, Lenient
 from turnstile.sdk.mcp.lenient import called as mended_result

@@ -93,7 +93,7 @@ async def test_what_a_function_raises_is_a_failed_result_without_a_traceback(sta
         code, message = await error("long")
         assert (code, len(message)) == ("tool_error", 500)
         assert await error("silent") == ("tool_error", "KeyError")
-        assert await error("nul") == ("tool_error", "a\ufffdb?")
+        assert await error("nul") == ("tool_error", "ab\ufffd")
         assert await error("exit") == ("tool_error", "3")
 
 
@@ -211,7 +211,7 @@ async def test_a_result_that_is_too_large_or_no_json_is_a_failed_one(stack: Stac
             "many": [0] * (MOST_VALUES + 1),
             "values": [[0]] * (MOST_VALUES // 2 - 100),
             "deep": deep,
-            "nul": "a\0b",
+            "characters": {"a\0b\ud83d": float("nan"), "c": b"\xff\xfe", "d": "\ud83d"},
             "fits": "x" * (RESULT_LIMIT_BYTES - 200),
         }[what]
 
@@ -225,7 +225,8 @@ async def test_a_result_that_is_too_large_or_no_json_is_a_failed_one(stack: Stac
         assert await code("many") == "result_too_large"
         assert await code("object") == "tool_error"
         assert await code("deep") == "tool_error"
-        assert (await stack.play(agent, Call("big", {"what": "nul"}))).result["result"] == "a\ufffdb"
+        characters = (await stack.play(agent, Call("big", {"what": "characters"}))).result["result"]
+        assert characters == {"ab\ufffd": None, "c": "//4=", "d": "\ufffd"}
         for what in ("fits", "values"):
             assert (await stack.play(agent, Call("big", {"what": what}))).result["status"] == "success"
 

@@ -25,7 +25,7 @@ async def put(
     """Put texts into a new box, for `enqueue --context-box`. A text may have at most 512 KiB."""
     from turnstile.cli.turns.box_options import put_texts
     from turnstile.cli.turns.texts import bounded, given_text
-    from turnstile.rules.text import storable
+    from turnstile.schema.json_reading import storable
 
     await put_texts(session, [bounded(storable(given_text(None, file)), str(file)) for file in files])
 
