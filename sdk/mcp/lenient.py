@@ -16,7 +16,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import TypeAdapter, ValidationError
 
-from turnstile.schema.json_reading import storable_json
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.json_reading import MOST_VALUES, check_json, storable, storable_json
 
 Raw: TypeAlias = dict[str, Any]
 """A server's JSON: what is in it is anyone's."""
@@ -30,6 +31,15 @@ _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _SUPPORT = ("forbidden", "optional", "required")
 _MAY_BE_NULL = frozenset({"const", "default", "enum", "examples"})
 _LONGEST_TYPE = 64
+_MOST_PARTS = 256
+_MOST_TOOLS = 600
+"""More than are looked at (`mcp_connection.MOST_TOOLS`), so that it is said that there are more."""
+_MOST_VALUES, _MOST_LISTED = 200_000, 50_000
+"""Of a message, and of what is mended in a list of tools: to mend a value takes some 1 µs."""
+
+
+class _TooMany(Exception):
+    """A result has more values than are looked at."""
 
 
 class _Unmended(Exception):
@@ -59,8 +69,9 @@ class Lenient:
                 number = self._number(said) or said
                 try:
                     mended = self._mended(self._methods.pop(number, ""), result)
-                except RecursionError:
-                    return replace(message, message=_error(number, _UNREADABLE))
+                except (_TooMany, RecursionError) as error:
+                    why = str(error) if isinstance(error, _TooMany) else _UNREADABLE
+                    return replace(message, message=_error(number, why))
                 return replace(message, message=types.JSONRPCResponse(jsonrpc="2.0", id=number, result=mended))
             case types.JSONRPCError(id=number) if number is not None:
                 self._methods.pop(number, None)
@@ -70,6 +81,11 @@ class Lenient:
 
     def lines(self, line: bytes) -> Iterator[types.JSONRPCMessage]:
         """The messages in a line: none in noise, several in a batch."""
+        try:
+            check_json(line, _MOST_VALUES)
+        except BadRequest:
+            yield from self._failed(line)
+            return
         try:
             whole = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
@@ -81,13 +97,18 @@ class Lenient:
             return
         try:
             value: Any = storable_json(json.loads(line))
-        except (ValueError, RecursionError):
-            if (found := _ID.search(line)) is not None and (number := int(found[1] or found[2])) in self._methods:
-                yield _error(number, _UNREADABLE)
+            check_json(line)
+        except (ValueError, RecursionError, BadRequest):
+            yield from self._failed(line)
             return
         for part in cast("list[Any]", value) if isinstance(value, list) else [value]:
             if isinstance(part, dict) and (message := self._message(cast("Raw", part))) is not None:
                 yield message
+
+    def _failed(self, line: bytes) -> Iterator[types.JSONRPCMessage]:
+        """The failure of the call that the line answers, as far as it says which."""
+        if (found := _ID.search(line)) is not None and (number := int(found[1] or found[2])) in self._methods:
+            yield _error(number, _UNREADABLE)
 
     def _number(self, said: Any) -> types.RequestId | None:
         """The number of the request that an id means: some servers answer with it as a text or a float."""
@@ -110,7 +131,7 @@ class Lenient:
             return _error(number, _UNREADABLE) if number is not None and number in self._methods else None
 
     def _mended(self, method: str, result: Raw) -> Raw:
-        result = cast("Raw", storable_json(result))
+        result = dict(result)
         if not isinstance(result.get("_meta", {}), dict):
             del result["_meta"]
         match method:
@@ -119,23 +140,39 @@ class Lenient:
             case "tools/list":
                 return self._listed(result)
             case "tools/call":
+                if _values(result) > MOST_VALUES:
+                    raise _TooMany(f"the server's answer has more than {MOST_VALUES} values: ask for less")
                 return called(result)
             case _:
                 return result
 
     def _listed(self, result: Raw) -> Raw:
         listed: Any = result.get("tools")
-        tools = list[Raw]()
-        for tool in cast("list[Any]", listed) if isinstance(listed, list) else []:
+        tools, left = list[Raw](), _MOST_LISTED
+        for tool in cast("list[Any]", listed)[:_MOST_TOOLS] if isinstance(listed, list) else []:
             raw = cast("Raw", tool) if isinstance(tool, dict) else {}
             name: Any = raw.get("name")
+            left -= _values(raw)
             try:
-                tools.append(_tool(raw))
+                tools.append(_tool(raw, left))
             except _Unmended as error:
                 shown = ascii(name[:64])[1:-1] if isinstance(name, str) else "(without a name)"
                 self.left_out[shown] = str(error)
         kept = {key: value for key, value in result.items() if key != "nextCursor" or isinstance(value, str)}
         return {**kept, "tools": tools}
+
+
+def _values(value: Any) -> int:
+    """How many values there are, as far as they are counted."""
+    waiting, count = [value], 0
+    while waiting and count <= _MOST_LISTED:
+        part = waiting.pop()
+        count += 1
+        if isinstance(part, dict):
+            waiting += cast("Raw", part).values()
+        elif isinstance(part, list):
+            waiting += cast("list[Any]", part)
+    return count
 
 
 def _error(number: types.RequestId, message: str) -> types.JSONRPCError:
@@ -168,13 +205,15 @@ def _introduced(result: Raw) -> Raw:
     }
 
 
-def _tool(raw: Raw) -> Raw:
-    """A tool with what is read of it; raises `_Unmended`."""
+def _tool(raw: Raw, left: int) -> Raw:
+    """A tool with what is read of it, if so many more values may be looked at; raises `_Unmended`."""
+    if left < 0:
+        raise _Unmended("the server's list is too large to be looked at to its end")
     name: Any = raw.get("name")
     if not isinstance(name, str) or not name:
         raise _Unmended("it has no name")
     tool: Raw = {"name": name, "inputSchema": _object_schema(raw.get("inputSchema"))}
-    tool |= {key: raw[key] for key in ("title", "description") if isinstance(raw.get(key), str)}
+    tool |= {key: storable(raw[key]) for key in ("title", "description") if isinstance(raw.get(key), str)}
     output: Any = mended_schema(raw.get("outputSchema"))
     if isinstance(output, dict) and cast("Raw", output).get("type") == "object":
         tool["outputSchema"] = output
@@ -237,7 +276,9 @@ def called(result: Raw) -> Raw:
     if content is None:
         content = []
     parts = cast("list[Any]", content) if isinstance(content, list) else [content]
-    kept = {**result, "content": [_part(part) for part in parts]}
+    kept = {**result, "content": [_part(part) for part in parts[:_MOST_PARTS]]}
+    if len(parts) > _MOST_PARTS:
+        kept["content"].append(_stand_in(f"{len(parts) - _MOST_PARTS} more parts"))
     if "isError" in kept:
         kept["isError"] = kept["isError"] in (True, 1, "true")
     structured: Any = kept.get("structuredContent")
@@ -264,7 +305,11 @@ def _part(part: Any) -> Raw:
         text: Any = given["text"]
         return {"type": "text", "text": "" if text is None else text if isinstance(text, str) else json.dumps(text)}
     kind: Any = given.get("type")
-    return {"type": "text", "text": "", "_meta": {UNKNOWN_PART: str(kind)[:_LONGEST_TYPE] if kind else "unknown"}}
+    return _stand_in(kind[:_LONGEST_TYPE] if isinstance(kind, str) and kind else "unknown")
+
+
+def _stand_in(kind: str) -> Raw:
+    return {"type": "text", "text": "", "_meta": {UNKNOWN_PART: kind}}
 
 
 def unknown_part(part: types.ContentBlock) -> str | None:

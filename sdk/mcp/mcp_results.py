@@ -14,7 +14,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import DATA_KEY
-from turnstile.schema.json_reading import storable_json
+from turnstile.schema.json_reading import storable, storable_json
 from turnstile.schema.parameters import SchemaTooCostly, checks
 from turnstile.sdk.mcp.lenient import unknown_part
 from turnstile.sdk.mcp.mcp_server import McpServer
@@ -30,7 +30,9 @@ _JSON = TypeAdapter[JsonValue](JsonValue)
 
 def result_of(entry: McpServer, tool: RemoteTool, result: types.CallToolResult) -> JsonObject:
     """The result of a call; raises `ToolFailed` (`tool_error`, `invalid_result`, `result_too_large`)."""
-    texts = [part.text for part in result.content if isinstance(part, types.TextContent) and not unknown_part(part)]
+    texts = [
+        storable(part.text) for part in result.content if isinstance(part, types.TextContent) and not unknown_part(part)
+    ]
     if result.is_error:
         raise ToolFailed("tool_error", "\n".join(texts) or "the tool failed, and the server does not say why")
     value = _value(result, texts)

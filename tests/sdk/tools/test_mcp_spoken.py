@@ -4,8 +4,11 @@ Lists of tools, results and lines that the protocol does not have, each of a kin
 a result, by hypothesis.
 """
 
+import gc
 import json
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,20 @@ import mcp_types as types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.shared.message import SessionMessage
+from mcp_types.methods import validate_server_result
 
 from tests.sdk.tools.test_mcp_hostile import called, connected, entry_of, rough, tool
+from tests.support.fuzz import Dice, Report, Tally
 from turnstile.schema.errors import TurnstileError
-from turnstile.schema.json_reading import storable_json
+from turnstile.schema.json_reading import read_json, storable_json
 from turnstile.schema.parameters import checks
 from turnstile.sdk.mcp.lenient import Halves, Lenient
 from turnstile.sdk.mcp.lenient import called as mended_result
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer, tool_key
 from turnstile.sdk.mcp.tool_pins import RemoteTool
+from turnstile.sdk.tools.answer import answer as report_of
 
 DRAFT_7 = {
     "$schema": "http://json-schema.org/draft-07/schema#",
@@ -170,11 +177,10 @@ def test_halves_of_pairs_are_replaced_wherever_the_bytes_are_cut(text: str, size
     assert json.loads(mended) == [_surrogates(text), "\\ud83d", "é"]
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=12,
-)
+_ANY_TEXT = st.text(st.characters(codec=None), max_size=4)
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | _ANY_TEXT
+_NAMED = st.dictionaries(_ANY_TEXT, _LEAVES, max_size=3)
+JSON = _LEAVES | st.lists(_LEAVES | _NAMED, max_size=3) | _NAMED | st.dictionaries(_ANY_TEXT, _NAMED, max_size=2)
 KEYS = st.sampled_from(
     ["content", "structuredContent", "isError", "_meta", "type", "text", "data", "mimeType", "resource", "uri"]
 )
@@ -206,3 +212,71 @@ def test_a_name_that_models_can_call_is_its_own_key_and_others_have_one(name: st
     assert len(f"{'s' * 32}__{key}") <= 64
     assert (key == name) == (name in ("a", "a-b_c", "x" * 30))
     assert key == tool_key("s" * 32, name)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """A collection would look at all that other tests left."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.fuzz
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("cases", [600, pytest.param(20_000, marks=pytest.mark.long)])
+def test_any_line_is_noise_or_messages_and_any_answer_a_result_or_an_error(cases: int, fuzz_report: Report) -> None:
+    tally, seeds = Tally(), [{"result": each} for each, _ in RESULTS.values()]
+    lists = [{"result": {"tools": [each]}} for each in LISTED]
+    for number in range(cases):
+        method, seed = ("tools/call", seeds) if number % 2 else ("tools/list", lists)
+        dice = Dice.of(number)
+        raw = {"jsonrpc": "2.0", "id": 1, **dice.pick.choice(seed)}
+        line = dice.encoded(raw if dice.chance(0.2) else dice.bent(raw)).replace(b"\n", b" ")
+        began = time.thread_time()
+        found = _read(method, line)
+        assert time.thread_time() - began < 0.05, number
+        tally.count(method, found)
+    for text in tally.lines():
+        fuzz_report(f"lines of MCP servers to {text}")
+    assert {"result", "noise"} <= tally.codes("tools/call")
+    assert "list" in tally.codes("tools/list")
+
+
+def _read(method: str, line: bytes) -> str:
+    lenient, found = Lenient(), list[str]()
+    lenient.sent(SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method)))
+    for message in lenient.lines(line):
+        match lenient.heard(SessionMessage(message)).message:
+            case types.JSONRPCResponse(id=1, result=result) if not found:
+                found.append(_judged(method, result))
+            case types.JSONRPCError(error=error):
+                found.append(f"error {error.code}")
+            case other:
+                found.append(type(other).__name__)
+    return found[0] if found else "noise"
+
+
+def _judged(method: str, result: dict[str, Any]) -> str:
+    validate_server_result(method, "2025-11-25", result)
+    if method == "tools/list":
+        return "list"
+    try:
+        value = result_of(_ENTRY, _TOOL, types.CallToolResult.model_validate(result, by_name=False))
+    except TurnstileError as error:
+        return error.code
+    assert read_json(json.dumps(value, allow_nan=False).encode()) == value
+    return "result"
+
+
+_VALUES = _LEAVES | st.binary(max_size=4)
+_WHOLE = st.lists(_VALUES, max_size=3) | st.tuples(_VALUES) | st.dictionaries(_ANY_TEXT | st.integers(), _VALUES)
+PYTHON = _VALUES | _WHOLE | st.lists(_WHOLE, max_size=2) | st.dictionaries(_ANY_TEXT, _WHOLE, max_size=2)
+
+
+@given(PYTHON)
+def test_whatever_a_function_returns_is_reported_as_done(value: object) -> None:
+    report = report_of(value, frozenset())
+    assert report.status == "success"
+    sent = json.dumps({"result": report.result}, allow_nan=False).encode()
+    assert read_json(sent) == {"result": report.result}
