@@ -180,6 +180,8 @@ def load_litellm() -> LitellmSdk:
     os.environ.update(_ENVIRONMENT)
     # litellm builds pydantic models at import, and pydantic warns about their types.
     warnings.filterwarnings("ignore", r"Item .* on TypedDict class .* is using the `ReadOnly` qualifier", UserWarning)
+    # and serializes odd fields of providers with a warning that quotes them
+    warnings.filterwarnings("ignore", r"Pydantic serializer warnings", UserWarning)
     try:
         module: Any = importlib.import_module("litellm")
     except ImportError:

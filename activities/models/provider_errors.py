@@ -169,7 +169,7 @@ _KEY = re.compile(
     \b bearer \s+ \S+
     | \b (?: api[_ -]?key | token | secret | password | authorization ) ["']? \s* [:=] \s* ["']? [^\s"',;]+
     | \b (?: sk | pk | rk | xai | gsk | hf | ghp | AKIA | AIza | eyJ ) [-_A-Za-z0-9.*]{6,}
-    | (?<![\w/.-]) (?= [\w+/=*-]*\d ) (?= [\w+/=*-]*[A-Za-z] ) [\w+/=*-]{24,}
+    | (?<![\w+/=*.-]) (?= [\w+/=*-]*\d ) (?= [\w+/=*-]*[A-Za-z] ) [\w+/=*-]{24,}
     """
 )
 _CUT = "[removed]"

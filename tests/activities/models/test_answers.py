@@ -234,7 +234,7 @@ TABLE = [
     *(("anthropic", name, case) for name, case in CLAUDE.items()),
     *(("gemini", name, case) for name, case in GEMINI.items()),
 ]
-_MODELS = {
+MODELS = {
     "openai": "openai/gpt-4o",
     "hosted_vllm": "hosted_vllm/m",
     "anthropic": "anthropic/claude-sonnet-4-5",
@@ -250,11 +250,16 @@ async def stub() -> AsyncIterator[RawStub]:
         yield running
 
 
+def model_of_stub(stub: RawStub, key_file: Path) -> LitellmModel:
+    """A model that reaches the stub in each form."""
+    bases = {prefix: f"{stub.url}{path}" for prefix, path in _PATHS.items()}
+    return LitellmModel(ModelAccess(dict.fromkeys(_PATHS, key_file), bases))
+
+
 @pytest.fixture(scope="module")
 async def model(stub: RawStub, key_file: Path) -> AsyncIterator[LitellmModel]:
-    """A model that reaches it in each form."""
-    bases = {prefix: f"{stub.url}{path}" for prefix, path in _PATHS.items()}
-    model = LitellmModel(ModelAccess(dict.fromkeys(_PATHS, key_file), bases))
+    """One model for the module."""
+    model = model_of_stub(stub, key_file)
     yield model
     await model.close()
 
@@ -264,7 +269,7 @@ async def test_no_answer_is_no_success_and_an_answer_in_another_shape_is_read(
     stub: RawStub, model: LitellmModel, prefix: str, name: str, case: Case
 ) -> None:
     stub.replies, stub.count = [case.reply], 0
-    result = await question(model, _MODELS[prefix])
+    result = await question(model, MODELS[prefix])
     if case.code is not None:
         error = result.failed()
         assert (error.code, stub.count) == (case.code, case.attempts)
@@ -280,5 +285,5 @@ async def test_no_answer_is_no_success_and_an_answer_in_another_shape_is_read(
 
 async def test_the_second_try_may_be_the_answer(stub: RawStub, model: LitellmModel) -> None:
     stub.replies = [chat(), chat({"content": "Hello"})]
-    result = await question(model, _MODELS["openai"])
+    result = await question(model, MODELS["openai"])
     assert (result.said().text, result.codes()) == ("Hello", ["empty_answer", None])
