@@ -1,7 +1,8 @@
 -- Whether a principal has words in the call that a question is about (protocol §13.3): what it asked for, said,
 -- answered, edited, reported or rejected with a message in the turn, in those above it before they asked, in those
 -- below any of these that had ended before, and in turns that these run again. All of it was there before the question
--- was, so that a later look finds the same. It looks as the statement that calls it does.
+-- was, so that the decision and a later look, such as the audit's, find the same: a steer counts from the moment when a
+-- step takes it, and one that waits while the turn sleeps does not. It looks as the statement that calls it does.
 CREATE OR REPLACE FUNCTION state.has_words(t state.interrupts, who text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (
@@ -28,11 +29,9 @@ BEGIN
                 SELECT FROM state.agent_inbox i
                 WHERE i.agent_turn_id = fed.agent_turn_id AND i.project_id = t.project_id
                   AND (i.message_type IN ('turn', 'ui_action')
-                       OR (i.message_type IN ('tool_result', 'timeout') AND i.created_at <= fed.until))
+                       OR (i.message_type IN ('tool_result', 'timeout') AND i.created_at <= fed.until)
+                       OR (i.message_type = 'steer' AND i.processed_at <= fed.until))  -- since a step took it
                   AND i.context_headers ->> 'CG-Sender' = who OFFSET 0)
-            OR EXISTS (
-                SELECT FROM state.steers s WHERE s.agent_turn_id = fed.agent_turn_id AND s.steered_by = who
-                  AND s.status IN ('taken', 'applied') AND s.created_at <= fed.until OFFSET 0)
             OR EXISTS (
                 SELECT FROM state.interrupts q WHERE q.agent_turn_id = fed.agent_turn_id AND q.decided_by = who
                   AND (q.decision IN ('edit', 'respond') OR q.comment IS NOT NULL)

@@ -8,15 +8,30 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents
-from tests.support.ledger.calls import end, request
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, begin, lease
+from tests.support.ledger.calls import end, request, settle, told
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.ledger.people import answer, asking, asks, asks_on, decide, decide_on, edit, responds, responds_on
+from tests.support.ledger.people import (
+    answer,
+    asking,
+    asks,
+    asks_on,
+    decide,
+    decide_on,
+    edit,
+    hold,
+    question,
+    responds,
+    responds_on,
+    suspend_held,
+)
+from tests.support.ledger.steers import commit_asked, finish_asked, say, steers
 from tests.support.ledger.unknown_calls import runs, settle_dead, unsure
 from tests.support.waiting import Counting, in_flight, until_waiting
 from turnstile.ledger.people.decisions import DecisionOutcome
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.waiting import report_call
+from turnstile.schema.access import Caller
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InboxId, uuid7
 from turnstile.schema.people.approvals import Decision
@@ -124,3 +139,28 @@ async def test_a_question_whether_a_call_was_done_that_waited_for_words_comes_af
     assert (await settled).verdict == "asked"
     assert await code_of(decide(counting, "b", CONFIRMED, number=2)) == "own_words"
     await end(counting, turn)
+
+
+SAID: dict[str, str] = {"before its step": "own_words", "during its step": "accepted", "while it sleeps": "accepted"}
+"""When Dora steers a turn whose step asks, and what her decision comes to."""
+
+
+@pytest.mark.parametrize("when", SAID)
+async def test_a_steer_is_in_a_call_if_its_step_had_taken_it(counting: Counting, when: str) -> None:
+    """The decision says so, and so does the audit when later steps have taken the others (the fixture looks)."""
+    turn, dora = await lease(counting), Caller("dora", operates=True)
+    if when == "before its step":
+        await say(counting, turn, caller=dora)
+    await commit_asked(counting, turn, await begin(counting, turn))
+    await begin(counting, turn, 2)
+    if when == "during its step":
+        await say(counting, turn, caller=dora)
+    await suspend_held(counting, turn, {"a": hold(requester_may_decide=False)}, step=2)
+    if when == "while it sleeps":
+        await say(counting, turn, caller=dora)
+    assert await code_of(decide(counting, "a")) == SAID[when]
+    if SAID[when] == "accepted":
+        await settle(counting, turn, await told(counting, "a"))
+        await finish_asked(counting, turn, await begin(counting, turn, 3))
+        assert [status for status, _ in (await steers(counting, turn)).values()] == ["applied"]
+        assert (await question(counting, "a"))["decided_by"] == "dora"

@@ -14,7 +14,7 @@ from tests.ledger.turns.test_enqueue import packed, texts
 from tests.support.ledger.agents import ALICE, BOB, CAROL, CHANNEL, PROJECT, command, rows, send
 from tests.support.ledger.calls import sleeper
 from tests.support.ledger.trees import child, forks, parent
-from tests.support.waiting import Counting, in_flight, overtaken
+from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.boxes import agent_boxes, compose_box, fork_box, put_conversation, replace_boxes
 from turnstile.ledger.turns.intake import Enqueued
@@ -160,3 +160,19 @@ async def test_channels_that_read_one_box_do_not_wait_for_each_other(counting: C
     shared = await packed(counting, "of nobody")
     async with in_flight(counting, asking(ALICE, RED, instruction=None, context_box_id=shared)):
         assert await enqueues(counting, instruction=None, context_box_id=shared) == "accepted"
+
+
+async def test_cards_that_expire_lock_their_boxes_in_order(counting: Counting) -> None:
+    """A statement that lets several expire waits for the first of all their boxes, and holds none behind it."""
+    boxes = sorted([await packed(counting, f"{number}") for number in range(12)])
+    late = """
+        UPDATE public.cards c SET expires_at = now()
+        FROM (SELECT p.card_id FROM public.box_cards p ORDER BY p.box_id DESC) o WHERE c.card_id = o.card_id"""
+    hold = "SELECT FROM state.hold_boxes($1, '{}', ARRAY[$2::text::uuid])"
+    async with counting.connection() as conn, conn.transaction():
+        await conn.fetch(hold, PROJECT, boxes[0])
+        expiring = asyncio.ensure_future(counting.run(lambda conn: conn.fetch(late)))
+        await until_waiting(counting)
+        for box in boxes[1:]:
+            await asyncio.wait_for(conn.fetch(hold, PROJECT, box), 5)
+    await expiring
