@@ -472,8 +472,8 @@ def _not_stored(verb: str, size: int, error: APIError) -> TurnstileError:
         return BadRequest(f"the command {verb} has {size} bytes, more than its stream takes in one message: send less")
     if error.err_code == _STREAM_FULL:
         return ServerUnavailable(
-            f"the stream of commands is full ({error.description}), and {verb} was not stored: try again when bridges"
-            " have taken older ones; an operator raises [nats].max_commands_mb"
+            f"too many commands {verb} of this channel wait ({error.description}), and this one was not stored: try"
+            " again when bridges have answered some; [nats].max_commands_mb bounds them"
         )
     return ServerUnavailable(f"the command {verb} was not acknowledged: {error}")
 

@@ -85,7 +85,7 @@ class StreamStorage:
     """Servers of the cluster that each have it: 1, 3 or 5."""
     kind: Literal["file", "memory"] = "file"
     commands_bytes: int = 0
-    """Of the commands' stream, whose oldest messages go beyond it; 0: as the stream is."""
+    """Of each stream of commands, as far as it is not larger already; 0: as the stream is."""
     events_bytes: int = 0
     """The same of the events' stream."""
 

@@ -11,10 +11,13 @@ from typing import TypeAlias, assert_never
 
 from nats.aio.msg import Msg
 
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import TurnstileError
 from turnstile.schema.wire import subjects
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.pull import ContinuousPull
+from turnstile.transport.streams import call_api
 
 _DELAY_SECONDS = (2, 30)
 _BATCH = 64  # small: a command that waits here longer than the consumer's ack_wait is delivered twice
@@ -36,7 +39,10 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The command can never be understood: do not deliver it again."""
+    """The command can never be understood, or is given up: do not deliver it again."""
+
+    keeps: bool = False
+    """Whether the stream keeps it, so that somebody can read what it was."""
 
 
 Disposition: TypeAlias = Done | Defer | Reject
@@ -49,7 +55,7 @@ async def settle(msg: Msg, disposition: Disposition) -> None:
             await msg.ack()
         case Defer(delay):
             await msg.nak(delay=max(_DELAY_SECONDS[0], delay))
-        case Reject():
+        case Reject(_):
             await msg.term()
         case _:
             assert_never(disposition)
@@ -68,7 +74,11 @@ def command_id(msg: Msg) -> str:
 
 
 class CommandQueue:
-    """Takes the commands of a consumer and settles each as `dispose` returns; `dispose` must not raise."""
+    """Takes the commands of a consumer and settles each as `dispose` returns; `dispose` must not raise.
+
+    A settled command of clients leaves its stream, and makes room for the next. Where that fails, it leaves with its
+    age.
+    """
 
     def __init__(
         self,
@@ -77,11 +87,15 @@ class CommandQueue:
         ensure: Callable[[], Awaitable[None]],
         dispose: Callable[[Msg], Awaitable[Disposition]],
         concurrency: int = 64,
+        stream: str = subjects.ASK_STREAM,
     ) -> None:
-        self.pull = ContinuousPull(conn, subjects.CMD_STREAM, consumer, ensure, batch=_BATCH)
+        self.pull = ContinuousPull(conn, stream, consumer, ensure, batch=_BATCH)
+        self._conn = conn
+        self._stream = stream
         self._dispose = dispose
         self._slots = asyncio.Semaphore(concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self._log = LimitedLog(logger)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -89,8 +103,9 @@ class CommandQueue:
         try:
             await self.pull.run(self._take, stop)
         finally:
-            if self._tasks:
-                await asyncio.wait(set(self._tasks))
+            for tasks in (self._tasks, self._removals):
+                if tasks:
+                    await asyncio.wait(set(tasks))
 
     async def _take(self, batch: list[Msg]) -> None:
         """Start every command of a batch; waits while `concurrency` commands run, which pauses the pull."""
@@ -105,7 +120,20 @@ class CommandQueue:
         self._slots.release()
 
     async def _serve(self, msg: Msg) -> None:
+        disposition = await self._dispose(msg)
         try:
-            await settle(msg, await self._dispose(msg))
+            await settle(msg, disposition)
         except NATS_TROUBLE as error:  # not settled, it is delivered again after ack_wait
             self._log.warning("settle", "a command could not be settled: %s", error)
+            return
+        if self._stream == subjects.ASK_STREAM and disposition in (Done(), Reject()):
+            removal = asyncio.create_task(self._remove(msg.metadata.sequence.stream))  # its slot is free meanwhile
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+
+    async def _remove(self, place: int) -> None:
+        body: JsonObject = {"seq": place, "no_erase": True}
+        try:
+            await call_api(self._conn, f"STREAM.MSG.DELETE.{self._stream}", body)
+        except TurnstileError as error:
+            self._log.warning("remove", "a settled command stays in %s until it is a day old: %s", self._stream, error)

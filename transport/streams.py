@@ -2,10 +2,11 @@
 
 An existing definition is widened, never narrowed, and keeps every field that this module does not know: it changes and
 returns the raw JSON, which nats-py's own classes would not do. A stream gets more replicas, never fewer, and
-only where that is asked for. Its bytes are bounded where that deletes nothing (`StreamStorage`): a flood fills no disk,
-the oldest messages go, and everybody goes on publishing. A consumer that cannot be updated is deleted and created
-again, starting after its acknowledgement floor. Declaring a definition that exists costs one round trip and writes
-nothing.
+only where that is asked for. Its bytes are bounded where that deletes nothing (`StreamStorage`): a flood fills no disk.
+Of what the kernel publishes the oldest messages go. What clients publish is refused beyond a bound of each subject, so
+that nobody's command goes for another's; a command leaves that stream when it is answered (`transport.durable`). A
+consumer that cannot be updated is deleted and created again, starting after its acknowledgement floor. Declaring a
+definition that exists costs one round trip and writes nothing.
 
 A stream that has vanished is created again only after `GONE_SECONDS`: nats-server 2.15 forgets a stream before it moves
 its files away. A stream created in between loses its files, and acknowledges nothing until the server restarts.
@@ -37,6 +38,7 @@ _UI_ACTION_SECONDS = 5
 """Short, since a user waits: an action that a bridge took and did not answer goes to another bridge after this."""
 _HOUR = 3600 * _SECOND
 _TIMEOUT_SECONDS = 3.0
+_FEWEST_OF_SUBJECT = 16
 GONE_SECONDS: Final = 1.0
 """How long a stream must have been gone before it is created again."""
 _NOT_FOUND = 404
@@ -46,20 +48,26 @@ _NO_STORAGE = 10047
 """The server's disk, or its share of the disk, is full."""
 _PUSH_FIELDS = ("deliver_subject", "deliver_group")
 
+MOST_OF_SUBJECT: Final = 1000
+"""Commands of one subject that wait, where the stream has no bytes."""
 _STREAMS: Final[tuple[JsonObject, ...]] = tuple(
     {
         "name": name,
-        "subjects": [subject],
+        "subjects": [*patterns],
         "max_age": hours * _HOUR,
         "duplicate_window": _HOUR,
-        "discard": "old",
+        "discard": discard,
         "retention": "limits",
+        **more,
     }
-    for name, subject, hours in (
-        (subjects.CMD_STREAM, subjects.CMD_SUBJECTS, 24),
-        (subjects.EVT_STREAM, subjects.EVT_SUBJECTS, 7 * 24),
+    for name, patterns, hours, discard, more in (
+        (subjects.CMD_STREAM, subjects.CMD_SUBJECTS, 24, "old", {}),
+        (subjects.ASK_STREAM, subjects.ASK_SUBJECTS, 24, "new", {"discard_new_per_subject": True}),
+        (subjects.EVT_STREAM, (subjects.EVT_SUBJECTS,), 7 * 24, "old", {}),
     )
 )
+STREAMS: Final = tuple(str(stream["name"]) for stream in _STREAMS)
+"""Their names; the kernel's commands come first, since a wide one has to give up what the next one takes."""
 
 
 class JetStreamError(ConfigError):
@@ -88,6 +96,7 @@ class _StreamFields(Tolerant):
     max_age: int = 0
     max_bytes: int = 0
     max_msg_size: int = 0
+    max_msgs_per_subject: int = 0
     duplicate_window: int = 0
     num_replicas: int = 1
 
@@ -126,7 +135,7 @@ def wakeup_consumer(worker_target: str) -> str:
 async def declare_streams(
     conn: NatsConnection, *, gone_seconds: float = GONE_SECONDS, raise_replicas: bool = False
 ) -> None:
-    """Create or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
+    """Create or widen the streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
 
     A missing stream is created, as the connection's `storage` says, only if it is still missing after `gone_seconds`; 0
     suits a new installation. With `raise_replicas` one that has fewer replicas gets more.
@@ -143,8 +152,12 @@ async def declare_streams(
 
 
 def _bounds(conn: NatsConnection, name: str) -> JsonObject:
-    size = conn.storage.commands_bytes if name == subjects.CMD_STREAM else conn.storage.events_bytes
-    return {"max_msg_size": conn.max_payload, **({"max_bytes": size} if size else {})}
+    size = conn.storage.events_bytes if name == subjects.EVT_STREAM else conn.storage.commands_bytes
+    bounds: JsonObject = {"max_msg_size": conn.max_payload, **({"max_bytes": size} if size else {})}
+    if name == subjects.ASK_STREAM:  # the largest messages of one subject fill half of the stream
+        most = size // (2 * conn.max_payload) if size else MOST_OF_SUBJECT
+        bounds["max_msgs_per_subject"] = max(_FEWEST_OF_SUBJECT, min(most, MOST_OF_SUBJECT))
+    return bounds
 
 
 async def _define(conn: NatsConnection, how: Literal["CREATE", "UPDATE"], config: JsonObject) -> None:
@@ -179,11 +192,15 @@ def widened(config: JsonObject, declared: JsonObject, held: int = 0) -> JsonObje
     """`config` widened to `declared`: all subjects of both, the longer age and duplicate window, the more replicas.
 
     A bound on bytes or on a message is the larger of both; a stream without the first gets it unless it `held` more.
+    Only a subject that has a stream of its own by now is given up.
     """
     have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(declared)
-    missing = [new for new in want.subjects if not any(covers(old, new) for old in have.subjects)]
-    kept = [old for old in have.subjects if not any(covers(new, old) for new in missing)]
-    wider = {**config, "duplicate_window": max(have.duplicate_window, want.duplicate_window), "discard": "old"}
+    given_up = subjects.ASK_SUBJECTS if config.get("name") == subjects.CMD_STREAM else ()
+    own = [old for old in have.subjects if not any(covers(old, other) for other in given_up)]
+    missing = [new for new in want.subjects if not any(covers(old, new) for old in own)]
+    kept = [old for old in own if not any(covers(new, old) for new in missing)]
+    wider = {**config, "duplicate_window": max(have.duplicate_window, want.duplicate_window)}
+    wider["discard"] = declared.get("discard", "old")
     wider["subjects"] = [*kept, *missing]
     wider["num_replicas"] = max(have.num_replicas, want.num_replicas)
     wider["max_age"] = have.max_age and max(have.max_age, want.max_age)
@@ -193,8 +210,10 @@ def widened(config: JsonObject, declared: JsonObject, held: int = 0) -> JsonObje
     ):
         if wants > 0 and (has > 0 or (name == "max_bytes" and held <= wants)):
             wider[name] = max(has, wants)
-    if "discard_new_per_subject" in wider:
-        wider["discard_new_per_subject"] = False
+    if want.max_msgs_per_subject:
+        wider["max_msgs_per_subject"] = max(have.max_msgs_per_subject, want.max_msgs_per_subject)
+    if "discard_new_per_subject" in wider or "discard_new_per_subject" in declared:
+        wider["discard_new_per_subject"] = declared.get("discard_new_per_subject", False)
     return wider
 
 
@@ -264,7 +283,7 @@ async def declare_wakeups(conn: NatsConnection, worker_target: str) -> None:
 async def declare_commands(conn: NatsConnection) -> None:
     """Declare the streams and the consumer of the durable verbs."""
     await declare_streams(conn)
-    await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
+    await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS, stream=subjects.ASK_STREAM)
 
 
 async def declare_pmo(conn: NatsConnection) -> None:
@@ -280,7 +299,12 @@ async def declare_ui_actions(conn: NatsConnection) -> None:
     """
     await declare_streams(conn)
     await declare_consumer(
-        conn, UI_ACTIONS_CONSUMER, subjects.UI_ACTIONS, ack_wait_seconds=_UI_ACTION_SECONDS, deliver_policy="new"
+        conn,
+        UI_ACTIONS_CONSUMER,
+        subjects.UI_ACTIONS,
+        stream=subjects.ASK_STREAM,
+        ack_wait_seconds=_UI_ACTION_SECONDS,
+        deliver_policy="new",
     )
 
 
@@ -328,7 +352,7 @@ async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bo
     """
     counts: dict[str, int] = {}
     pattern = subjects.project_filter(project)
-    for name in (str(stream["name"]) for stream in _STREAMS):
+    for name in STREAMS:
         try:
             if dry_run:
                 info = await call_api(conn, f"STREAM.INFO.{name}", {"subjects_filter": pattern})

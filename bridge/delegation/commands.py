@@ -97,7 +97,9 @@ class DelegatingCommands:
 
     def __post_init__(self) -> None:
         ensure = partial(declare_pmo, self.conn)
-        self._queue = CommandQueue(self.conn, PMO_CONSUMER, ensure, self._dispose, self.concurrency)
+        self._queue = CommandQueue(
+            self.conn, PMO_CONSUMER, ensure, self._dispose, self.concurrency, subjects.CMD_STREAM
+        )
         self._log = LimitedLog(logger)
 
     async def run(self, stop: asyncio.Event) -> None:

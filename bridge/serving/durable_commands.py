@@ -160,8 +160,9 @@ class DurableCommands:
             return deferred(msg.metadata.num_delivered)
         if answer.is_bug:
             place = msg.metadata.sequence.stream
-            logger.error("%s is given up: message %d of %s holds it", msg.subject, place, subjects.CMD_STREAM)
-        return Reject() if command.fault or answer.is_bug else Done()
+            logger.error("%s is given up: message %d of %s holds it", msg.subject, place, subjects.ASK_STREAM)
+            return Reject(keeps=True)
+        return Reject() if command.fault else Done()
 
     def _give_up(self, request: VerbRequest) -> bool:
         """Count a failure of this command; True if it has failed as often as it may."""

@@ -35,7 +35,7 @@ from turnstile.temporal.connect import connect_engine
 from turnstile.temporal.plugin import turnstile_plugin, turnstile_runtime
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, connect
 from turnstile.transport.json_messages import decode_object
-from turnstile.transport.streams import wakeup_consumer
+from turnstile.transport.streams import STREAMS, wakeup_consumer
 
 Section = Mapping[str, object]
 _LOOPBACK = "127.0.0.1"
@@ -94,7 +94,7 @@ class Environment:
     async def stored(self) -> int:
         """Number of messages that Turnstile's two streams have ever stored."""
         total = 0
-        for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
+        for stream in STREAMS:
             answer = await self.conn.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=10)
             state = decode_object(answer.data)["state"]
             last = state.get("last_seq") if isinstance(state, dict) else None

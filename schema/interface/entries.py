@@ -80,6 +80,8 @@ class Entry:
         """The stream that stores it; None for other transports."""
         if self.transport is not Transport.JETSTREAM:
             return None
+        if self.subject.startswith(("cmd.sys.bridge.", "cmd.sys.ui.")):
+            return subjects.ASK_STREAM
         return subjects.CMD_STREAM if self.subject.startswith("cmd.") else subjects.EVT_STREAM
 
     @property

@@ -12,15 +12,18 @@ from turnstile.schema.ids import AgentId, ChannelId, ProjectId, ToolCallId, toke
 
 VERSION = "v1r4"
 CMD_STREAM = "cg_cmd_v1r4"
+ASK_STREAM = "cg_ask_v1r4"
+"""The commands of clients and tools to bridges, apart from the kernel's own."""
 EVT_STREAM = "cg_evt_v1r4"
 STR_STREAM = "cg_str_v1r4"
-CMD_SUBJECTS = f"cg.{VERSION}.*.*.cmd.>"
 EVT_SUBJECTS = f"cg.{VERSION}.*.*.evt.>"
 STR_SUBJECTS = f"cg.{VERSION}.*.*.str.>"
 BRIDGE_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.bridge.*"
 BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
 UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 PMO_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.pmo.internal.*"
+CMD_SUBJECTS = tuple(f"cg.{VERSION}.*.*.cmd.{rest}.>" for rest in ("agent", "tool", "sys.pmo"))
+ASK_SUBJECTS = (BRIDGE_COMMANDS, UI_ACTIONS)
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
 _PROBE = "_probe"

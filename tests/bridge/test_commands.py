@@ -54,6 +54,9 @@ class Bridge:
     def __init__(self, conn: NatsConnection) -> None:
         self.ran: list[VerbRequest] = []
         self.away = 0
+        self.slow: ProjectId | None = None
+        """Commands of this project are answered only after `quick` is set."""
+        self.quick = asyncio.Event()
         self.publisher = FailingPublisher(conn)
         self.bugs = 0
         verbs = {"enqueue": self.enqueue, "large": self.large}
@@ -63,6 +66,8 @@ class Bridge:
 
     async def enqueue(self, request: VerbRequest) -> Reply:
         self.ran.append(request)
+        if request.project_id == self.slow:
+            await self.quick.wait()
         if self.away:
             self.away -= 1
             raise DatabaseAway
@@ -93,6 +98,7 @@ async def bridge(conn: NatsConnection, other: NatsConnection, client: BridgeClie
     await eventually(lambda: len(other.nc._subs) >= 1)
     await other.verify()
     yield bridge
+    bridge.quick.set()
     bridge.stop.set()
     async with asyncio.timeout(5):
         await running
@@ -111,7 +117,7 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def pending(conn: NatsConnection) -> dict[str, Any]:
-    answer = await conn.request(f"$JS.API.CONSUMER.INFO.{subjects.CMD_STREAM}.turnstile_bridge_verbs", b"", timeout=2)
+    answer = await conn.request(f"$JS.API.CONSUMER.INFO.{subjects.ASK_STREAM}.turnstile_bridge_verbs", b"", timeout=2)
     return cast("dict[str, Any]", json.loads(answer.data))
 
 
@@ -198,8 +204,42 @@ async def test_a_command_that_always_fails_is_given_up_aloud(
     assert (len(bridge.ran), event.payload["request_id"]) == (2, "r-bug-2")
     [told] = [record.getMessage() for record in caplog.records if "given up" in record.getMessage()]
     place = int(told.partition("message ")[2].split()[0])
-    kept = await other.js.get_msg(subjects.CMD_STREAM, place)
+    kept = await other.js.get_msg(subjects.ASK_STREAM, place)
     assert json.loads(kept.data or b"") == {"agent_id": "a1", "request_id": "r-bug-2"}
+
+
+async def test_a_flood_is_refused_and_loses_nobody_elses_command(
+    bridge: Bridge, client: BridgeClient, other: NatsConnection
+) -> None:
+    """Others' commands are answered while the flood goes on, and its client may go on as its own are answered."""
+    most = (await other.js.stream_info(subjects.ASK_STREAM)).config.max_msgs_per_subject or 0
+    bridge.slow = ProjectId(f"flood-{uuid7()}")
+    flooding = BridgeClient(other, bridge.slow, CHANNEL)
+    stored = await asyncio.gather(*(flooding.command("enqueue", {}, f"f-{number}") for number in range(most)))
+    assert stored == [True] * most
+    with pytest.raises(ServerUnavailable, match="this one was not stored: try again when bridges have answered"):
+        await flooding.command("enqueue", {}, "refused")
+    assert await client.command("enqueue", {}, "mine")
+    bridge.quick.set()
+    more = 0
+    while not bridge.events:
+        try:
+            more += await flooding.command("enqueue", {}, f"more-{more}")
+        except ServerUnavailable:
+            await asyncio.sleep(0.01)
+    assert bridge.events[0].payload["request_id"] == "mine"
+    assert await flooding.command("enqueue", {}, "refused")
+    await settled(other)
+    assert len({request.command_id for request in bridge.ran}) == most + more + 2
+    async with asyncio.timeout(8):
+        while await left(other, bridge.slow):  # noqa: ASYNC110 - the server's
+            await asyncio.sleep(0.005)
+
+
+async def left(conn: NatsConnection, project: ProjectId) -> dict[str, int] | None:
+    """The project's commands in their stream."""
+    info = await conn.js.stream_info(subjects.ASK_STREAM, subjects_filter=subjects.project_filter(project))
+    return info.state.subjects
 
 
 @pytest.mark.parametrize("payload", [b"not json", b"[1]", b"[" * 100_000, b'{"a":NaN}', b"\xff"])

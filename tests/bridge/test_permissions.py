@@ -21,15 +21,17 @@ from turnstile.schema.wire.subjects import CMD_STREAM, wakeup
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import connect
 from turnstile.transport.pull import ContinuousPull
-from turnstile.transport.streams import declare_commands, declare_wakeups, wakeup_consumer
+from turnstile.transport.streams import STREAMS, declare_commands, declare_wakeups, wakeup_consumer
 
+PULLED = ("cg_cmd_v1r4", "cg_ask_v1r4")
 BRIDGE = {
     "publish": [
         *(f"cg.v1r4.*.*.{category}.>" for category in ("cmd", "evt", "str")),
-        *(f"$JS.API.STREAM.INFO.{stream}" for stream in ("cg_cmd_v1r4", "cg_evt_v1r4")),
-        *(f"$JS.API.CONSUMER.{call}.cg_cmd_v1r4.*" for call in ("MSG.NEXT", "INFO")),
-        "$JS.API.CONSUMER.CREATE.cg_cmd_v1r4.*.>",
-        "$JS.ACK.cg_cmd_v1r4.>",
+        *(f"$JS.API.STREAM.INFO.{stream}" for stream in STREAMS),
+        *(f"$JS.API.CONSUMER.{call}.{stream}.*" for call in ("MSG.NEXT", "INFO") for stream in PULLED),
+        *(f"$JS.API.CONSUMER.CREATE.{stream}.*.>" for stream in PULLED),
+        *(f"$JS.ACK.{stream}.>" for stream in PULLED),
+        "$JS.API.STREAM.MSG.DELETE.cg_ask_v1r4",
     ],
     "subscribe": ["_INBOX_bridge.>", "cg.v1r4.*.*.req.sys.bridge.* turnstile", "$SRV.>"],
     "allow_responses": True,

@@ -13,7 +13,7 @@ from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.wire.events import Message
 from turnstile.schema.wire.headers import MSG_ID
-from turnstile.schema.wire.subjects import CMD_STREAM, EVT_STREAM, agent_chunk, agent_event, wakeup
+from turnstile.schema.wire.subjects import ASK_STREAM, CMD_STREAM, EVT_STREAM, agent_chunk, agent_event, wakeup
 from turnstile.transport.connection import NatsConnection
 
 AGENT = AgentId("a1")
@@ -136,7 +136,7 @@ async def test_a_deleted_stream_is_declared_again(conn: NatsConnection, project:
     ring = Message(wakeup(project, CHANNEL, "w"), b"{}", required=True)
     await asyncio.gather(*(publisher.publish([event(project, required=True), ring, event(project)]) for _ in range(5)))
     assert (publisher.counts.stored, publisher.counts.lost) == (10, 0)
-    assert {each.config.name for each in await conn.js.streams_info()} == set(STREAMS)
+    assert {each.config.name for each in await conn.js.streams_info()} == {*STREAMS, ASK_STREAM}
 
 
 async def test_best_effort_is_not_waited_for(conn: NatsConnection) -> None:

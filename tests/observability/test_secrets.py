@@ -43,6 +43,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.wire import subjects
 from turnstile.sdk.tools.service import ToolService
+from turnstile.transport.streams import STREAMS
 from turnstile.workflows.options import turn_workflow_id
 
 CONTENT = {
@@ -404,7 +405,7 @@ async def tables(stack: Stack, found: Gathered) -> None:
 
 async def messages(stack: Stack, found: Gathered) -> None:
     """Every message of both streams."""
-    for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
+    for stream in STREAMS:
         sequence = 1
         while True:
             try:

@@ -186,11 +186,11 @@ async def test_where_acknowledgements_are_sent_moves_nothing(
     admin = await connect(guarded.url_of("admin"), name="test")
     client = await nats.connect(guarded.url_of("client"))  # pyright: ignore[reportUnknownMemberType] -- its options are untyped
     jetstream, subject = admin.js, f"cg.v1r4.{DEMO}.{CHANNEL}."
-    streams = ("cg_cmd_v1r4", "cg_evt_v1r4")
+    streams = ("cg_cmd_v1r4", "cg_ask_v1r4", "cg_evt_v1r4")
     before = {name: (await jetstream.stream_info(name)).state for name in streams}
     consumers = {each.name for name in streams for each in await jetstream.consumers_info(name)}
     aimed = [f"$JS.API.STREAM.{verb}.{name}" for verb in ("PURGE", "DELETE", "MSG.DELETE") for name in streams]
-    aimed += ["$JS.API.CONSUMER.DELETE.cg_cmd_v1r4.turnstile_bridge_verbs", "$SYS.REQ.SERVER.PING"]
+    aimed += ["$JS.API.CONSUMER.DELETE.cg_ask_v1r4.turnstile_bridge_verbs", "$SYS.REQ.SERVER.PING"]
     aimed += [f"{subject}evt.agent.{agent}.{event}" for event in ("task", "state", "step")]
     aimed += [f"{subject}cmd.tool.text.count", f"{subject}cmd.sys.bridge.stop", f"{subject}cmd.agent.t.wakeup"]
     aimed += [f"{subject}req.sys.bridge.agent.put", f"{subject}cmd.sys.ui.action", f"cg.v1r4.other.{CHANNEL}.evt.x"]

@@ -15,7 +15,7 @@ from turnstile.schema.errors import ConfigError
 from turnstile.schema.verbs import Role, Verb
 from turnstile.transport.connection import NatsConnection, connect
 
-EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
+EVT, CMD, ASK, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "cg_ask_v1r4", "turnstile_tool_text_count@demo"
 STR = "cg_str_v1r4"
 GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
 BESIDES = (
@@ -90,10 +90,13 @@ MAY: dict[str, tuple[str, ...]] = {
         "pub cg.v1r4.p.c.req.tool.text.count.call_1",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_pmo.cg.v1r4.*.*.cmd.sys.pmo.internal.*",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_wakeup_t.cg.v1r4.*.*.cmd.agent.t.wakeup",
-        f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_bridge_verbs.cg.v1r4.*.*.cmd.sys.bridge.*",
-        f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_ui_actions.cg.v1r4.*.*.cmd.sys.ui.action",
+        f"pub $JS.API.CONSUMER.CREATE.{ASK}.turnstile_bridge_verbs.cg.v1r4.*.*.cmd.sys.bridge.*",
+        f"pub $JS.API.CONSUMER.CREATE.{ASK}.turnstile_ui_actions.cg.v1r4.*.*.cmd.sys.ui.action",
         f"pub $JS.API.CONSUMER.CREATE.{EVT}.turnstile_thread_turns.cg.v1r4.*.*.evt.agent.*.task",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_wakeup_t",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{ASK}.turnstile_bridge_verbs",
+        f"pub $JS.API.STREAM.MSG.DELETE.{ASK}",
+        f"pub $JS.ACK.{ASK}.turnstile_bridge_verbs.1.1.1.1.1",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{EVT}.turnstile_thread_turns",
         f"pub $JS.API.CONSUMER.DELETE.{EVT}.turnstile_past_turns",
         f"pub $JS.API.CONSUMER.CREATE.{EVT}.turnstile_past_turns.cg.v1r4.*.*.evt.agent.*.task",
@@ -146,13 +149,13 @@ NOBODY = (  # but admin, where it is the JetStream API
     f"pub $JS.API.STREAM.UPDATE.{CMD}",
     "pub $JS.API.STREAM.CREATE.mine",
     f"pub $JS.API.STREAM.MSG.GET.{EVT}",
-    f"pub $JS.API.STREAM.MSG.DELETE.{EVT}",
+    *(f"pub $JS.API.STREAM.MSG.DELETE.{stream}" for stream in (EVT, CMD)),
     f"pub $JS.API.DIRECT.GET.{EVT}",
     f"pub $JS.API.CONSUMER.CREATE.{EVT}",
     f"pub $JS.API.CONSUMER.CREATE.{CMD}.mine",
     f"pub $JS.API.CONSUMER.CREATE.{EVT}.mine.cg.v1r4.demo.>",
     f"pub $JS.API.CONSUMER.DURABLE.CREATE.{EVT}.mine",
-    f"pub $JS.API.CONSUMER.DELETE.{CMD}.turnstile_bridge_verbs",
+    f"pub $JS.API.CONSUMER.DELETE.{ASK}.turnstile_bridge_verbs",
     f"pub $JS.API.CONSUMER.NAMES.{CMD}",
     "pub $SYS.REQ.SERVER.PING",
     "pub anything",
@@ -181,6 +184,9 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     "worker": (
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.enqueue" for way in ("req", "cmd")),
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_wakeup_t",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{ASK}.turnstile_bridge_verbs",
+        f"pub $JS.API.STREAM.MSG.DELETE.{ASK}",
+        f"pub $JS.ACK.{ASK}.turnstile_bridge_verbs.1.1.1.1.1",
         f"pub $JS.ACK.{CMD}.turnstile_wakeup_t.1.1.1.1.1",
         "sub cg.v1r4.demo.c.req.sys.bridge.enqueue",
         "sub cg.v1r4.demo.c.req.sys.bridge.> turnstile",
@@ -207,6 +213,9 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_tool_text_count@other",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_tool_web_fetch@demo",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_wakeup_t",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{ASK}.turnstile_bridge_verbs",
+        f"pub $JS.API.STREAM.MSG.DELETE.{ASK}",
+        f"pub $JS.ACK.{ASK}.turnstile_bridge_verbs.1.1.1.1.1",
         f"pub $JS.ACK.{CMD}.turnstile_tool_text_count@other.1.1.1.1.1",
         f"pub $JS.ACK.{CMD}.turnstile_wakeup_t.1.1.1.1.1",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.{TOOL}.cg.v1r4.demo.*.cmd.tool.text.count",

@@ -88,8 +88,12 @@ def test_an_entry_is_found_by_its_subjects_alone(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_streams_keep_what_travels_by_jetstream_and_nothing_else(entry: Entry) -> None:
-    kept = {subjects.CMD_STREAM: subjects.CMD_SUBJECTS, subjects.EVT_STREAM: subjects.EVT_SUBJECTS}
-    by = [stream for stream, pattern in kept.items() if covers(pattern, subject_of(entry))]
+    kept = {
+        subjects.CMD_STREAM: subjects.CMD_SUBJECTS,
+        subjects.ASK_STREAM: subjects.ASK_SUBJECTS,
+        subjects.EVT_STREAM: (subjects.EVT_SUBJECTS,),
+    }
+    by = [stream for stream in kept for pattern in kept[stream] if covers(pattern, subject_of(entry))]
     assert by == ([] if entry.stream is None else [entry.stream])
 
 

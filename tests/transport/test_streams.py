@@ -8,13 +8,22 @@ import pytest
 
 from lab.support.nats_server import NatsServer
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import TurnstileError
+from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
-from turnstile.schema.wire.subjects import CMD_STREAM, CMD_SUBJECTS, EVT_STREAM, EVT_SUBJECTS
+from turnstile.schema.wire.subjects import (
+    ASK_STREAM,
+    ASK_SUBJECTS,
+    CMD_STREAM,
+    CMD_SUBJECTS,
+    EVT_STREAM,
+    EVT_SUBJECTS,
+    bridge_command,
+    wakeup,
+)
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection, StreamStorage, connect
 from turnstile.transport.json_messages import decode_object, encode
-from turnstile.transport.streams import covers, declare_consumer, declare_streams, widened
+from turnstile.transport.streams import STREAMS, covers, declare_consumer, declare_streams, widened
 
 HOUR = 3600 * 1_000_000_000
 
@@ -23,7 +32,7 @@ HOUR = 3600 * 1_000_000_000
 async def conn(server: NatsServer) -> AsyncIterator[NatsConnection]:
     """A connection to a server without streams."""
     conn = await connect(server.url, name="test")
-    for stream in (CMD_STREAM, EVT_STREAM, "other"):
+    for stream in (*STREAMS, "other"):
         await api(conn, f"STREAM.DELETE.{stream}")
     yield conn
     await conn.close()
@@ -40,18 +49,20 @@ async def config(conn: NatsConnection, stream: str) -> dict[str, Any]:
 
 async def test_streams_are_declared_once(conn: NatsConnection) -> None:
     await declare_streams(conn, gone_seconds=0)
-    cmd, evt = await config(conn, CMD_STREAM), await config(conn, EVT_STREAM)
-    assert (cmd["subjects"], cmd["max_age"], cmd["discard"]) == ([CMD_SUBJECTS], 24 * HOUR, "old")
+    cmd, ask, evt = [await config(conn, stream) for stream in STREAMS]
+    assert (cmd["subjects"], cmd["max_age"], cmd["discard"]) == ([*CMD_SUBJECTS], 24 * HOUR, "old")
+    assert (ask["subjects"], ask["max_age"], ask["discard"]) == ([*ASK_SUBJECTS], 24 * HOUR, "new")
+    assert (ask["discard_new_per_subject"], ask["max_msgs_per_subject"]) == (True, 1000)
     assert (evt["subjects"], evt["max_age"], evt["storage"]) == ([EVT_SUBJECTS], 7 * 24 * HOUR, "file")
     assert cmd["duplicate_window"] == evt["duplicate_window"] == HOUR
     await declare_streams(conn, gone_seconds=0)
-    assert [cmd, evt] == [await config(conn, CMD_STREAM), await config(conn, EVT_STREAM)]
+    assert [cmd, ask, evt] == [await config(conn, stream) for stream in STREAMS]
 
 
 async def test_a_narrower_stream_is_widened_and_keeps_the_rest(conn: NatsConnection) -> None:
     narrow: JsonObject = {
         "name": CMD_STREAM,
-        "subjects": ["cg.v1r4.*.*.cmd.tool.>", "elsewhere"],
+        "subjects": ["cg.v1r4.*.*.cmd.tool.x.>", "elsewhere"],
         "max_age": HOUR,
         "duplicate_window": HOUR // 60,
         "discard": "new",
@@ -62,9 +73,22 @@ async def test_a_narrower_stream_is_widened_and_keeps_the_rest(conn: NatsConnect
     assert "error" not in await api(conn, f"STREAM.CREATE.{CMD_STREAM}", narrow)
     await declare_streams(conn, gone_seconds=0)
     wide = await config(conn, CMD_STREAM)
-    assert set(wide["subjects"]) == {"elsewhere", CMD_SUBJECTS}
+    assert set(wide["subjects"]) == {"elsewhere", *CMD_SUBJECTS}
     assert (wide["max_age"], wide["duplicate_window"], wide["discard"]) == (24 * HOUR, HOUR, "old")
     assert (wide["max_msgs"], wide["description"]) == (77_000, "somebody's")
+
+
+async def test_a_stream_of_all_commands_gives_up_those_of_clients(conn: NatsConnection) -> None:
+    """What it holds stays; what its own processes sent is read as before."""
+    old: JsonObject = {"name": CMD_STREAM, "subjects": ["cg.v1r4.*.*.cmd.>"], "discard": "old"}
+    assert "error" not in await api(conn, f"STREAM.CREATE.{CMD_STREAM}", old)
+    project, channel = ProjectId("p"), ChannelId("c")
+    for _ in range(2):
+        await conn.store(bridge_command(project, channel, "enqueue"), b"{}")
+        await conn.store(wakeup(project, channel, "t"), b"{}")
+        await declare_streams(conn, gone_seconds=0)
+    held = [(await api(conn, f"STREAM.INFO.{stream}"))["state"]["messages"] for stream in (CMD_STREAM, ASK_STREAM)]
+    assert held == [3, 1]
 
 
 async def test_a_wider_stream_is_left_alone(conn: NatsConnection) -> None:
@@ -103,22 +127,27 @@ def test_covers(pattern: str, other: str, *, expected: bool) -> None:
 
 
 async def test_a_flood_fills_no_disk_and_stops_nobody(conn: NatsConnection) -> None:
-    """The stream keeps to its bytes, the oldest messages go, and others' commands are stored."""
+    """Of the kernel's messages the oldest go; a client is refused, and others' commands are stored and stay."""
     conn.storage = StreamStorage(commands_bytes=1 << 20, events_bytes=1 << 21)
     await declare_streams(conn, gone_seconds=0)
     made = await config(conn, CMD_STREAM)
     assert (made["max_bytes"], made["max_msg_size"]) == (1 << 20, conn.max_payload)
     assert (await config(conn, EVT_STREAM))["max_bytes"] == 1 << 21
-    flooding, other = (BridgeClient(conn, ProjectId(name), ChannelId("public")) for name in ("flood", "other"))
-    for number in range(60):
-        await flooding.command("enqueue", {"instruction": "x" * 50_000}, f"f-{number}")
-    assert await other.command("enqueue", {"instruction": "small"}, "mine")
+    for _ in range(60):
+        await conn.store(wakeup(ProjectId("flood"), ChannelId("public"), "t"), b"x" * 50_000)
     state = (await api(conn, f"STREAM.INFO.{CMD_STREAM}"))["state"]
     assert state["bytes"] <= 1 << 20
-    assert state["last_seq"] == 61
-    assert state["first_seq"] > 30
-    last = await conn.js.get_msg(CMD_STREAM, 61)
-    assert last.subject == "cg.v1r4.other.public.cmd.sys.bridge.enqueue"
+    assert (state["last_seq"], state["first_seq"] > 30) == (60, True)
+    flooding, other = (BridgeClient(conn, ProjectId(name), ChannelId("public")) for name in ("flood", "other"))
+    most = (await config(conn, ASK_STREAM))["max_msgs_per_subject"]
+    assert await other.command("enqueue", {"instruction": "small"}, "before")
+    for number in range(most):
+        assert await flooding.command("enqueue", {"instruction": "x" * 20_000}, f"f-{number}")
+    with pytest.raises(ServerUnavailable, match="wait"):
+        await flooding.command("enqueue", {"instruction": "small"}, "refused")
+    assert await other.command("enqueue", {"instruction": "small"}, "after")
+    state = (await api(conn, f"STREAM.INFO.{ASK_STREAM}"))["state"]
+    assert (state["first_seq"], state["last_seq"], state["messages"]) == (1, most + 2, most + 2)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +160,8 @@ async def test_a_flood_fills_no_disk_and_stops_nobody(conn: NatsConnection) -> N
 async def test_a_client_is_told_why_its_command_was_not_stored(
     conn: NatsConnection, own: JsonObject, words: str
 ) -> None:
-    narrow: JsonObject = {"name": CMD_STREAM, "subjects": [CMD_SUBJECTS], "storage": "file", **own}
-    assert "error" not in await api(conn, f"STREAM.CREATE.{CMD_STREAM}", narrow)
+    narrow: JsonObject = {"name": ASK_STREAM, "subjects": [*ASK_SUBJECTS], "storage": "file", **own}
+    assert "error" not in await api(conn, f"STREAM.CREATE.{ASK_STREAM}", narrow)
     client = BridgeClient(conn, ProjectId("demo"), ChannelId("public"))
     commands = [client.command("enqueue", {"instruction": "x" * 5_000}, f"c-{number}") for number in range(9)]
     came = await asyncio.gather(*commands, return_exceptions=True)
@@ -145,7 +174,7 @@ async def test_a_bound_deletes_nothing_and_is_never_lowered(conn: NatsConnection
     await declare_streams(conn, gone_seconds=0)
     assert (await config(conn, CMD_STREAM))["max_bytes"] == -1
     for number in range(9):
-        await conn.store(f"cg.v1r4.demo.public.cmd.x.{number}", b"x" * 5_000)
+        await conn.store(f"cg.v1r4.demo.public.cmd.tool.x.{number}", b"x" * 5_000)
     for size, becomes in ((20_000, -1), (100_000, 100_000), (50_000, 100_000), (200_000, 200_000)):
         conn.storage = StreamStorage(commands_bytes=size)
         await declare_streams(conn, gone_seconds=0)
@@ -204,4 +233,4 @@ async def test_a_stream_that_vanished_is_not_made_again_at_once(conn: NatsConnec
     await asyncio.sleep(0.2)
     assert "error" in await api(conn, f"STREAM.INFO.{CMD_STREAM}")
     await asyncio.gather(*again)
-    assert (await config(conn, CMD_STREAM))["subjects"] == [CMD_SUBJECTS]
+    assert (await config(conn, CMD_STREAM))["subjects"] == [*CMD_SUBJECTS]

@@ -21,7 +21,7 @@ from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection
-from turnstile.transport.streams import JetStreamError, call_api
+from turnstile.transport.streams import STREAMS, JetStreamError, call_api
 
 
 def check_disks(homes: Sequence[Path]) -> list[Check]:
@@ -43,7 +43,6 @@ def _line(disk: Disk) -> Check:
 _NAME = "NATS storage"
 _NEARLY = 0.9
 """The share of a stream's bytes from which on it is nearly full."""
-_STREAMS = (subjects.CMD_STREAM, subjects.EVT_STREAM)
 _LOST = "commands to tools and bridges, and events, that it had acknowledged in this time"
 
 
@@ -89,7 +88,7 @@ async def check_storage(settings: Settings, endpoints: Endpoints, conn: NatsConn
     urls = [part.strip() for part in (settings.nats.monitoring_url or embedded or "").split(",")]
     return [
         *[await _written(url, f"{_NAME} {url}" if urls[1:] else _NAME) for url in urls],
-        *[await _replicas(settings, conn, stream) for stream in _STREAMS],
+        *[await _replicas(settings, conn, stream) for stream in STREAMS],
     ]
 
 
@@ -143,14 +142,15 @@ async def _replicas(settings: Settings, conn: NatsConnection, stream: str) -> Ch
         says = f"{says}, and [nats].storage is {section.storage}"
         hint = "NATS cannot change it: stop all processes, delete the stream, and run `turnstile migrate`"
         return Check(name=name, status="warn", says=says, hint=hint)
-    setting = "max_commands_mb" if stream == subjects.CMD_STREAM else "max_events_mb"
-    bound = section.max_commands_mb if stream == subjects.CMD_STREAM else section.max_events_mb
+    setting = "max_events_mb" if stream == subjects.EVT_STREAM else "max_commands_mb"
+    bound = section.max_events_mb if stream == subjects.EVT_STREAM else section.max_commands_mb
     if bound and has.max_bytes <= 0:
         says = f"{says}, {stream_info.state.bytes >> 20} MB without a bound, and [nats].{setting} is {bound}"
         hint = f"set [nats].{setting} above that and within what the server may store; then run `turnstile migrate`"
         return Check(name=name, status="warn", says=says, hint=hint)
     if has.max_bytes > 0 and stream_info.state.bytes > has.max_bytes * _NEARLY:
-        says = f"{says}, {stream_info.state.bytes >> 20} of {has.max_bytes >> 20} MB: it drops its oldest messages"
+        full = "it refuses new messages" if stream == subjects.ASK_STREAM else "it drops its oldest messages"
+        says = f"{says}, {stream_info.state.bytes >> 20} of {has.max_bytes >> 20} MB: {full}"
         hint = f"raise [nats].{setting}, then run `turnstile migrate`; `nats stream subjects` shows whose they are"
         return Check(name=name, status="warn", says=says, hint=hint)
     more = f" ([nats].replicas is {section.replicas}; it is never lowered by itself)"

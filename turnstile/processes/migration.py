@@ -17,13 +17,13 @@ from turnstile.processes.connections import open_client, open_nats, open_pool
 from turnstile.processes.models import bring_prices
 from turnstile.runtime.waiting import await_server
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.temporal.plugin import turnstile_plugin
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import (
     COMMANDS_CONSUMER,
     PMO_CONSUMER,
+    STREAMS,
     THREAD_TURNS_CONSUMER,
     UI_ACTIONS_CONSUMER,
     declare_commands,
@@ -92,7 +92,7 @@ async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: b
         *(wakeup_consumer(target) for target in settings.worker.worker_targets),
         *([UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []),
     ]
-    return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes, roles)
+    return MigrationReport(applied, [*STREAMS], consumers, attributes, roles)
 
 
 async def renew_prices(settings: Settings, pool: Pool) -> None:

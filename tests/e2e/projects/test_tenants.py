@@ -34,6 +34,7 @@ from turnstile.schema.verbs import VERBS, Role, verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.ui_actions import UiAction
 from turnstile.transport.json_messages import decode_object, encode
+from turnstile.transport.streams import STREAMS
 
 SECRET = "the secret of another project"
 MALLORY, BOB = AgentId("mallory"), AgentId("bob")
@@ -526,7 +527,7 @@ async def rows_of(tenant: Tenant) -> dict[str, str]:
 async def messages_of(tenant: Tenant) -> dict[str, int]:
     """How many messages the streams hold on each subject of a project."""
     found: dict[str, int] = {}
-    for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
+    for stream in STREAMS:
         info = await tenant.stack.conn.js.stream_info(stream, subjects_filter=f"cg.v1r4.{tenant.project}.>")
         found |= info.state.subjects or {}
     return found

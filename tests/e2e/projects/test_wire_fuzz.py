@@ -162,8 +162,12 @@ def _stored(value: object) -> str:
 async def settled(stack: Stack) -> bool:
     """Whether the bridge has taken all there is."""
     [target] = stack.settings.worker.worker_targets
-    for consumer in (COMMANDS_CONSUMER, UI_ACTIONS_CONSUMER, wakeup_consumer(target)):
-        info = await stack.conn.js.consumer_info(subjects.CMD_STREAM, consumer)
+    for stream, consumer in (
+        (subjects.ASK_STREAM, COMMANDS_CONSUMER),
+        (subjects.ASK_STREAM, UI_ACTIONS_CONSUMER),
+        (subjects.CMD_STREAM, wakeup_consumer(target)),
+    ):
+        info = await stack.conn.js.consumer_info(stream, consumer)
         if info.num_pending or info.num_ack_pending:
             return False
     return True

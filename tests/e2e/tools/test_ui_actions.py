@@ -199,7 +199,7 @@ async def test_the_unreadable_is_recorded_answered_where_it_can_be_and_never_see
         # with the agent in a header alone it is as good
         await raw(tenant, encode({"action_id": "a-4", "tool_name": "search", "args": ARGS}), whose)
         await hand.heard()
-        info = await tenant.stack.conn.js.consumer_info("cg_cmd_v1r4", UI_ACTIONS_CONSUMER)
+        info = await tenant.stack.conn.js.consumer_info("cg_ask_v1r4", UI_ACTIONS_CONSUMER)
         told = {(ack.payload["action_id"], ack.payload["status"]) for ack in await acks(tenant)}
         assert told == {("a-2", "rejected"), ("a-3", "rejected"), ("a-4", "accepted")}
         assert info.num_redelivered == 0
@@ -378,7 +378,7 @@ async def test_nothing_is_served_unless_it_is_turned_on(
             tenant = new_tenant(off)
             async with running_here(off), button_of(tenant) as hand, pressed(hand, action_id="early"):
                 assert (await tenant.turn(await tenant.agent("echo", AgentId("bob")))).view.status
-                consumers = {each.name for each in await off.conn.js.consumers_info("cg_cmd_v1r4")}
+                consumers = {each.name for each in await off.conn.js.consumers_info("cg_ask_v1r4")}
                 assert "turnstile_bridge_verbs" in consumers
                 assert UI_ACTIONS_CONSUMER not in consumers
                 bridge = off.settings.bridge.model_copy(update={"ui_actions": True})
