@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from turnstile.gateway.http.problems import BadField
@@ -32,11 +33,14 @@ async def parts_of(
     """
     known = await _items(kernel, principal, {entry.item for entry in entries if isinstance(entry, ItemRef)}, field)
     parts: list[Part] = []
-    for entry in entries:
+    for entry, following in zip_longest(entries, entries[1:]):
         item = known.get(entry.item) if isinstance(entry, ItemRef) else None
         if isinstance(entry, SpokenText):
+            call = known.get(following.item) if isinstance(following, ItemRef) and following.text is None else None
+            if entry.speaker == "assistant" and call is not None and call.says(entry.text):
+                continue  # a client sends what a model said with its call without an id: the call's card has it
             parts += composed([entry]).parts
-        elif item is not None and (entry.text is None or (item.text or "").strip() == entry.text.strip()):
+        elif item is not None and (entry.text is None or item.says(entry.text)):
             parts += [CardPart(card_id=card) for card in item.cards]
         elif entry.text is not None:
             parts += composed([SpokenText("assistant", entry.text)]).parts

@@ -66,7 +66,11 @@ class ItemCards(NamedTuple):
 
     cards: list[CardId]
     text: str | None = None
-    """What it says, if it is a message."""
+    """What it says; of a call, what the model said with it."""
+
+    def says(self, text: str) -> bool:
+        """Whether this is its text."""
+        return (self.text or "").strip() == text.strip()
 
 
 async def cards_of_items(pool: Pool, view: TurnView) -> dict[str, ItemCards]:
@@ -80,7 +84,7 @@ async def cards_of_items(pool: Pool, view: TurnView) -> dict[str, ItemCards]:
             cards = [card.card_id, *(results if card.tool_calls else [])]
             items[message_id(card.card_id)] = ItemCards(cards, text_of_card(card))
             for call in card.tool_calls or ():
-                items[call_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards)
+                items[call_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards, text_of_card(card))
     delivered = view.deliverable_card_id
     if delivered is not None:
         items.setdefault(message_id(delivered), ItemCards([delivered]))

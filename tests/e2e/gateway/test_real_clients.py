@@ -25,6 +25,7 @@ WHERE = Path(os.environ.get("REAL_CLIENTS", "."))
 NODE = WHERE / "node_modules/.bin/node"
 CLIENTS = {
     "openai_agents.py": WHERE / "venv/bin/python",
+    "openai_conversations.py": WHERE / "venv/bin/python",
     "a2a_stream.py": WHERE / "venv/bin/python",
     "adk_remote.py": WHERE / "venv/bin/python",
     "ai_sdk.mjs": NODE,
