@@ -143,28 +143,16 @@ async def add_agent(
     metadata: JsonObject | None = None,
 ) -> str:
     """Add an agent with its head; returns its worker target. Raises `Refused`: unknown_profile, agent_exists."""
-    identity = uuid7()
-    row = await pool.run(
-        lambda conn: query("add_agent").one(
-            conn,
-            project_id=token(project, "project_id"),
-            agent_id=token(agent, "agent_id"),
-            profile_name=profile_name,
-            worker_target=worker_target and checked_target(worker_target, "worker_target"),
-            tags=json.dumps(list(tags)),
-            display_name=display_name,
-            metadata=json.dumps(metadata or {}),
-            edge_id=identity,
-            edge_metadata=LOCAL.metadata(),
-        )
+    request = AgentPutRequest.model_construct(
+        agent_id=AgentId(token(agent, "agent_id")),
+        profile_name=profile_name,
+        worker_target=worker_target,
+        display_name=display_name,
+        tags=list(tags),
+        metadata=metadata,
+        only_new=True,
     )
-    match row["verdict"]:
-        case "added":
-            return row["worker_target"]
-        case "exists":
-            raise Refused("agent_exists", f"project {project} has an agent {agent} already")
-        case _:
-            raise Refused("unknown_profile", f"project {project} has no profile {profile_name!r}: put it first")
+    return (await put_agent(pool, project, request, LOCAL))[1]
 
 
 async def put_agent(

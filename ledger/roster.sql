@@ -56,45 +56,13 @@ FROM resource.profiles p
 WHERE p.project_id = :project_id AND (:after::text IS NULL OR lower(p.name) > lower(:after))
 ORDER BY lower(p.name) LIMIT :row_limit::int;
 
--- name: add_agent :one
--- Adds an agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
-WITH
-profile AS (  -- an update, so that a put that waits for the lock sees that its snapshot is old
-    UPDATE resource.profiles p SET name = p.name
-    WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
-    RETURNING state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target
-),
-agent AS (
-    INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target,
-                                         tags, display_name, metadata)
-    SELECT :project_id, :agent_id, p.profile_box_id, coalesce(:worker_target::text, p.worker_target), :tags::jsonb,
-           :display_name::text, :metadata::jsonb
-    FROM profile p ON CONFLICT DO NOTHING RETURNING worker_target
-),
-head AS (
-    INSERT INTO state.agent_state_head (project_id, agent_id)
-    SELECT :project_id, :agent_id FROM agent ON CONFLICT DO NOTHING
-),
-edge AS (
-    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id, metadata)
-    SELECT :edge_id, :project_id, 'add', :agent_id, :edge_metadata::jsonb FROM agent
-),
-earlier AS MATERIALIZED (  -- made by an earlier attempt, whose reply was lost
-    SELECT a.worker_target FROM state.identity_edges e
-    JOIN resource.project_agents a ON a.agent_id = e.target_agent_id AND a.project_id = e.project_id
-    WHERE e.edge_id = :edge_id AND e.project_id = :project_id
-)
-SELECT CASE WHEN EXISTS (SELECT FROM agent) OR EXISTS (SELECT FROM earlier) THEN 'added'
-            WHEN EXISTS (SELECT FROM profile) THEN 'exists' ELSE 'unknown_profile' END AS verdict,
-       coalesce((SELECT worker_target FROM agent), (SELECT worker_target FROM earlier)) AS worker_target;
-
 -- name: put_agent :one
 -- Adds an agent with its head, or gives it another profile and whatever else is given; what is left out stays, a worker
 -- target too. The target of an agent that has work is not changed: its turns are another target's. Locks profile, head
 -- and agent, in this order.
 -- verdict: added | changed | same | again (an enqueue or another put came between) | the code of a refusal.
 WITH
-profile AS (  -- as in add_agent
+profile AS (  -- an update, so that a put that waits for the lock sees that its snapshot is old
     UPDATE resource.profiles p SET name = p.name
     WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
     RETURNING state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target

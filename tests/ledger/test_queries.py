@@ -89,7 +89,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "fail_push": {"given_up"},
     "list_receivers": Receiver,
     # the model that reads a query's rows, or the columns that its function reads
-    "add_agent": {"verdict", "worker_target"},
     "agent_boxes": AgentBoxes,
     "add_card": NOTHING,
     "add_message": NOTHING,

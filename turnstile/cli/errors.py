@@ -35,6 +35,7 @@ _HINTS = {
     "limit": "`turnstile thread show` shows how far it got; the limits are in [pump]",
     "project_busy": "wait for them, or end them with --stop-turns",
     "retention_busy": "wait until it has ended",
+    "result_too_large": "ask for fewer rows: --limit",
     "busy": "wait until messages of the thread are answered, or leave out --thread",
     "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
     "not_migrated": "`turnstile migrate` brings it up to date",

@@ -15,6 +15,7 @@ from turnstile.ledger.operations.recovery import record_repairs
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import release_claims
+from turnstile.ledger.turns.views import list_inbox
 from turnstile.schema.states import DeferReason
 from turnstile.settings import Settings
 
@@ -75,12 +76,12 @@ async def test_rows_whose_claim_failed_are_counted_by_reason(pool: Pool, databas
     file = config(tmp_path, database_url)
     shown = await turnstile("top", "--once", "--config", file, cwd=tmp_path)
     assert "engine_unreachable 1" in shown.out
-    listed = await turnstile("inbox", "list", "--project", PROJECT, "--json", "--config", file, cwd=tmp_path)
-    [told] = [each for each in listed.json() if each["inbox_id"] == row]
-    assert (told["status"], told["defer_reason"], told["retry_count"]) == ("deferred", away, 1)
+    listed = await pool.run(lambda conn: list_inbox(conn, PROJECT, None, None, row_limit=10))
+    [line] = [each for each in listed if each.inbox_id == row]
+    assert (line.status, line.defer_reason, line.retry_count) == ("deferred", away, 1)
     checks = await examine(Settings.model_validate({"database": {"url": database_url}}), None, ())
-    [line] = [each for each in checks if each.name == "inbox"]
-    assert (line.status, line.says) == ("warn", "rows are tried again: 1 engine_unreachable")
+    [check] = [each for each in checks if each.name == "inbox"]
+    assert (check.status, check.says) == ("warn", "rows are tried again: 1 engine_unreachable")
 
 
 async def test_a_database_that_is_away_is_an_error_like_others(tmp_path: Path) -> None:
