@@ -230,14 +230,14 @@ class NatsConnection:
             self.violations.clear()
         return True
 
-    async def drain_subscription(self, subscription: Subscription, timeout: float = 2.0) -> None:
+    async def drain_subscription(self, subscription: Subscription) -> None:
         """End a subscription once the messages already sent to it have been handled; bounded, never raises."""
         if self.nc.is_closed:
             return
         if not self.connected.is_set():
             await self.unsubscribe(subscription)
             return
-        await self._wait_uncancelled(subscription.drain(), timeout)
+        await self._wait_uncancelled(subscription.drain(), 2.0)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription at once; never raises."""

@@ -125,26 +125,24 @@ async def _probe(conn: NatsConnection, stream: str, subject: str, timeout: float
         raise ServerUnavailable(f"it acknowledged message {stored.seq} and does not have it")
 
 
-async def list_consumers(conn: NatsConnection, stream: str = subjects.CMD_STREAM) -> list[Consumer] | None:
-    """All consumers of a stream; None if this user may not list them. Raises `ServerUnavailable`."""
-    if not await conn.may_publish(f"$JS.API.CONSUMER.LIST.{stream}"):
+async def list_consumers(conn: NatsConnection) -> list[Consumer] | None:
+    """All consumers of commands; None if this user may not list them. Raises `ServerUnavailable`."""
+    if not await conn.may_publish(f"$JS.API.CONSUMER.LIST.{subjects.CMD_STREAM}"):
         return None
     consumers: list[Consumer] = []
     for _ in range(_PAGES):
-        page = await _page(conn, stream, len(consumers))
+        page = await _page(conn, len(consumers))
         consumers += page.consumers or []
         if not page.consumers or len(consumers) >= page.total:
             break
     return consumers
 
 
-async def named_consumers(
-    conn: NatsConnection, names: Iterable[str], stream: str = subjects.CMD_STREAM
-) -> list[Consumer] | None:
+async def named_consumers(conn: NatsConnection, names: Iterable[str]) -> list[Consumer] | None:
     """Those of the named consumers that exist; None if this user may not look them up."""
     consumers: list[Consumer] = []
     for name in names:
-        subject = f"CONSUMER.INFO.{stream}.{name}"
+        subject = f"CONSUMER.INFO.{subjects.CMD_STREAM}.{name}"
         if not await conn.may_publish(f"$JS.API.{subject}"):
             return None
         try:
@@ -194,9 +192,9 @@ async def find_listeners(
     return list(seen.values())
 
 
-async def _page(conn: NatsConnection, stream: str, offset: int) -> _ConsumerPage:
+async def _page(conn: NatsConnection, offset: int) -> _ConsumerPage:
     request: JsonObject = {"offset": offset}
-    return _ConsumerPage.model_validate(await call_api(conn, f"CONSUMER.LIST.{stream}", request))
+    return _ConsumerPage.model_validate(await call_api(conn, f"CONSUMER.LIST.{subjects.CMD_STREAM}", request))
 
 
 async def answers(conn: NatsConnection, subject: str, *, timeout: float = 2.0) -> bool | None:

@@ -146,12 +146,12 @@ class Load:
                 agent = AgentId(f"agent-{self.draw.randrange(BUSY if busy else AGENTS)}")
                 group.create_task(self.one(kind, way, agent, steps_of(kind, self.draw)))
 
-    async def grow(self, count: int, seconds: float, kinds: Mapping[str, int] = TREES) -> None:
+    async def grow(self, count: int, seconds: float) -> None:
         """Enqueue the roots of `count` trees in about `seconds`; returns as `run` does."""
         grower = Grower(self.draw, PROFILE)
         async with asyncio.TaskGroup() as group:
             number = 0
-            async for kind, way in self._paced(count, seconds, kinds):
+            async for kind, way in self._paced(count, seconds, TREES):
                 agent, number = AgentId(f"root-{number % ROOTS}"), number + 1
                 group.create_task(self.plan(kind, way, agent, grower.tree(kind)))
 

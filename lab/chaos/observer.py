@@ -78,9 +78,9 @@ class Observer:
         """Number of turns whose event was stored again after the stream was deleted."""
         return sum(len({bisect(self.created, at) for at, _ in places}) > 1 for places in self.stored.values())
 
-    async def caught_up(self, timeout: float = 10.0) -> bool:
-        """Wait at most `timeout` seconds until all events are read; False if some are left."""
-        deadline = time.monotonic() + timeout
+    async def caught_up(self) -> bool:
+        """Wait at most 10 seconds until all events are read; False if some are left."""
+        deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline:
             with suppress(*NATS_TROUBLE):
                 info = await self.conn.js.consumer_info(subjects.EVT_STREAM, CONSUMER, timeout=2)

@@ -46,9 +46,7 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
     return moves
 
 
-def world_of(
-    name: str, says: str, cast: Cast, *, swaps: Sequence[Mapping[str, str]] = (), bounds: Bounds = AT_ONCE
-) -> World:
+def world_of(name: str, says: str, cast: Cast, *, bounds: Bounds = AT_ONCE) -> World:
     """The world of this cast."""
     return World(
         name=name,
@@ -60,7 +58,6 @@ def world_of(
         names=_fresh_boxes if any(script.box or script.talk for script in cast.scripts) else lambda _: {},
         part=_part_of(cast),
         checks=lambda view: [*_broken(view), *_passed_by(cast, view), *_mixed(view)],
-        swaps=swaps,
         bounds=bounds,
     )
 
