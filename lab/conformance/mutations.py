@@ -107,8 +107,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Worker target",
         "`worker_target` is the one routing field",
         "ledger/roster.sql",
-        "SELECT :project_id, :agent_id, p.profile_box_id, coalesce(:worker_target::text, p.worker_target), :tags::jsonb,",
-        "SELECT :project_id, :agent_id, p.profile_box_id, coalesce(:worker_target::text, 'worker_generic'), :tags::jsonb,",
+        "coalesce(:worker_target::text, k.worker_target, p.worker_target) AS worker_target",
+        "coalesce(:worker_target::text, k.worker_target, 'worker_generic') AS worker_target",
         "tests/ledger/turns/test_roster.py::test_an_agent_takes_its_target_from_the_profile_unless_told",
     ),
     Mutation(
