@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 import mcp_types as types
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
+from mcp_types.methods import validate_server_result
 from pydantic import TypeAdapter, ValidationError
 
 from turnstile.schema.errors import BadRequest
@@ -29,6 +30,8 @@ _UNREADABLE = "the server's answer cannot be read: it is no JSON, or nested too 
 _PART = TypeAdapter[types.ContentBlock](types.ContentBlock)
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _SUPPORT = ("forbidden", "optional", "required")
+_STRICTEST = "2025-11-25"
+"""The revision of the protocol whose lists of tools the library checks most strictly."""
 _MAY_BE_NULL = frozenset({"const", "default", "enum", "examples"})
 _LONGEST_TYPE = 64
 _MOST_PARTS = 256
@@ -224,6 +227,10 @@ def _tool(raw: Raw, left: int) -> Raw:
     execution: Any = raw.get("execution")
     if isinstance(execution, dict) and cast("Raw", execution).get("taskSupport") in _SUPPORT:
         tool["execution"] = {"taskSupport": cast("Raw", execution)["taskSupport"]}
+    try:
+        validate_server_result("tools/list", _STRICTEST, {"tools": [tool]})
+    except ValidationError:
+        raise _Unmended("its schema is not as the protocol says") from None
     return tool
 
 

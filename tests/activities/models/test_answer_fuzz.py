@@ -76,7 +76,7 @@ def _bent(dice: Dice, piece: bytes) -> bytes:
     start = piece.find(b"data: ") + 6
     try:
         event: Any = json.loads(piece[start:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return dice.encoded(dice.odd())
     bent = dice.bent(event)
     return piece[:start] + dice.encoded(bent) + b"\n\n" if start > 5 else sse(json.dumps(bent, ensure_ascii=True))

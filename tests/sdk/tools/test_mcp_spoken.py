@@ -8,10 +8,11 @@ import gc
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import mcp_types as types
 import pytest
 from hypothesis import given
@@ -24,10 +25,12 @@ from tests.support.fuzz import Dice, Report, Tally
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.json_reading import read_json, storable_json
 from turnstile.schema.parameters import checks
+from turnstile.sdk.mcp.bounded_http import _BoundedBody
 from turnstile.sdk.mcp.lenient import Halves, Lenient
 from turnstile.sdk.mcp.lenient import called as mended_result
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer, tool_key
+from turnstile.sdk.mcp.pacing import Pace
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 from turnstile.sdk.tools.answer import answer as report_of
 
@@ -57,6 +60,13 @@ LISTED: list[dict[str, Any]] = [
 LEFT_OUT: list[tuple[Any, str, str]] = [
     (tool("text-schema", inputSchema="object"), "text-schema", "its input schema is none"),
     (tool("of-text", inputSchema={"type": "string"}), "of-text", "of type"),
+    (tool("text-for-names", inputSchema={"type": "object", "properties": "a"}), "text-for-names", "protocol"),
+    (
+        tool("number-for-one", inputSchema={"type": "object", "properties": {"a": 1}}),
+        "number-for-one",
+        "no JSON schema",
+    ),
+    (tool("text-for-required", inputSchema={"type": "object", "required": "a"}), "text-for-required", "protocol"),
     (tool("pattern", inputSchema={"properties": {"a": {"pattern": "(?=a)"}}}), "pattern", "has pattern at"),
     ({"description": "nameless"}, "(without a name)", "no name"),
     (tool("hidden\u202ename"), "hidden\\u202ename", "nobody sees"),
@@ -177,6 +187,23 @@ def test_halves_of_pairs_are_replaced_wherever_the_bytes_are_cut(text: str, size
     assert json.loads(mended) == [_surrogates(text), "\\ud83d", "é"]
 
 
+class _Body(httpx2.AsyncByteStream):
+    """A response in small pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self._data), 3):
+            yield self._data[at : at + 3]
+
+
+@pytest.mark.parametrize("events", [False, True])
+async def test_halves_of_pairs_are_replaced_over_http_too(*, events: bool) -> None:
+    body = _BoundedBody(_Body(rb'{"a": "\ud83d", "b": "\ud83d\ude00"}'), Pace(), 1_000, events=events)
+    assert json.loads(b"".join([chunk async for chunk in body])) == {"a": "\ufffd", "b": "😀"}
+
+
 _ANY_TEXT = st.text(st.characters(codec=None), max_size=4)
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | _ANY_TEXT
 _NAMED = st.dictionaries(_ANY_TEXT, _LEAVES, max_size=3)
@@ -265,8 +292,9 @@ def _judged(method: str, result: dict[str, Any]) -> str:
         value = result_of(_ENTRY, _TOOL, types.CallToolResult.model_validate(result, by_name=False))
     except TurnstileError as error:
         return error.code
-    assert read_json(json.dumps(value, allow_nan=False).encode()) == value
-    return "result"
+    report = report_of(value, frozenset())
+    assert read_json(json.dumps({"result": report.result}, allow_nan=False).encode()) == {"result": report.result}
+    return "result" if report.error is None else report.error.code
 
 
 _VALUES = _LEAVES | st.binary(max_size=4)
