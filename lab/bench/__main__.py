@@ -96,8 +96,7 @@ async def bench(
     """
     from lab.bench.bars import open_bars
     from lab.bench.children import BenchError
-    from lab.bench.files import plain, save
-    from lab.bench.report import summary, table
+    from lab.bench.report import plain, save, summary, table
     from lab.bench.run import run_bench
 
     plan = Plan(

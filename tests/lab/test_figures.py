@@ -22,8 +22,7 @@ from lab.bench.figures import (
     slope,
     spread,
 )
-from lab.bench.files import save
-from lab.bench.report import number, rows, summary, table
+from lab.bench.report import number, rows, save, summary, table
 from lab.bench.run import Report
 
 

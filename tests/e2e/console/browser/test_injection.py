@@ -1,4 +1,8 @@
-"""What strangers write is shown and nothing else: no script of theirs runs, no request leaves, no page breaks."""
+"""What strangers write is shown and nothing else: no script of theirs runs, no request leaves, no page breaks.
+
+A text that becomes markup leaves an element with `data-evil`, calls `ran`, or makes a request; one that becomes a
+template shows 1337.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -8,7 +12,6 @@ from urllib.parse import quote, urlsplit
 import pytest
 from playwright.async_api import Page, Request
 
-from tests.e2e.console.browser import hostile
 from tests.e2e.console.conftest import Seats
 from tests.support.console.letters import dead_letter
 from tests.support.console.windows import Window
@@ -22,6 +25,47 @@ from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.people.approvals import ApprovalRule, Decision
+
+RAN = "window.__ran.push"
+TEXTS = (
+    f"<script data-evil>{RAN}('script')</script>",
+    f"<img data-evil src=x onerror=\"{RAN}('img')\">",
+    f'"><svg data-evil onload="{RAN}(\'svg\')">',
+    f"' data-evil onmouseover='{RAN}(1)' onfocus='{RAN}(2)' autofocus tabindex='1",
+    f'" data-evil onmouseover="{RAN}(3)" onfocus="{RAN}(4)" autofocus tabindex="1',
+    '</textarea></pre></title></script><iframe data-evil srcdoc="<script>parent.__ran.push(7)</script>"></iframe>',
+    "<style data-evil>main { display: none }</style><base data-evil href='https://evil.example/'>",
+    "<meta data-evil http-equiv='refresh' content='0; url=https://evil.example/'>",
+    "<form data-evil action='https://evil.example/'><input data-evil name=csrf></form>",
+    "{{ 191 * 7 }}{% for each in [1] %}{{ 191 * 7 }}{% endfor %}${191 * 7}#{191 * 7}",
+    "\u202egnirts desrever\u202c \u200b\u2066bidi\u2069 \ufeff\u0007",
+    f"<!--><img data-evil src=x onerror=\"{RAN}('comment')\">-->]]>",
+    f"<math data-evil><mtext><table><mglyph><style><img data-evil src=x onerror=\"{RAN}('math')\">",
+)
+"""Texts for names, labels and values."""
+MARKDOWN = (
+    *(f"[a link]({name}:{RAN}(8))" for name in ("javascript", "JaVaScRiPt", "vbscript", "java&#10;script")),
+    f"[data](data:text/html;base64,PHNjcmlwdD5hbGVydCgxKTwvc2NyaXB0Pg==) <javascript:{RAN}('auto')>",
+    f'![an image](https://evil.example/pixel.png "x" onerror="{RAN}(\'image\')")',
+    "![tracking](//evil.example/pixel.png) [//](//evil.example) [home](/console/leave)",
+    f"[reference]: javascript:{RAN}('reference)')\n\n[reference]",
+    f"| a | b |\n|---|---|\n| <img data-evil src=x onerror={RAN}('cell')> | [x](javascript:{RAN}('cell')) |",
+    f"```html\n<script data-evil>{RAN}('fence')</script>\n```\n\n`<img data-evil src=x onerror={RAN}('code')>`",
+    f'[quoted](https://example.org/"onmouseover="{RAN}(5) "title\\" data-evil onmouseover=\\"{RAN}(6)")',
+    "# " + "long" * 400,
+    "> " * 60 + "deep",
+    "- " * 60 + "deep",
+)
+"""Texts for what is read as Markdown."""
+NAME = "".join(TEXTS[:2])[:128]
+"""A name of a profile."""
+EVERYTHING = "\n\n".join((*TEXTS, *MARKDOWN))
+
+
+def everywhere() -> JsonObject:
+    """JSON with all of it, as names and as values."""
+    return {text: [text, {text: None}] for text in (*TEXTS, *MARKDOWN)}
+
 
 MALLORY = AgentId("mallory")
 _POKE = r"""
@@ -100,19 +144,19 @@ async def hand(tenant: Tenant) -> AsyncIterator[Hand]:
     """An agent whose profile, model, tools and answers are a stranger's."""
     tool = definition(
         "search",
-        description=hostile.EVERYTHING,
-        parameters={"type": "object", "properties": {text: {"description": text} for text in hostile.TEXTS}},
+        description=EVERYTHING,
+        parameters={"type": "object", "properties": {text: {"description": text} for text in TEXTS}},
     )
-    rules = {"search": ApprovalRule(description=hostile.EVERYTHING[:4000], requester_may_decide=True)}
+    rules = {"search": ApprovalRule(description=EVERYTHING[:4000], requester_may_decide=True)}
     fields: dict[str, Any] = {
-        "system_prompt_template": hostile.EVERYTHING.replace("{", "("),
-        "tags": list(hostile.TEXTS),
+        "system_prompt_template": EVERYTHING.replace("{", "("),
+        "tags": list(TEXTS),
         "allowed_tools": ["search", "ask_human"],
         "interrupt_on": rules,
     }
     async with hand_of(tenant, tool, **fields) as made:
-        await tenant.profile(hostile.NAME, "player", **fields)
-        await add_agent(tenant.pool, tenant.project, MALLORY, hostile.NAME, display_name=hostile.EVERYTHING[:200])
+        await tenant.profile(NAME, "player", **fields)
+        await add_agent(tenant.pool, tenant.project, MALLORY, NAME, display_name=EVERYTHING[:200])
         yield made
 
 
@@ -120,40 +164,40 @@ async def test_a_turn_with_its_call_and_its_answer(looked: Looked, hand: Hand) -
     """A turn, its tree, its approval open and decided, and its call, from instruction to deliverable."""
     tenant = hand.tenant
     turn = await hand.start(
-        calling(("search", hostile.everywhere()), text=hostile.EVERYTHING),
-        {"text": hostile.EVERYTHING},
-        correlation_id=hostile.TEXTS[1],
-        metadata={"note": hostile.EVERYTHING},
+        calling(("search", everywhere()), text=EVERYTHING),
+        {"text": EVERYTHING},
+        correlation_id=TEXTS[1],
+        metadata={"note": EVERYTHING},
     )
     person = Person(tenant)
     [asked] = await person.asked()
     await looked.harmless("/console", "search")
     await looked.harmless("/console/approvals", "search")
     await looked.harmless(f"/console/approvals/{asked.interrupt_id}", "search", "Approve")
-    await person.decide(asked, message=hostile.EVERYTHING[:4000])
+    await person.decide(asked, message=EVERYTHING[:4000])
     call = call_of(turn)
     await hand.called(call)
     await looked.harmless("/console/calls", "search")
     await looked.harmless(f"/console/calls/{call}", "search")
-    await hand.report(call, {"found": hostile.everywhere()})
+    await hand.report(call, {"found": everywhere()})
     await hand.ended(turn)
     for path in (f"/console/turns/{turn}", f"/console/turns/{turn}/tree", f"/console/approvals/{asked.interrupt_id}"):
         await looked.harmless(path, "alice")
 
 
 async def test_a_turn_that_fails_in_a_strangers_words(looked: Looked, hand: Hand) -> None:
-    said: JsonObject = {"text": "x", "error": {"code": "refused", "message": hostile.EVERYTHING, "retryable": False}}
+    said: JsonObject = {"text": "x", "error": {"code": "refused", "message": EVERYTHING, "retryable": False}}
     turn = await hand.start(calling("search"), said)
     person = Person(hand.tenant)
     [asked] = await person.asked()
-    await person.decide(asked, Decision.REJECT, message=hostile.EVERYTHING[:4000])
+    await person.decide(asked, Decision.REJECT, message=EVERYTHING[:4000])
     await hand.ended(turn)
     await looked.harmless(f"/console/turns/{turn}", "failed")
     await looked.harmless(f"/console/approvals/{asked.interrupt_id}", "rejected")
 
 
 async def test_a_question_and_its_choices(looked: Looked, hand: Hand) -> None:
-    asks: JsonObject = {"question": hostile.EVERYTHING[:4000], "choices": list(hostile.TEXTS[:8])}
+    asks: JsonObject = {"question": EVERYTHING[:4000], "choices": list(TEXTS[:8])}
     await hand.start(calling(("ask_human", asks)), {"text": "so be it"})
     [asked] = await Person(hand.tenant).asked()
     await looked.harmless("/console/approvals")
@@ -161,7 +205,7 @@ async def test_a_question_and_its_choices(looked: Looked, hand: Hand) -> None:
 
 
 async def test_a_conversation(looked: Looked, hand: Hand) -> None:
-    told = await hand.start({"text": hostile.EVERYTHING}, conversation_id="chat")
+    told = await hand.start({"text": EVERYTHING}, conversation_id="chat")
     await hand.ended(told)
     await looked.harmless("/console/conversations", "chat")
     await looked.harmless(f"/console/conversations/{ALICE}/chat")
@@ -169,7 +213,7 @@ async def test_a_conversation(looked: Looked, hand: Hand) -> None:
 
 async def test_text_that_streams(looked: Looked, hand: Hand) -> None:
     """Pieces are appended as they come: not even a whole element in one piece is one."""
-    turn = await hand.start({"text": hostile.EVERYTHING, "chunks": 4, "delay_seconds": 0.4})
+    turn = await hand.start({"text": EVERYTHING, "chunks": 4, "delay_seconds": 0.4})
     await looked.window.open(f"/console/turns/{turn}")
     await looked.window.shows("data-evil")
     await looked.harmless(f"/console/turns/{turn}")
@@ -177,7 +221,7 @@ async def test_text_that_streams(looked: Looked, hand: Hand) -> None:
 
 
 async def test_the_roster(looked: Looked, hand: Hand) -> None:
-    name = quote(hostile.NAME, safe="")
+    name = quote(NAME, safe="")
     assert hand.agent == ALICE
     for path in ("/console/agents", f"/console/agents/{MALLORY}", f"/console/profiles/{name}", "/console/tools"):
         await looked.harmless(path)
@@ -185,7 +229,7 @@ async def test_the_roster(looked: Looked, hand: Hand) -> None:
 
 async def test_a_model_that_nobody_has(looked: Looked, hand: Hand) -> None:
     """Its name stands in costs, in attempts and in errors."""
-    turn: AgentTurnId = await hand.start({"text": "never"}, runtime_config={"model": f"scripted/{hostile.TEXTS[1]}"})
+    turn: AgentTurnId = await hand.start({"text": "never"}, runtime_config={"model": f"scripted/{TEXTS[1]}"})
     await hand.ended(turn)
     await looked.harmless(f"/console/turns/{turn}", "failed")
     await looked.harmless("/console/costs")
@@ -195,22 +239,22 @@ async def test_a_model_that_nobody_has(looked: Looked, hand: Hand) -> None:
 async def test_a_dead_letter_and_the_label_of_a_token(looked: Looked, hand: Hand) -> None:
     tenant, said = hand.tenant, '{"steps": [{"text": "Good morning."}]}'
     secret, _ = await tenant.pool.run(
-        lambda conn: add_token(conn, tenant.project, GatewayRole.OPERATOR, label=hostile.NAME[:100])
+        lambda conn: add_token(conn, tenant.project, GatewayRole.OPERATOR, label=NAME[:100])
     )
     async with client(looked.window.url, secret.text) as web:
         asked: JsonObject = {"agent_id": hand.agent, "instruction": said, "conversation_id": "desk"}
         assert (await web.post("/v1/turns", json=asked, headers={"prefer": "wait=20"})).status_code == 201
     await looked.harmless(f"/console/conversations/{ALICE}/desk", "Good morning.", "data-evil")
-    async with dead_letter(tenant, ALICE, hostile.EVERYTHING, said):
+    async with dead_letter(tenant, ALICE, EVERYTHING, said):
         await tenant.rows(
             "INSERT INTO state.rejections (project_id, source, error_code, error, ids)"
             " VALUES ($1, 'report', $2, $2, jsonb_build_object($2::text, $2::text))",
-            *(tenant.project, hostile.EVERYTHING),
+            *(tenant.project, EVERYTHING),
         )
         await looked.harmless("/console/letters", "data-evil")
 
 
-@pytest.mark.parametrize("text", [hostile.TEXTS[1], hostile.TEXTS[2], "{{ 191 * 7 }}", "javascript:alert(1)"])
+@pytest.mark.parametrize("text", [TEXTS[1], TEXTS[2], "{{ 191 * 7 }}", "javascript:alert(1)"])
 async def test_what_stands_in_an_address(looked: Looked, text: str) -> None:
     """A link that somebody sends: unknown names, searches and codes are shown as text, or not at all."""
     found = quote(text, safe="")
