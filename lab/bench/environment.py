@@ -7,7 +7,6 @@ the run is refused.
 
 import contextlib
 import json
-import socket
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ from lab.bench.children import BenchError
 from lab.bench.plan import Plan
 from lab.bench.yardsticks.postgres import scratch_database
 from turnstile.embedded import EmbeddedServers, Endpoints
+from turnstile.embedded.ports import free_port
 from turnstile.ledger.pool import Pool
 from turnstile.processes.addresses import NAMESPACE
 from turnstile.processes.migration import migrate_all
@@ -135,13 +135,6 @@ async def open_environment(settings: Settings, plan: Plan, directory: Path) -> A
         environment = Environment(directory, plan, settings, servers, endpoints, target, scripts, pool, conn, temporal)
         stack.push_async_callback(_clean_up, environment)
         yield environment
-
-
-def free_port() -> int:
-    """A free port of the loopback interface."""
-    with socket.socket() as listener:
-        listener.bind((_LOOPBACK, 0))
-        return listener.getsockname()[1]
 
 
 async def _refuse_other_bridge(conn: NatsConnection) -> None:

@@ -13,13 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from lab.support.proxy import Proxy
-
-
-def unused_port() -> int:
-    """A port that nothing uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from turnstile.embedded.ports import free_port
 
 
 class NatsServer:
@@ -32,7 +26,7 @@ class NatsServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.sync_interval = ""
         """When it writes what it stores, in the words of its configuration; its default, if empty."""
-        self.port = unused_port()
+        self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
 
     @property
@@ -113,7 +107,7 @@ class NatsCluster:
     """
 
     def __init__(self, roads: Callable[[int, int], int] | None = None) -> None:
-        self.routes = [unused_port() for _ in range(3)]
+        self.routes = [free_port() for _ in range(3)]
         self.servers = [self._server(number, roads or (lambda _, there: self.routes[there])) for number in range(3)]
 
     @property
@@ -137,7 +131,7 @@ class NatsCluster:
         others = ",".join(f"nats://127.0.0.1:{road(number, there)}" for there in range(3) if there != number)
         here = f"nats://127.0.0.1:{self.routes[number]}"
         # advertised to the others as an address where nobody listens, so that they keep to the roads
-        advertised = ("--cluster_advertise", f"127.0.0.1:{unused_port()}")
+        advertised = ("--cluster_advertise", f"127.0.0.1:{free_port()}")
         server = NatsServer(
             "--name", f"n{number}", "--cluster_name", "test", "--cluster", here, "--routes", others, *advertised
         )

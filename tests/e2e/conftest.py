@@ -5,36 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery, shared_hatchery
 from tests.support.processes.process import Processes, processes_of
-from tests.support.processes.stack import Stack, running_here
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import here, stack, stacks
 from tests.support.tenants import Tenant, new_tenant
-from turnstile.embedded import Endpoints
+
+__all__ = ["here", "stack", "stacks"]
 
 LOGS: pytest.StashKey[list[Path]] = pytest.StashKey()
-
-
-@pytest.fixture(scope="session")
-def stacks(servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory) -> Stacks:
-    """Opens stacks, each with a database and a worker target of its own."""
-    return Stacks(servers, databases, migrated, tmp_path_factory.mktemp)
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """A database and a worker target of this module alone; nothing of it runs yet."""
-    async with stacks.open() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-async def here(stack: Stack) -> AsyncIterator[Stack]:
-    """The stack, with worker and bridge in this process."""
-    async with running_here(stack):
-        yield stack
 
 
 @pytest.fixture

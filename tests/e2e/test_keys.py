@@ -12,24 +12,19 @@ import pytest
 
 from tests.support.gateway import client, composed, serving, token_of
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import pump_config
 from tests.support.tenants import ALICE, Tenant, turn_of
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.interface.catalog import VERBS
 
+# A stack with listeners, to which `send` may send.
+pytestmark = pytest.mark.stack(pump_config())
+
 Subject = Callable[[Tenant], Awaitable[JsonObject]]
 WRITTEN = ("state.agent_inbox", "state.steers", "state.budget_raises", "state.thread_messages", "state.turn_nodes")
 BOXES = "SELECT count(*) AS n FROM public.boxes WHERE tenant_id = $1"
 BOOKS = "SELECT budget_id, max_tokens, max_cost, max_turns FROM state.budgets WHERE project_id = $1 ORDER BY budget_id"
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with listeners, to which `send` may send."""
-    async with stacks.open(pump_config()) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

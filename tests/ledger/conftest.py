@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.waiting import Counting
 from turnstile.ledger.pool import Pool, Session
 
 
@@ -15,3 +16,15 @@ async def agents(pool: Pool, keeper: Session) -> AsyncIterator[Pool]:
     await add_agents(pool, ALICE, BOB, CAROL)
     yield pool
     await assert_invariants(keeper)
+
+
+@pytest.fixture
+async def counting(database_url: str) -> AsyncIterator[Counting]:
+    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
+    pool = Counting(database_url, size=14)
+    await add_agents(pool, ALICE, BOB, CAROL)
+    yield pool
+    assert pool.deadlocks == 0
+    async with pool.connection() as conn:
+        await assert_invariants(conn)
+    await pool.close()

@@ -1,7 +1,6 @@
 """PostgreSQL addresses with one host or several: what is shown of them, and which sessions they come to."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
@@ -9,6 +8,7 @@ import pytest
 
 from lab.bench.yardsticks.postgres import scratch_database
 from tests.support.databases import Databases
+from turnstile.embedded.ports import free_port
 from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import migrate, pending
 from turnstile.ledger.operations.exclusive import LockTimes, try_hold
@@ -18,13 +18,6 @@ from turnstile.processes.addresses import without_password
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 
 LOCK_TIMES = LockTimes(watch=0.1, give_up=0.6, settle=0.9, silent=3.0)
-
-
-def free_port() -> int:
-    """A port where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def beside(url: str, *hosts: str, options: str = "?target_session_attrs=read-write") -> str:

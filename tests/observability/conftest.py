@@ -1,8 +1,7 @@
 """Worker, bridge and tools that tell everything: a collector for spans, ports for figures."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,9 +11,11 @@ from lab.support.collector import Collector, collecting
 from tests.sdk.tools.stack import TARGET, Stack
 from tests.support.databases import Databases
 from tests.support.paths import TESTS
+from tests.support.processes.stacks import stacks
 from tests.support.pump.pump import ORGANISM
 from tests.support.pump.troupe import TROUPE
 from turnstile.embedded import Endpoints
+from turnstile.embedded.ports import free_port
 from turnstile.ledger.pool import Pool
 from turnstile.processes.migration import migrate_all
 from turnstile.processes.run import run_worker
@@ -22,19 +23,9 @@ from turnstile.settings import Settings
 from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, PumpSettings, WorkerSettings
 from turnstile.transport.connection import connect
 
+__all__ = ["stacks"]
+
 SCRIPTS = [TESTS / "sdk" / "tools" / "script.py", TESTS / "e2e/scripts/actors.py"]
-
-
-@pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
-    """Ports of loopback that nobody has."""
-
-    def found() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return found
 
 
 @pytest.fixture(scope="package")
@@ -53,7 +44,7 @@ async def collector() -> AsyncIterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def told(collector: Collector, free_port: Callable[[], int]) -> dict[str, ObservabilitySettings]:
+def told(collector: Collector) -> dict[str, ObservabilitySettings]:
     """What worker and bridge tell, and where."""
     return {
         role: ObservabilitySettings(

@@ -12,15 +12,14 @@ import pytest
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, Fault, Said
 from tests.support.conditions import until
-from tests.support.databases import Databases
 from tests.support.processes.hatchery import shared_hatchery
 from tests.support.processes.process import Processes, processes_of
-from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import pump_config
 from tests.support.tenants import ALICE, new_tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.runtime.log_context import about
 from turnstile.schema.ids import AgentId
 from turnstile.telemetry.logs import CountedLines, JsonFormatter
@@ -38,25 +37,15 @@ async def stub() -> AsyncIterator[OpenAIStub]:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints,
-    databases: Databases,
-    migrated: str,
-    stub: OpenAIStub,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks, stub: OpenAIStub, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A stack that logs everything as JSON, on databases of its own."""
-    name = await databases.create(migrated)
-    directory = tmp_path_factory.mktemp("logs")
-    key = directory / "key"
+    key = tmp_path_factory.mktemp("logs") / "key"
     key.write_text(API_KEY)
     own = {"api_key_files.openai": str(key), "api_bases.openai": stub.api_base}
     told = {"log_level": "debug", "log_format": "json"}
     config = pump_config({**QUICK, "model": {**QUICK["model"], **own}, "observability": told})
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, directory, config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

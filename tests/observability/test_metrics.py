@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
 from typing import Any, cast
 from urllib.request import urlopen
 
@@ -14,6 +13,7 @@ from tests.observability.tools import a_tool
 from tests.sdk.tools.stack import Call, Stack, fresh
 from tests.support.ledger.agents import ALICE, BOB, add_agents, ask
 from tests.support.paths import ROOT
+from turnstile.embedded.ports import free_port
 from turnstile.ledger.operations.monitor import Backlog, InboxLag, Spending, measure_inbox
 from turnstile.ledger.pool import Pool
 from turnstile.processes.run import run_bridge
@@ -104,7 +104,7 @@ async def test_the_temporal_sdk_tells_its_own(stack: Stack, told: dict[str, Obse
     assert stack.endpoints.temporal_namespace in text
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_the_setting(free_port: Callable[[], int]) -> None:
+async def test_a_port_that_is_taken_is_an_error_that_names_the_setting() -> None:
     port = free_port()
     async with serving_metrics("127.0.0.1", port):
         with pytest.raises(ConfigError, match=rf"metrics_port: 127\.0\.0\.1:{port} cannot be served"):
@@ -121,7 +121,7 @@ async def test_so_is_a_port_of_the_sdk(stack: Stack, told: dict[str, Observabili
         await run_bridge(settings, stack.endpoints, asyncio.Event())
 
 
-async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int]) -> None:
+async def test_a_ledger_that_is_away_leaves_the_rest() -> None:
     looks: list[int] = []
 
     async def look() -> Backlog:
@@ -138,7 +138,7 @@ async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int
     assert len(looks) == 1  # once an interval, however many scrape
 
 
-async def test_what_projects_have_spent_is_told_as_a_sum(free_port: Callable[[], int]) -> None:
+async def test_what_projects_have_spent_is_told_as_a_sum() -> None:
     sums = {"max_tokens": 100, "spent_tokens": 40, "reserved_tokens": 10, "unsettled_tokens": 5}
     money = {"max_cost": 2_000_000, "spent_cost": 500_000, "reserved_cost": 0, "unsettled_cost": 1}
     spending = Spending.model_validate({"period": "day", **sums, **money})

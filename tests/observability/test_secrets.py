@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,6 +39,7 @@ from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.embedded.files import write_private
+from turnstile.embedded.ports import free_port
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.wire import subjects
@@ -182,7 +183,7 @@ async def hatching() -> Hatchery:
 
 
 @pytest.fixture(scope="module")
-async def processes(stack: Stack, hatching: Hatchery, free_port: Callable[[], int]) -> AsyncIterator[Processes]:
+async def processes(stack: Stack, hatching: Hatchery) -> AsyncIterator[Processes]:
     """Worker and bridge: one logs as text and one as JSON, until they are started anew."""
     async with processes_of(stack.config, hatching) as both:
         for process, form in ((both.worker, "text"), (both.bridge, "json")):

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -12,6 +11,7 @@ import pytest
 
 from tests.sdk.tools.stack import Stack
 from tests.turnstile.support import turnstile
+from turnstile.embedded.ports import free_port
 from turnstile.settings.model import ObservabilitySettings
 from turnstile.telemetry import health
 from turnstile.telemetry.health import Health, HealthFile, serving_health
@@ -43,7 +43,7 @@ async def test_worker_and_bridge_serve(
 
 
 async def test_it_is_starting_until_it_serves_and_stuck_where_its_loop_does_not_answer(
-    free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "ANSWER_SECONDS", 0.1)
     port = free_port()
@@ -64,7 +64,7 @@ async def test_it_is_starting_until_it_serves_and_stuck_where_its_loop_does_not_
         assert await look(port) == (200, "serving\n")
 
 
-async def test_nobody_there_and_no_port(free_port: Callable[[], int], tmp_path: Path) -> None:
+async def test_nobody_there_and_no_port(tmp_path: Path) -> None:
     ran = await turnstile("health", cwd=tmp_path, TURNSTILE__OBSERVABILITY__METRICS_PORT=str(free_port()))
     assert (ran.code, "no answer from a worker or bridge at 127.0.0.1:" in ran.err) == (3, True)
     ran = await turnstile("health", cwd=tmp_path)

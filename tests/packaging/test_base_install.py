@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.test_archives import build
-from tests.support.databases import Databases
 from tests.support.paths import ROOT, TESTS
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
-from turnstile.embedded import Endpoints
 from turnstile.ledger.roster import put_tool
 from turnstile.settings.yaml_files import read_tool
 
@@ -68,18 +67,13 @@ class Base:
 
 
 @pytest.fixture(scope="module")
-async def tenant(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Tenant]:
+async def tenant(stacks: Stacks) -> AsyncIterator[Tenant]:
     """Worker and bridge in this process, and an agent who may count words."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("base")) as stack, running_here(stack):
+    async with stacks.open() as stack, running_here(stack):
         tenant = new_tenant(stack)
         await put_tool(stack.pool, tenant.project, read_tool(ROOT / "examples" / "tools" / "word_count.yaml"))
         await tenant.agent("player", ALICE, allowed_tools=["word_count"])
         yield tenant
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module", params=["blocked", "installed"])

@@ -1,5 +1,6 @@
 """A project of a stack, used as clients use it, over NATS; results are read from the ledger and the event stream."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -222,3 +223,14 @@ def turn_of(reply: EnqueueReply) -> AgentTurnId:
     """The turn of an accepted enqueue."""
     assert reply.agent_turn_id is not None
     return reply.agent_turn_id
+
+
+async def granted(tenant: Tenant, **limits: int) -> str:
+    """The id of a turn's grant."""
+    turn = AgentTurnId(uuid7())
+    await tenant.rows(
+        "SELECT state.charge_turns($1, $2, jsonb_build_array(jsonb_build_object("
+        "'agent_turn_id', $3::text, 'budget', state.plan_budget($1, $3, $4::jsonb, NULL))))",
+        *(tenant.project, CHANNEL, turn, json.dumps(limits)),
+    )
+    return turn

@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.databases import Databases
+from tests.support.processes.stacks import stacks
+
+__all__ = ["stacks"]
 
 
 @pytest.fixture

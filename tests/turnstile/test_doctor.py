@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from lab.support.nats_server import NatsServer, unused_port
+from lab.support.nats_server import NatsServer
 from tests.support.conditions import until
-from tests.support.databases import Databases
 from tests.support.gateway import serving
 from tests.support.ledger.agents import rows
-from tests.support.processes.stack import Run, Stack, open_stack, running_here
+from tests.support.processes.stack import Run, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine
-from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
+from turnstile.embedded import EmbeddedServers, ServerName
 from turnstile.embedded.endpoints import write_endpoints
+from turnstile.embedded.ports import free_port
 from turnstile.embedded.server import log_path
 from turnstile.ledger import pool as pool_module
 from turnstile.ledger.roster import add_agent, put_profile, put_tool
@@ -32,16 +33,11 @@ DEMO = ProjectId("demo")
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A stack with one agent; nothing of it runs yet."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("doctor")) as opened:
+    async with stacks.open() as opened:
         await hire(opened, "guide", opened.settings.worker.worker_targets[0])
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +95,7 @@ async def test_a_healthy_stack_can_run_turns(stack: Stack) -> None:
 async def test_what_a_power_failure_of_nats_may_lose_is_told(stack: Stack) -> None:
     line = (await told(stack))["NATS storage"]
     assert (line.status, line.says.partition(":")[2]) == ("ok", " a power failure loses none")
-    servers, port = stack.settings.nats.servers, unused_port()
+    servers, port = stack.settings.nats.servers, free_port()
     default, monitored = NatsServer("-m", str(port)), f"http://127.0.0.1:{port}"
     default.start()
     for url, says in (

@@ -9,7 +9,10 @@ from tests.activities.models.anthropic_stub import AnthropicStub
 from tests.activities.models.gemini_stub import GeminiStub
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, ProviderStub
+from tests.support.processes.stacks import stacks
 from turnstile.activities.models import LitellmModel, ModelAccess
+
+__all__ = ["stacks"]
 
 STUBS: tuple[type[ProviderStub], ...] = (OpenAIStub, AnthropicStub, GeminiStub)
 

@@ -9,12 +9,11 @@ import pytest
 
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import COMPLETION_TOKENS, PROMPT_TOKENS, Call, Fault, Said
-from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
+from tests.support.processes.stack import QUICK, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
 from tests.support.pump.troupe import TROUPE, Brief, Note, hire
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.primitives import SystemErrorMessage
@@ -36,22 +35,12 @@ async def stub() -> AsyncIterator[OpenAIStub]:
 
 
 @pytest.fixture(scope="module")
-async def here(
-    servers: Endpoints,
-    databases: Databases,
-    migrated: str,
-    stub: OpenAIStub,
-    key_file: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Stack]:
+async def here(stacks: Stacks, stub: OpenAIStub, key_file: Path) -> AsyncIterator[Stack]:
     """A stack whose models of OpenAI are the stub's, running here."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     own = {"api_key_files.openai": str(key_file), "api_bases.openai": stub.api_base, "timeout_seconds": 10.0}
     config = pump_config({**QUICK, "model": {**QUICK["model"], **own}}, listeners=[ORGANISM, TROUPE])
-    async with open_stack(endpoints, tmp_path_factory.mktemp("chain"), config) as opened, running_here(opened):
+    async with stacks.open(config) as opened, running_here(opened):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

@@ -12,14 +12,13 @@ from tests.activities.models.asking import PROMPT
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, COMPLETION_TOKENS, PROMPT_TOKENS, Fault, Said
 from tests.support.conditions import until
-from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from tests.support.processes.process import TurnstileProcess
-from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
+from tests.support.processes.stack import QUICK, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Ended, Tenant, new_tenant, turn_of
 from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.doctor.examine import check_models, examine, key_files
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.usage import Grouping, list_profile_models, sum_usage
 from turnstile.processes.run import run_bridge
 from turnstile.schema.cards import CardType
@@ -38,22 +37,12 @@ async def stub() -> AsyncIterator[OpenAIStub]:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints,
-    databases: Databases,
-    migrated: str,
-    stub: OpenAIStub,
-    key_file: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks, stub: OpenAIStub, key_file: Path) -> AsyncIterator[Stack]:
     """A stack whose models of OpenAI are the stub's."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     own = {"api_key_files.openai": str(key_file), "api_bases.openai": stub.api_base, "timeout_seconds": 10.0}
     config = {**QUICK, "model": {**QUICK["model"], **own}}
-    async with open_stack(endpoints, tmp_path_factory.mktemp("models"), config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

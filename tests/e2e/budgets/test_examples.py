@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.processes.stack import QUICK, Stack, running_here
+from tests.support.processes.stack import QUICK, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Ended, Tenant
 from tests.turnstile.support import Ran, turnstile
@@ -28,12 +28,6 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     [scripts] = SETTINGS["model"]["scripts"]
     async with stacks.open(QUICK, [EXAMPLE / scripts]) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-async def here(stack: Stack) -> AsyncIterator[Stack]:
-    async with running_here(stack):
-        yield stack
 
 
 @pytest.fixture

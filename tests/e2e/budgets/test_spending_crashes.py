@@ -1,6 +1,5 @@
 """What was reserved when a step breaks off, is repeated, or is answered too late: booked once (protocol §15)."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ from tests.e2e.budgets.test_spending import LLM, USES, reservations, script
 from tests.support.conditions import until
 from tests.support.faults.points import DONE, GUESS, HASTY
 from tests.support.ledger.budgets import budget, commit_uses, uses
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, turn_of
 from turnstile.ledger.budgets.attempts import reserve_attempt
 from turnstile.ledger.turns.cards import BoxCache
@@ -21,16 +18,11 @@ from turnstile.runtime.faults import Fault
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.turns import TurnRef
 
+pytestmark = pytest.mark.stack(HASTY)
+
 POINTS = (Fault.ATTEMPT_RESERVED, Fault.MODEL_ANSWERED)
 """Between the reservation and the answer, and between the answer and the commit."""
 ANSWER = {**DONE, "usage": USES}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 async def spent_once(tenant: Tenant, turn: AgentTurnId, *, known: int = 400) -> None:

@@ -1,7 +1,6 @@
 """Workers killed after they reserved, and after a model has answered: `test_spending_crashes.py`, in earnest."""
 
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,11 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess, processes_of
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import hand_of
 from turnstile.runtime.faults import Fault
 
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
+pytestmark = pytest.mark.stack(HASTY)
 
 
 @pytest.mark.long

@@ -1,7 +1,6 @@
 """Budgets as people see and steer them, over NATS and HTTP: who sees which, who changes them, what is refused."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any
@@ -11,11 +10,10 @@ import pytest
 
 from tests.support.gateway import client, serving, token_of
 from tests.support.processes.stack import Stack
-from tests.support.tenants import CHANNEL, Tenant
+from tests.support.tenants import CHANNEL, Tenant, granted
 from turnstile import BadRequest, Client, Refused, SyncClient
 from turnstile.schema.access import Caller, GatewayRole
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.sdk.nats_turns import NatsBackend
 
 
@@ -30,17 +28,6 @@ async def url(here: Stack) -> AsyncIterator[str]:
 def operator(tenant: Tenant) -> Client:
     """An operator over NATS: the user of this system."""
     return Client.over(NatsBackend(tenant.stack.conn, tenant.client))
-
-
-async def granted(tenant: Tenant, **limits: int) -> str:
-    """The id of a turn's grant."""
-    turn = AgentTurnId(uuid7())
-    await tenant.rows(
-        "SELECT state.charge_turns($1, $2, jsonb_build_array(jsonb_build_object("
-        "'agent_turn_id', $3::text, 'budget', state.plan_budget($1, $3, $4::jsonb, NULL))))",
-        *(tenant.project, CHANNEL, turn, json.dumps(limits)),
-    )
-    return turn
 
 
 async def test_an_operator_raises_a_grant_and_the_ledger_keeps_who_did(tenant: Tenant, operator: Client) -> None:

@@ -13,26 +13,20 @@ import pytest
 
 from tests.e2e.conformance.observer import Observer, calls, changed, observing
 from tests.support.processes.stack import QUICK, Config, Stack
-from tests.support.processes.stacks import Stacks
 
 CONFIG: Config = {
     **QUICK,
     "bridge": {**QUICK["bridge"], "ui_actions": True},
     "tools": {"suspend_timeout_seconds": 1.0},
 }
+# A stack that serves UI actions.
+pytestmark = pytest.mark.stack(CONFIG)
 PATIENT = {"suspend_timeout_seconds": 60}
 BEGUN = ["state dispatched", "state running", "step started", "step planning"]
 ENDED = ["state idle", "step completed", "task success"]
 SLEEPS = ["state suspended", "step executing", "step completed"]
 SLOW = {"text": "a draft", "delay_seconds": 1.0}
 PINNED = ["sys.rendered_prompt", "sys.tools"]
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves UI actions."""
-    async with stacks.open(CONFIG) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from tests.e2e.conformance.observer import Observer, observing
 from tests.support.processes.stack import QUICK, Config, Stack
-from tests.support.processes.stacks import Stacks
 
 DEAF: Config = {
     **QUICK,
@@ -22,14 +21,9 @@ DEAF: Config = {
     },
 }
 """The safety net looks once, as it starts, and not again before a test ends: only a doorbell brings a row."""
+# A stack whose safety net does not help.
+pytestmark = pytest.mark.stack(DEAF)
 UNENDING = {"text": "It began thus, and", "chunks": 2, "delay_seconds": 3600}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One whose safety net does not help."""
-    async with stacks.open(DEAF) as opened:
-        yield opened
 
 
 @pytest.fixture

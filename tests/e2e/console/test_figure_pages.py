@@ -11,10 +11,9 @@ import httpx
 from tests.e2e.console.conftest import Seats
 from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import composed, token_of
-from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
+from tests.support.tenants import ALICE, Tenant, granted, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.schema.access import GatewayRole
-from turnstile.schema.ids import AgentTurnId, uuid7
 
 SAID = json.dumps({"steps": [{"text": "done"}]})
 
@@ -25,17 +24,6 @@ async def words(web: httpx.AsyncClient, page: str, status: int = 200) -> str:
     assert shown.status_code == status, (page, shown.status_code, words_of(shown.text))
     assert not re.search(r"<[^>]*\s(style|on[a-z]+)=", shown.text)
     return html.unescape(words_of(shown.text))
-
-
-async def granted(tenant: Tenant, **limits: int) -> str:
-    """The id of a turn's grant."""
-    turn = AgentTurnId(uuid7())
-    await tenant.rows(
-        "SELECT state.charge_turns($1, $2, jsonb_build_array(jsonb_build_object("
-        "'agent_turn_id', $3::text, 'budget', state.plan_budget($1, $3, $4::jsonb, NULL))))",
-        *(tenant.project, CHANNEL, turn, json.dumps(limits)),
-    )
-    return turn
 
 
 async def test_costs_are_drawn_and_listed(operator: httpx.AsyncClient, tenant: Tenant) -> None:

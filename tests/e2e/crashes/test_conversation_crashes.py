@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,26 +10,19 @@ import pytest
 from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, turn_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 
+pytestmark = pytest.mark.stack(HASTY)
+
 POINTS = (Fault.STEP_BEGUN, Fault.SUMMARY_ANSWERED, Fault.MEMORY_CUT, Fault.STEP_PUBLISHED)
 MEMORY = {"max_context_tokens": 60, "keep_last_turns": 1, "when_full": "summarize", "summary_model": "scripted/plain"}
 FULL = 3
 """So many turns fit; the next one cuts."""
 TEN_WORDS = "one two three four five six seven eight nine ten"
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 async def asked(tenant: Tenant, conversation: str) -> AgentTurnId:

@@ -1,7 +1,6 @@
 """A bridge that is killed after each commit of what people decide: the call goes out, and its result counts once."""
 
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.people import Person
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.runtime.faults import Fault
@@ -20,6 +17,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt
+
+pytestmark = pytest.mark.stack(HASTY)
 
 PAY = definition("pay", options={"suspend_timeout_seconds": 60})
 Given = tuple[Decision | None, JsonObject]
@@ -33,13 +32,6 @@ POINTS: dict[Fault, tuple[Given, ...]] = {
 }
 """Where the bridge dies, and what was decided; None: nothing, in time."""
 ONCE: dict[Fault, tuple[Given, ...]] = {Fault.DECISION_COMMITTED: (EDITED,)}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 async def decided(person: Person, asked: Interrupt, decision: Decision, fields: JsonObject) -> None:

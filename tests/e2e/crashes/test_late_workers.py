@@ -18,7 +18,6 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import Config, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from turnstile.schema.ids import AgentId, AgentTurnId
 
@@ -29,15 +28,10 @@ CONFIG: Config = {
     "worker": {**HASTY["worker"], "activity_heartbeat_timeout_seconds": 4.0},
     "bridge": {**HASTY["bridge"], "stop_grace_seconds": 1.0},
 }
+# A stack that notices soon, and fences soon.
+pytestmark = pytest.mark.stack(CONFIG)
 POLLS = 25
 """More steps than a worker polls for at once: what is handed to the polls that a stopped one left open is lost."""
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that notices soon, and fences soon."""
-    async with stacks.open(CONFIG) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ others end and are announced once, and the new turn runs.
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,24 +14,17 @@ from tests.support.conditions import until
 from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, turn_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.wire.inbox import EnqueueReply
 
+pytestmark = pytest.mark.stack(HASTY)
+
 POINTS = (Fault.ENQUEUE_COMMITTED, Fault.WAY_MADE, Fault.WAY_PUBLISHED)
 ME = Caller("me")
 STREAM: JsonObject = {"text": "All of this was said before. " * 20, "chunks": 200, "delay_seconds": 0.1}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 async def request(tenant: Tenant, conversation: str, step: JsonObject, **fields: str) -> EnqueueReply:

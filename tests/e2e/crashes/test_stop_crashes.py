@@ -1,7 +1,6 @@
 """Stops while the worker dies, or is not there: the turn ends all the same, and who comes late finds it over."""
 
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,8 +8,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import QUICK
 from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import Hand, calling, hand_of
 from turnstile.schema.base import JsonObject
@@ -23,14 +21,9 @@ CONFIG = {
     "worker": {**QUICK["worker"], "activity_heartbeat_timeout_seconds": 2.0},
     "bridge": {**QUICK["bridge"], "stop_grace_seconds": GRACE},
 }
+# A stack that fences soon.
+pytestmark = pytest.mark.stack(CONFIG)
 STREAM: JsonObject = {"text": "words " * 2000, "chunks": 2000, "delay_seconds": 0.02}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that fences soon."""
-    async with stacks.open(CONFIG) as opened:
-        yield opened
 
 
 async def result(tenant: Tenant, turn: AgentTurnId) -> Any:

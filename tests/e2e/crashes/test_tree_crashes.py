@@ -6,7 +6,7 @@ So is what a tool asks, whoever dies meanwhile: the bridge, or the tool itself.
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,6 @@ from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import ROOT
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import calling
 from turnstile.ledger.roster import put_tool
@@ -30,17 +28,12 @@ from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.tools import ToolDefinition
 
+pytestmark = pytest.mark.stack(HASTY)
+
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
 COMPARE = ROOT / "examples" / "tools" / "compare.py"
 POINTS = {Fault.BATCH_OPENED: "success", Fault.CHILDREN_ENQUEUED: "success", Fault.BATCH_EXPIRED: "timeout"}
 """Where the bridge dies, and what its batch comes to."""
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """UI actions while bridge or worker dies: one turn, one call, and the UI hears both of its acks."""
 
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,13 @@ from tests.support.faults.points import HASTY
 from tests.support.ledger.actions import acks, button_of, called, pressed, turn_of, turns
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes, Role
-from tests.support.processes.stack import Config, Stack
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import Config
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand, call_of
 from turnstile.runtime.faults import Fault
 
 CONFIG: Config = {**HASTY, "bridge": {**HASTY["bridge"], "ui_actions": True}}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves UI actions, and mends soon what was broken."""
-    async with stacks.open(CONFIG) as opened:
-        yield opened
+pytestmark = pytest.mark.stack(CONFIG)
 
 
 async def answered(hand: Hand, action_id: str) -> None:

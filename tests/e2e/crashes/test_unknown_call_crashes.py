@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,6 @@ from tests.support.conditions import until
 from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import calling, definition
 from turnstile.ledger.roster import put_tool
@@ -23,15 +21,9 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.people.interrupt_requests import InterruptListReply
 from turnstile.schema.people.interrupts import Interrupt
 
+pytestmark = pytest.mark.stack({**HASTY, "bridge": {**HASTY["bridge"], "command_retry_seconds": 1.0}})
+
 POINTS = (Fault.CALL_BEGUN, Fault.OUTCOME_SETTLED, Fault.OUTCOME_PUBLISHED)
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    config = {**HASTY, "bridge": {**HASTY["bridge"], "command_retry_seconds": 1.0}}
-    async with stacks.open(config) as opened:
-        yield opened
 
 
 async def questions(tenant: Tenant) -> Sequence[Interrupt]:

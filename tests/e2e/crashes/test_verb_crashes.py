@@ -5,7 +5,7 @@ Whoever asked repeats the request, as any client would; it was done once, and wh
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,13 +27,13 @@ from tests.support.faults.points import HASTY
 from tests.support.faults.table import PASSED
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant
 from tests.support.tools import definition
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
+
+pytestmark = pytest.mark.stack(HASTY)
 
 _POINTS_OF_PLAYS = {each for each in Fault if each.startswith(("question.", "receiver.", "push."))}
 """`tests/e2e/durability/test_fault_deaths.py` kills there."""
@@ -70,13 +70,6 @@ ASKED = (
     Asked(Fault.RERUN_PUBLISHED, "rerun", {"correlation_id": "r2"}, DONE),
     Asked(Fault.BOX_MADE, "box_make", {"parts": [*PARTS], "correlation_id": "b1"}, {**DONE, "cards": 2}),
 )
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 async def twice(tenant: Tenant, asked: Asked) -> JsonObject:

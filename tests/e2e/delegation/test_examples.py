@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.support.conditions import until
 from tests.support.delegation import answers
 from tests.support.paths import ROOT
-from tests.support.processes.stack import QUICK, Stack, running_here
+from tests.support.processes.stack import QUICK, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Ended, Tenant
 from tests.turnstile.support import processes_of, turnstile
@@ -38,12 +38,6 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     config = {**QUICK, "protocol": settings["protocol"]}
     async with stacks.open(config, [EXAMPLES / scripts, MODELS]) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-async def here(stack: Stack) -> AsyncIterator[Stack]:
-    async with running_here(stack):
-        yield stack
 
 
 async def asked(tenant: Tenant, name: str, instruction: str = "how turns sleep") -> AgentTurnId:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, fork, says, staff, steps, task
 from tests.support.gates import Gates, gates_of, open_witness
-from tests.support.processes.stack import QUICK, Config, Stack, running_here
+from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import calling
@@ -32,13 +32,6 @@ async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
         async with opened.pool.connection() as conn:
             await open_witness(conn)
         yield opened
-
-
-@pytest.fixture(scope="module")
-async def here(stack: Stack) -> AsyncIterator[Stack]:
-    """The stack, with worker and bridge in this process."""
-    async with running_here(stack):
-        yield stack
 
 
 def grown(fans: Sequence[int]) -> str:

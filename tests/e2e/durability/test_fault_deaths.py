@@ -5,7 +5,6 @@ As `test_fault_points.py` walks them by errors. It has a module of its own: its 
 
 import logging
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,19 +16,11 @@ from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import ROLES, MortalProcess
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.troupe import ACTORS
 from turnstile.runtime.faults import Fault
 
 log = logging.getLogger(__name__)
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves every kind, and mends soon what was broken."""
-    async with stacks.open(CONFIG, ACTORS) as opened:
-        yield opened
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.stack(CONFIG, ACTORS)]
 
 
 @pytest.mark.parametrize("kind", PLAYS)

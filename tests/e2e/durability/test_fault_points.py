@@ -8,7 +8,6 @@ points, and compares their rows.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -22,19 +21,11 @@ from tests.support.faults.points import noted
 from tests.support.faults.table import PASSED, shown
 from tests.support.faults.walk import ARMED, settled, unstruck, walk
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.troupe import ACTORS
 from turnstile.runtime.faults import Fault
 
 log = logging.getLogger(__name__)
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves every kind, and mends soon what was broken."""
-    async with stacks.open(CONFIG, ACTORS) as opened:
-        yield opened
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.stack(CONFIG, ACTORS)]
 
 
 @pytest.mark.parametrize("kind", PLAYS)

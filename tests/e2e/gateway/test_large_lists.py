@@ -5,7 +5,7 @@ Only what lists read is written, as rows: no worker runs these turns, and no aud
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
@@ -17,8 +17,10 @@ from tests.support.console.visiting import visiting
 from tests.support.fuzz import Report
 from tests.support.gateway import client, serving, token_of
 from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
+
+# A stack without the bridge's rates.
+pytestmark = pytest.mark.stack({**QUICK, "limits": {"requests_per_second": 0.0}})
 
 TURNS, CONVERSATIONS, AGENTS = 400_000, 20_000, 50
 """Half of the turns are of agent-0, half of channel busy; agent-rare, channel rare and conversation c-rare have 5."""
@@ -94,13 +96,6 @@ TASKS: list[dict[str, Any]] = [
     {"statusTimestampAfter": "2030-01-01T00:00:00Z"},
     {"status": "TASK_STATE_FAILED", "contextId": "c-rare"},
 ]
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One without the bridge's rates."""
-    async with stacks.open({**QUICK, "limits": {"requests_per_second": 0.0}}) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.loop_holds import HOLDS, NOTED_SECONDS, Holds
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import QUICK, Config, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant
 from turnstile.gateway.console.sessions import csrf_of
 from turnstile.schema.access import Caller, read_secret
@@ -44,13 +43,8 @@ CONFIG: Config = {
     "gateway": {"requests_per_second": 0.0, "heartbeat_seconds": 1.0, "statement_timeout_seconds": 5.0},
     "limits": {"requests_per_second": 0.0, "max_queued_turns": 20, "max_live_turns": 200},
 }
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One without rates, so that all that is sent is read."""
-    async with stacks.open(CONFIG) as opened:
-        yield opened
+# A stack without rates, so that all that is sent is read.
+pytestmark = pytest.mark.stack(CONFIG)
 
 
 @dataclass

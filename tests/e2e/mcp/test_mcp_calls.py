@@ -1,10 +1,7 @@
 """Calls of MCP servers' tools: added, served, called by agents (protocol §17.1)."""
 
-import asyncio
-import socket
-import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,40 +9,13 @@ import yaml
 
 from tests.e2e.mcp.conftest import SERVERS, House
 from tests.sdk.tools.test_mcp_reached import listening
-from tests.support.conditions import until
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @asynccontextmanager
 async def over_http(house: House, *options: str) -> AsyncGenerator[str]:
     """The address of the kind server over HTTP."""
-    port = free_port()
-    program = (str(SERVERS / "kind_server.py"), "--notes", str(house.notes), "--port", str(port), *options)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *program, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
-
-    async def listens() -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    try:
-        await until(listens, 30, "the server listens")
-        yield f"http://127.0.0.1:{port}/{'sse' if '--sse' in options else 'mcp'}"
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    async with listening(SERVERS / "kind_server.py", "--notes", str(house.notes), *options) as url:
+        yield f"{url}/{'sse' if '--sse' in options else 'mcp'}"
 
 
 async def test_a_server_that_is_added_answers_the_calls_of_agents(house: House) -> None:

@@ -6,7 +6,7 @@ The model notes each request, so a step that is tried again is seen to ask with 
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,24 +18,17 @@ from tests.support.conditions import until
 from tests.support.faults.points import GUESS, HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, turn_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 
+pytestmark = pytest.mark.stack(HASTY)
+
 IN_WORKER = (Fault.STEP_BEGUN, Fault.MODEL_ANSWERED, Fault.STEP_COMMITTED, Fault.TURN_STEERED, Fault.STEP_PUBLISHED)
 IN_BRIDGE = (Fault.STEER_COMMITTED, Fault.STEER_PUBLISHED)
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,15 @@ from temporalio.client import WorkflowHistory
 
 from examples.codec.server import application
 from tests.support.conditions import until
-from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.stack import Config, Stack, open_stack, running_here
+from tests.support.processes.stack import Config, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.payloads import payloads_in
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import calling, hand_of
 from turnstile.doctor.examine import examine
-from turnstile.embedded import Endpoints
 from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -49,18 +48,13 @@ def rekeyed(stack: Stack, *keys: str) -> Stack:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A stack with the key `k1`; nothing of it runs yet."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config: Config = {**pump_config(), "temporal": keyed(OLD)}
-    async with open_stack(endpoints, tmp_path_factory.mktemp("codec"), config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
         async with opened.pool.connection() as conn:
             await assert_invariants(conn)
-    await databases.drop(name)
 
 
 def without_what_is_plain(message: Message) -> bytes:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import Role, TurnstileProcess, processes_of
 from tests.support.processes.stack import Stack, open_stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
@@ -32,6 +30,9 @@ from turnstile.runtime.program import LATE_SECONDS
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.wire.inbox import EnqueueRequest
+
+# A stack with the organism's listeners.
+pytestmark = pytest.mark.stack(pump_config())
 
 END_SECONDS = 6
 """Five are promised, and one for a slow machine."""
@@ -49,13 +50,6 @@ async def deaf(turn):
 
 run_service("svc1_deaf_main", deaf)
 """
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the organism's listeners."""
-    async with stacks.open(pump_config()) as opened:
-        yield opened
 
 
 async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(stack: Stack, hatching: Hatchery) -> None:

@@ -2,24 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import QUICK
 from tests.support.tenants import Tenant, turn_of
 from turnstile.schema.base import JsonObject
 
+# Gathers nothing: by default these pieces would be some ten chunks.
+pytestmark = pytest.mark.stack({**QUICK, "worker": {**QUICK["worker"], "stream_gather_ms": 0}})
+
 PIECES = 40
 PLAY = json.dumps({"steps": [{"text": "word " * PIECES, "chunks": PIECES, "delay_seconds": 0.01}]})
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """Gathers nothing: by default these pieces would be some ten chunks."""
-    async with stacks.open({**QUICK, "worker": {**QUICK["worker"], "stream_gather_ms": 0}}) as opened:
-        yield opened
 
 
 async def test_nothing_is_gathered(tenant: Tenant) -> None:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.databases import Databases
 from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
-from tests.support.processes.stack import Config, Stack, open_stack, running_here
+from tests.support.processes.stack import Config, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.doctor.examine import examine
-from turnstile.embedded import Endpoints
 from turnstile.processes.run import run_bridge
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
@@ -33,13 +32,10 @@ BUILDS = ("", "one", "two")
 
 
 @pytest.fixture
-async def stack(servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One whose turns sleep long; its bridge is in this process."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path, CONFIG) as opened, running_here(opened, run_bridge):
+    async with stacks.open(CONFIG) as opened, running_here(opened, run_bridge):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +20,6 @@ from tests.support.delegation import chief_says, fork, result, staff, task
 from tests.support.ledger.actions import allowed, done
 from tests.support.people import Person
 from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, calling, definition, hand_of
@@ -37,6 +36,8 @@ from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.json_messages import decode_object
 from turnstile.transport.stream_probe import probe_streams
 
+pytestmark = pytest.mark.stack(pump_config({**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}}))
+
 AMONG_TOOLS = {"req.tool", "req.tool.reply"}
 OF_ANOTHER_PROJECT = {"evt.sys.probe"}
 """Said in a project of its own, when somebody asks whether the streams take messages."""
@@ -46,14 +47,6 @@ OF_ANOTHER_PROJECT = {"evt.sys.probe"}
 def validators() -> dict[str, Any]:
     """By the names of the schemas; made when the first message is checked, because every process imports this file."""
     return {name: Draft202012Validator(schema) for name, schema in schemas().items()}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism`."""
-    config = pump_config({**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}})
-    async with stacks.open(config) as opened:
-        yield opened
 
 
 @dataclass

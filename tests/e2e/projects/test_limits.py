@@ -6,10 +6,9 @@ import pytest
 from pydantic import JsonValue
 
 from tests.support.conditions import until
-from tests.support.databases import Databases
-from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
+from tests.support.processes.stack import QUICK, Config, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
-from turnstile.embedded import Endpoints
 from turnstile.processes.run import run_bridge
 from turnstile.schema.base import JsonObject
 
@@ -26,18 +25,10 @@ TIGHT: Config = {
 
 
 @pytest.fixture(scope="module")
-async def tight(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def tight(stacks: Stacks) -> AsyncIterator[Stack]:
     """A bridge that allows little, without a worker: what is enqueued stays live."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with (
-        open_stack(endpoints, tmp_path_factory.mktemp("tight"), TIGHT, SCRIPTS) as opened,
-        running_here(opened, run_bridge),
-    ):
+    async with stacks.open(TIGHT) as opened, running_here(opened, run_bridge):
         yield opened
-    await databases.drop(name)
 
 
 async def last(tenant: Tenant, verb: str, payloads: Sequence[Mapping[str, JsonValue]]) -> JsonObject:

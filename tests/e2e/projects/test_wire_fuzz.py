@@ -7,7 +7,7 @@ reads them is tried much more often in tests/transport/test_wire_fuzz.py.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -19,7 +19,6 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.memory import resident_bytes
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, calling, hand_of
 from turnstile.schema.ids import AgentId, uuid7
@@ -32,18 +31,13 @@ from turnstile.transport.connection import NATS_TROUBLE
 from turnstile.transport.json_messages import decode_object
 from turnstile.transport.streams import COMMANDS_CONSUMER, UI_ACTIONS_CONSUMER, wakeup_consumer
 
+# A stack that serves UI actions.
+pytestmark = pytest.mark.stack({**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}})
+
 AT_ONCE, VOLLEY = 24, 100
 GROWTH_BYTES = 48_000_000
 SECONDS = 20.0
 """For one answer, on a machine that does other things, too."""
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves UI actions."""
-    config = {**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}}
-    async with stacks.open(config) as opened:
-        yield opened
 
 
 @dataclass

@@ -9,7 +9,6 @@ import pytest
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.stack import QUICK, Config, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, Heard, assert_threads, calling_in, pump_config
 from tests.support.pump.threads import message, sent_by
 from tests.support.pump.troupe import (
@@ -41,18 +40,11 @@ from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, SendReply
 OUTSIDE = "external:client"
 CONFIG: Config = {**QUICK, "protocol": {"max_recursion_depth": 3}}
 """A conversation of two agents is never deeper than two, however long it is."""
+pytestmark = pytest.mark.stack(pump_config(CONFIG, listeners=[ORGANISM, TROUPE], max_hops=25), ACTORS)
 TIMEOUT, ROUTING, VALIDATION = (
     each.to_xml().decode()
     for each in (SystemErrorMessage.timeout(), SystemErrorMessage.routing(), SystemErrorMessage.validation())
 )
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism` and `tests.support.pump.troupe`."""
-    config = pump_config(CONFIG, listeners=[ORGANISM, TROUPE], max_hops=25)
-    async with stacks.open(config, ACTORS) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import ROOT
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
 from tests.support.pump.troupe import (
     ACTORS,
@@ -38,17 +37,11 @@ from turnstile.schema.ids import AgentId
 from turnstile.schema.pump.primitives import SystemErrorMessage
 from turnstile.schema.wire.inbox import SendReply
 
+pytestmark = pytest.mark.stack(pump_config(listeners=[ORGANISM, TROUPE]), ACTORS)
+
 PAGE = ROOT / "docs" / "pump.md"
 SLOWLY: JsonObject = {"delay_seconds": 0.5}
 HANGS: JsonObject = {"text": "too late", "delay_seconds": 60}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism` and `tests.support.pump.troupe`."""
-    config = pump_config(listeners=[ORGANISM, TROUPE])
-    async with stacks.open(config, ACTORS) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
@@ -19,11 +18,12 @@ from tests.support.faults.points import HASTY
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes, TurnstileProcess
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
 from tests.support.pump.troupe import ACTORS, TROUPE, Brief, asked, hire, play, send, think, verdict
 from turnstile.runtime.faults import Fault
 from turnstile.schema.wire.inbox import SendReply
+
+pytestmark = pytest.mark.stack(pump_config(HASTY, listeners=[ORGANISM, TROUPE]), ACTORS)
 
 log = logging.getLogger(__name__)
 POINT = Fault.HOP_ENQUEUED
@@ -46,14 +46,6 @@ def remembered() -> list[tuple[str, str]]:
     heard = [("user", f"Message from {sender}:\n{payload}") for sender, payload in told]
     done = [("assistant", ""), ("tool", '{"status":"success","result":{"accepted":true}}')]
     return [each for message in heard[:-1] for each in (message, *done)] + heard[-1:]
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    config = pump_config(HASTY, listeners=[ORGANISM, TROUPE])
-    async with stacks.open(config, ACTORS) as opened:
-        yield opened
 
 
 async def kill_on_the_way(caller: Caller, sent: SendReply, processes: Processes, random: Random) -> int:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.conditions import until
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Errand, Order, Shout, Task
 from tests.support.pump.pump import Caller, Heard, assert_threads, calling_in, pump_config
 from turnstile.schema.pump.payloads import Payload
@@ -22,18 +21,13 @@ from turnstile.schema.pump.primitives import (
     UNDELIVERABLE,
 )
 
+pytestmark = pytest.mark.stack(pump_config())
+
 OUTSIDE = "external:client"
 TIMEOUT = (
     f'<SystemError xmlns=""><code>timeout</code><message>{TIMED_OUT}</message>'
     "<retry-allowed>false</retry-allowed></SystemError>"
 )
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism`."""
-    async with stacks.open(pump_config()) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 from tests.support.processes.stack import QUICK, Config, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Errand, Order
 from tests.support.pump.pump import pump_config
 from tests.turnstile.support import Ran, launch, processes_of, turnstile
@@ -18,13 +16,7 @@ from turnstile.processes.listener_files import load_registry
 
 EXAMPLES = ROOT / "examples" / "pump"
 CONFIG: Config = {**QUICK, "nats": {"patience_seconds": 1.3}, "temporal": {"web_ui_url": "http://temporal.example"}}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism`."""
-    async with stacks.open(pump_config(CONFIG)) as opened:
-        yield opened
+pytestmark = pytest.mark.stack(pump_config(CONFIG))
 
 
 async def thread(stack: Stack, *arguments: str | Path, config: Path | None = None) -> Ran:

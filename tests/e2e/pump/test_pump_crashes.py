@@ -19,7 +19,6 @@ from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import MortalProcess, TurnstileProcess
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import DIRECTORY, Order, Relay
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from turnstile.runtime.faults import Fault
@@ -27,6 +26,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.pump.primitives import TIMED_OUT
 from turnstile.schema.wire.inbox import SendReply
+
+pytestmark = pytest.mark.stack(pump_config(HASTY))
 
 log = logging.getLogger(__name__)
 HOPS = 10
@@ -39,13 +40,6 @@ FATES = [
 own message, but `message.begun` by the next one."""
 KILLS = sum(len(fate.split("+")) for fate in FATES if fate)
 POINTS = sorted({SETTLED, TOLD, BEGUN, Fault.REPLY_ANNOUNCED})
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(pump_config(HASTY)) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

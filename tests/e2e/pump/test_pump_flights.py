@@ -10,7 +10,6 @@ from temporalio import workflow
 
 from tests.support.conditions import until
 from tests.support.processes.stack import QUICK, Config, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Errand, Order, Shout, Task
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from turnstile.schema.pump.primitives import UNDELIVERABLE
@@ -19,14 +18,8 @@ from turnstile.workflows.message_thread import MessageThread
 
 SLOTS = 4
 CONFIG: Config = {**QUICK, "worker": {**QUICK["worker"], "max_concurrency": SLOTS}}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with little room: a few handlers at once, and threads that are soon full."""
-    config = pump_config(CONFIG, max_hops=30, max_depth=4, max_messages=40, max_open=6)
-    async with stacks.open(config) as opened:
-        yield opened
+# A stack with little room: a few handlers at once, and threads that are soon full.
+pytestmark = pytest.mark.stack(pump_config(CONFIG, max_hops=30, max_depth=4, max_messages=40, max_open=6))
 
 
 @pytest.fixture

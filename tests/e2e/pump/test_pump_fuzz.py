@@ -19,7 +19,6 @@ from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.process import Processes, TurnstileProcess
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from tests.support.tenants import CHANNEL
 from turnstile.schema.base import JsonObject
@@ -28,6 +27,8 @@ from turnstile.schema.pump.primitives import CORE_NAMESPACE
 from turnstile.schema.wire import headers
 from turnstile.transport.connection import NATS_TROUBLE
 from turnstile.transport.json_messages import decode_object
+
+pytestmark = pytest.mark.stack(pump_config())
 
 AT_ONCE, VOLLEY = 24, 100
 GROWTH_MB = 48
@@ -143,13 +144,6 @@ class Fuzz:
 
     def _word(self) -> str:
         return "".join(self._random.choice([*"abc-_.*> ", *SNIPPETS]) for _ in range(self._random.randrange(4)))
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism`."""
-    async with stacks.open(pump_config()) as opened:
-        yield opened
 
 
 @pytest.fixture

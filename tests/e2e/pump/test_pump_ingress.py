@@ -2,20 +2,15 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
 
 from tests.support.conditions import until
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order, Shout
 from tests.support.pump.pump import (
     Caller,
-    assert_threads,
-    calling_in,
     noting_messages,
     noting_statements,
     pump_config,
@@ -28,23 +23,9 @@ from turnstile.schema.pump.primitives import CORE_NAMESPACE, INVALID_STRUCTURE
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, SendReply
 
+pytestmark = pytest.mark.stack(pump_config())
+
 SHOUTED = "<shouted><text>HI</text></shouted>"
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism`."""
-    async with stacks.open(pump_config()) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def caller(here: Stack) -> AsyncIterator[Caller]:
-    """A client in a project of its own; when the test ends, what protocol §9 says holds."""
-    async with calling_in(here) as caller:
-        yield caller
-        async with here.pool.connection() as conn:
-            await assert_threads(conn)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ import asyncio
 import dataclasses
 import logging
 import re
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.support.conditions import until
-from tests.support.databases import Databases
-from tests.support.processes.stack import Stack, open_stack, running_here
-from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
+from tests.support.processes.stack import Stack, running_here
+from tests.support.pump.pump import Caller, pump_config
 from turnstile.doctor.examine import examine
-from turnstile.embedded import Endpoints
 from turnstile.processes.run import run_worker
 from turnstile.schema.pump.threads import LISTENER_SILENT_SECONDS
 
@@ -21,26 +18,8 @@ BEFORE, AFTER = "tests.support.pump.rollout_before", "tests.support.pump.rollout
 MESSAGES = 20
 
 
-@pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
-    """One with the listeners of before the change."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    config = pump_config(listeners=[BEFORE])
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
-        yield opened
-    await databases.drop(name)
-
-
-@pytest.fixture
-async def caller(here: Stack) -> AsyncIterator[Caller]:
-    """A client; when the test ends, what protocol §9 says holds."""
-    async with calling_in(here) as caller:
-        yield caller
-        async with here.pool.connection() as conn:
-            await assert_threads(conn)
+# A stack with the listeners of before the change.
+pytestmark = pytest.mark.stack(pump_config(listeners=[BEFORE]))
 
 
 def after_the_change(stack: Stack) -> Stack:

@@ -2,19 +2,14 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHistory
 
-from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import SECRET, Errand, Order, Shout, Task
 from tests.support.pump.pump import (
     Caller,
-    assert_threads,
-    calling_in,
     noting_messages,
     noting_statements,
     pump_config,
@@ -23,23 +18,9 @@ from tests.workflows.recordings import replay
 from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.threads import ThreadId
 
+pytestmark = pytest.mark.stack(pump_config(max_hops=20))
+
 MARKER = "xyzzy-marker"
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One with the listeners of `tests.support.pump.organism`."""
-    async with stacks.open(pump_config(max_hops=20)) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def caller(here: Stack) -> AsyncIterator[Caller]:
-    """A client in a project of its own; when the test ends, what protocol §9 says holds."""
-    async with calling_in(here) as caller:
-        yield caller
-        async with here.pool.connection() as conn:
-            await assert_threads(conn)
 
 
 CONVERSATIONS: list[tuple[str, str | Payload]] = [

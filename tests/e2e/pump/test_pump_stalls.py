@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.conditions import until
-from tests.support.databases import Databases
-from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
+from tests.support.processes.stack import QUICK, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import assert_threads, calling_in, pump_config
-from turnstile.embedded import Endpoints
 from turnstile.processes.run import run_bridge, run_worker
 
 HEARTBEAT_SECONDS = 1.0
@@ -21,13 +20,10 @@ CONFIG = {**QUICK, "worker": {**QUICK["worker"], "activity_heartbeat_timeout_sec
 
 
 @pytest.fixture
-async def stack(servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that soon takes a worker for dead."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path, pump_config(CONFIG)) as opened:
+    async with stacks.open(pump_config(CONFIG)) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 from tests.support.conditions import until
 from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
-from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import QUICK
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
 from tests.turnstile.support import Ran, turnstile
@@ -26,15 +24,10 @@ SHORT = {
     "tools": {"suspend_timeout_seconds": PATIENCE},
     "bridge": {**QUICK["bridge"], "command_retry_seconds": REPEAT, "poll_interval_seconds": 0.1},
 }
+# A stack whose turns wait for tools for less than a second.
+pytestmark = pytest.mark.stack(SHORT)
 PATIENT = definition("patient", options={"suspend_timeout_seconds": 60})
 TIMEOUT = ("timeout", "tool_timeout", "the tool did not answer in time")
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One whose turns wait for tools for less than a second."""
-    async with stacks.open(SHORT) as opened:
-        yield opened
 
 
 async def test_a_tool_that_never_answers_times_out_and_the_model_hears_it(tenant: Tenant) -> None:

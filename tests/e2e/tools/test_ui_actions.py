@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from tests.support.ledger.actions import (
 from tests.support.paths import ROOT
 from tests.support.processes.net import workflow
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, definition
 from turnstile.activities.budgets.gate import BudgetGate
@@ -50,13 +48,8 @@ from turnstile.transport.streams import UI_ACTIONS_CONSUMER
 
 EXAMPLES = ROOT / "examples" / "ui"
 CONFIG: Config = {**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}, "tools": {"suspend_timeout_seconds": 0.5}}
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves UI actions, and waits for tools no longer than it must."""
-    async with stacks.open(CONFIG) as opened:
-        yield opened
+# A stack that serves UI actions, and waits for tools no longer than it must.
+pytestmark = pytest.mark.stack(CONFIG)
 
 
 async def test_an_action_whose_time_is_over_calls_nothing(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,14 @@ from tests.support.faults.walk import settled
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import processes_of
 from tests.support.processes.stack import Stack, running_here
-from tests.support.processes.stacks import Stacks
 from tests.support.pump.troupe import ACTORS
 from tests.support.tenants import Tenant
 from turnstile.ledger.roster import add_agent
 from turnstile.schema.ids import AgentId, uuid7
 from turnstile.schema.wire import subjects
+
+# A stack that serves every kind of turn.
+pytestmark = pytest.mark.stack(CONFIG, ACTORS)
 
 ROWS = (
     "SELECT i.inbox_id, i.message_type, i.agent_id, a.worker_target FROM state.agent_inbox i"
@@ -60,13 +62,6 @@ async def observing(tenant: Tenant) -> AsyncGenerator[Observer]:
         yield observer
     finally:
         await conn.close()
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that serves every kind of turn."""
-    async with stacks.open(CONFIG, ACTORS) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module", params=["one-process", "apart"])

@@ -8,15 +8,9 @@ import pytest
 from tests.support.faults.points import HASTY, KINDS, PASSED, POINTS, Kind, Rows, played, unharmed
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import Stacks
 from turnstile.runtime.faults import Fault
 
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    async with stacks.open(HASTY) as opened:
-        yield opened
+pytestmark = pytest.mark.stack(HASTY)
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,19 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lab.bench.environment import free_port
 from tests.support.faults.points import DONE
 from tests.support.processes.net import STILL
 from tests.support.processes.stack import Stack, running_here
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import new_tenant, turn_of
 from tests.support.tools import calling
+from turnstile.embedded.ports import free_port
 from turnstile.ledger.roster import put_tool
 from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.sdk.tools.service import ToolService
+
+# A stack whose safety net runs no rule.
+pytestmark = pytest.mark.stack(STILL)
 
 TURNS = 10
 MOST = {"plain": 5, "tool": 10}
@@ -43,13 +45,6 @@ def _scrape(port: int) -> float:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return sum(sample.value for each in families for sample in each.samples if sample.name == COUNTER)
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """One whose safety net runs no rule."""
-    async with stacks.open(STILL) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module", params=["one-process", "apart"])

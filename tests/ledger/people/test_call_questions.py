@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, TARGET, add_agents, head, rows, value
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, TARGET, head, rows, value
 from tests.support.ledger.calls import (
     ask_to_stop,
     end,
@@ -23,7 +22,6 @@ from tests.support.ledger.calls import (
     told,
     waits,
 )
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.people import (
     REJECT,
     RESPOND,
@@ -50,18 +48,6 @@ from turnstile.schema.people.interrupts import InterruptStatus
 
 NEARLY = timedelta(seconds=5)
 REPORTS = "SELECT inbox_id FROM state.agent_inbox WHERE message_type = 'tool_result' AND archived_at IS NULL"
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=12)
-    await add_agents(pool, ALICE, BOB, CAROL)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 def in_seconds(seconds: float) -> datetime:

@@ -2,15 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, begin, box, head, lease, rows
+from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, begin, box, head, lease, rows
 from tests.support.ledger.calls import ask_to_stop, end, ending, expire, settle, stop_on, told, waits
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.people import (
     answer,
     asking,
@@ -37,18 +35,6 @@ from turnstile.schema.people.approvals import Decision
 from turnstile.schema.turns import TurnRef
 
 ASKED = interrupt_id(ToolCallId("a"))
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=12)
-    await add_agents(pool, ALICE, BOB, CAROL)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 async def code_of(pool: Pool, call: str = "a", *args: Any, **fields: Any) -> str:

@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, begin, lease
+from tests.support.ledger.agents import PROJECT, begin, lease
 from tests.support.ledger.calls import end, request, settle, told
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.people import (
     answer,
     asking,
@@ -49,18 +48,6 @@ WORDS: dict[str, Words] = {
 }
 """What Dora says in a turn that asks about `a`, whose tools run `b`, `c` and `d`, and the tool of `c` asks."""
 REPORTED = json.dumps({"__type__": "ToolResultContent", "status": "success", "result": 1, "error": None})
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=12)
-    await add_agents(pool, ALICE, BOB, CAROL)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 async def reports(conn: Connection, call: str) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -10,9 +9,7 @@ import pytest
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
-    CAROL,
     PROJECT,
-    add_agents,
     begin,
     dispatch,
     finish,
@@ -25,7 +22,6 @@ from tests.support.ledger.agents import (
     value,
 )
 from tests.support.ledger.calls import ask_to_stop, end, stop_on
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.multitask import EVE, ME, again, over, over_on, plain
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.people.multitask import MadeWay
@@ -37,18 +33,6 @@ from turnstile.schema.states import TurnStatus
 
 AGENTS = (ALICE, BOB)
 LIVE = "SELECT agent_id, agent_turn_id FROM state.agent_inbox WHERE archived_at IS NULL AND message_type = 'turn'"
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=14)
-    await add_agents(pool, ALICE, BOB, CAROL)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 async def test_an_end_that_waits_for_an_interrupt_leases_the_new_turn(counting: Counting) -> None:

@@ -1,15 +1,13 @@
 """Steers at once with ends, steps, leases and each other: each is asked with once, or skipped (hazards 1, 2, 10)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.support.ledger.agents import (
     ALICE,
-    BOB,
-    add_agents,
     ask,
     begin,
     finish,
@@ -20,7 +18,6 @@ from tests.support.ledger.agents import (
     stop_on,
 )
 from tests.support.ledger.calls import ask_to_stop, end, ending
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.steers import commit_asked, finish_asked, finish_asked_on, say, say_on, steers
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.queries import Again, Connection
@@ -32,18 +29,6 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.turns import TurnRef
 
 Transition = Callable[[Connection], Awaitable[Any]]
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice and Bob behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=12)
-    await add_agents(pool, ALICE, BOB)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 def steering(turn: TurnRef) -> Transition:

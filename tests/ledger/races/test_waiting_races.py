@@ -1,7 +1,7 @@
 """Reports, timeouts, applies and ends of one turn at once: hazards 1, 7, 8 in docs/hazards.md, and the lock order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from tests.support.ledger.agents import (
     CAROL,
     PROJECT,
     TARGET,
-    add_agents,
     ask,
     begin,
     claim,
@@ -42,7 +41,6 @@ from tests.support.ledger.calls import (
     write_card,
     written_report,
 )
-from tests.support.ledger.invariants import assert_invariants
 from tests.support.waiting import Counting, overtaken, until_waiting
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
@@ -60,18 +58,6 @@ Transition = Callable[[Connection], Awaitable[Any]]
 def reporting(call: str) -> Transition:
     """The report of a call, as a transition."""
     return lambda conn: report_call(conn, PROJECT, request(call), '{"status": "success"}', InboxId(uuid7()), {})
-
-
-@pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
-    """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    pool = Counting(database_url, size=12)
-    await add_agents(pool, ALICE, BOB, CAROL)
-    yield pool
-    assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
-    await pool.close()
 
 
 async def test_a_report_that_waits_for_its_call_holds_nothing_that_a_timeout_wants(counting: Counting) -> None:

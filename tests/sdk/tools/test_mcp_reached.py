@@ -3,10 +3,10 @@
 import asyncio
 import json
 import os
-import socket
 import sys
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import mcp_types as types
@@ -15,6 +15,7 @@ import pytest
 from tests.sdk.tools.test_mcp_hostile import rough, tool, unheard
 from tests.support.conditions import until
 from tests.support.paths import TESTS
+from turnstile.embedded.ports import free_port
 from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.mcp_connection import McpConnection, connected
 from turnstile.sdk.mcp.mcp_results import result_of
@@ -29,10 +30,10 @@ ASK = [each for each in REVISIONS if each >= "2025-06-18"]
 @asynccontextmanager
 async def listening(script: Path, *given: str) -> AsyncGenerator[str]:
     """The address of a server over HTTP, a program of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    program = await asyncio.create_subprocess_exec(sys.executable, str(script), "--port", str(port), *given)
+    port = free_port()
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script), "--port", str(port), *given), stdout=DEVNULL, stderr=DEVNULL
+    )
 
     async def there() -> bool:
         try:
@@ -46,7 +47,8 @@ async def listening(script: Path, *given: str) -> AsyncGenerator[str]:
         await until(there, 30, "the server listens")
         yield f"http://127.0.0.1:{port}"
     finally:
-        program.kill()
+        with suppress(ProcessLookupError):
+            program.kill()
         await program.wait()
 
 

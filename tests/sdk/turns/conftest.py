@@ -1,6 +1,5 @@
 """A stack and a gateway for the tests of turns that a program asks for: every test asks both ways, NATS and HTTP."""
 
-import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -101,10 +100,3 @@ async def client(way: Way) -> AsyncIterator[Client]:
     """A client of the project."""
     async with way.client() as client:
         yield client
-
-
-def free_port() -> int:
-    """A port of this machine that nobody serves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

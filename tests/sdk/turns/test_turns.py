@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import turnstile
-from tests.sdk.turns.conftest import Way, free_port
+from tests.sdk.turns.conftest import Way
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, fork, says, steps, task
 from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile import BadRequest, Client, Refused, ServerUnavailable
 from turnstile.embedded.endpoints import write_endpoints
+from turnstile.embedded.ports import free_port
 from turnstile.embedded.servers import DataLock
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, uuid7

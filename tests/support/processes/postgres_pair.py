@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from lab.support.nats_server import unused_port
 from tests.support.conditions import until
 from turnstile.embedded.account import postgres_account
+from turnstile.embedded.ports import free_port
 from turnstile.embedded.postgres_server import INITDB, find_postgres_program
 from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.supervisor import Supervisor, clean_environment
@@ -31,7 +31,7 @@ class PostgresPair:
         self._directory = directory
         self._supervisor = supervisor
         self._account = postgres_account(directory / "a")
-        self.ports: dict[Name, int] = {"a": unused_port(), "b": unused_port()}
+        self.ports: dict[Name, int] = {"a": free_port(), "b": free_port()}
         self.log = directory / "logs" / "postgres.log"
 
     def url(self, *names: Name, database: str = "turnstile") -> str:

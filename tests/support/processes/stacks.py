@@ -1,12 +1,19 @@
-"""Stacks by the dozen: each module of tests has its own, on the servers of the session."""
+"""Stacks by the dozen: each module of tests has its own, on the servers of the session.
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+A `conftest.py` imports the fixtures. What a module's stack is configured with, its mark says:
+
+    pytestmark = pytest.mark.stack(HASTY)    # the arguments of `Stacks.open`
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.support.databases import Databases
-from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack
+from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
 from turnstile.embedded import Endpoints
 
 
@@ -29,3 +36,25 @@ class Stacks:
         async with open_stack(endpoints, self.new_directory("stack"), config, scripts, target) as opened:
             yield opened
         await self.databases.take_back(name)
+
+
+@pytest.fixture(scope="session")
+def stacks(servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory) -> Stacks:
+    """Opens stacks, each with a database and a worker target of its own."""
+    return Stacks(servers, databases, migrated, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="module")
+async def stack(stacks: Stacks, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    """A database and a worker target of this module alone; nothing of it runs yet."""
+    node: pytest.Module = request.node
+    mark = node.get_closest_marker("stack") or pytest.mark.stack().mark
+    async with stacks.open(*mark.args, **mark.kwargs) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def here(stack: Stack) -> AsyncIterator[Stack]:
+    """The stack, with worker and bridge in this process."""
+    async with running_here(stack):
+        yield stack

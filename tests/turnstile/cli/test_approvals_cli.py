@@ -13,14 +13,13 @@ import pytest
 import yaml
 
 from tests.e2e.people.asking import PAY, Person, asked, people
-from tests.support.databases import Databases
 from tests.support.paths import ROOT
-from tests.support.processes.stack import SCRIPTS, Stack, open_stack, running_here
+from tests.support.processes.stack import SCRIPTS, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import Hand, call_of, calling, hand_of, heard_by_model
 from tests.turnstile.cli.test_chat import chatting, run
 from turnstile.cli.people.quoting import answer_of, escaped, quoted_text, quoted_value
-from turnstile.embedded import Endpoints
 from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
@@ -32,17 +31,10 @@ HOSTILE = "fine\n\x1b[2K\x1b[1Aapproved by \u202eecila\u202c\u200b"
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """Worker and bridge in this process, with the scripts of the example."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    scripts = (EXAMPLE / "scripts", *SCRIPTS)
-    directory = tmp_path_factory.mktemp("people")
-    async with open_stack(endpoints, directory, scripts=scripts) as opened, running_here(opened):
+    async with stacks.open(scripts=(EXAMPLE / "scripts", *SCRIPTS)) as opened, running_here(opened):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

@@ -8,15 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.databases import Databases
 from tests.support.delegation import CHIEF, serving, steps
 from tests.support.processes.piped import Piped, piped
-from tests.support.processes.stack import SCRIPTS, Stack, open_stack, running_here
+from tests.support.processes.stack import SCRIPTS, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import calling
 from tests.turnstile.support import ENVIRONMENT, Ran, turnstile
 from turnstile import ToolCall, ToolService
-from turnstile.embedded import Endpoints
 
 LENGTHY = """
 steps:
@@ -26,18 +25,12 @@ steps:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Worker and bridge in this process."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    directory = tmp_path_factory.mktemp("chat")
-    script = directory / "lengthy.yaml"
+    script = tmp_path_factory.mktemp("chat") / "lengthy.yaml"
     script.write_text(LENGTHY)
-    async with open_stack(endpoints, directory, scripts=(*SCRIPTS, script)) as opened, running_here(opened):
+    async with stacks.open(scripts=(*SCRIPTS, script)) as opened, running_here(opened):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.conditions import until
-from tests.support.databases import Databases
 from tests.support.delegation import CHIEF, fork, says, staff, steps, task
 from tests.support.gateway import serving, token_of
 from tests.support.paths import TESTS
 from tests.support.processes.piped import piped
-from tests.support.processes.stack import open_stack, running_here
+from tests.support.processes.stack import running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.turnstile.support import ENVIRONMENT, Ran, launch, read_until, turnstile
-from turnstile.embedded import Endpoints
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, uuid7
@@ -49,13 +48,9 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-async def machine(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Machine]:
+async def machine(stacks: Stacks, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
     """Beside it a stack with a gateway, and the agents `alice`, `chatty` and a chief."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack")) as stack, running_here(stack):
+    async with stacks.open() as stack, running_here(stack):
         tenant = new_tenant(stack)
         await tenant.agent("player", models=["scripted/*"])
         await tenant.agent("chat", AgentId("chatty"))
@@ -63,7 +58,6 @@ async def machine(
         async with serving(stack) as url:
             token = await token_of(stack, tenant.project, GatewayRole.CLIENT)
             yield Machine(tenant, tmp_path_factory.mktemp("machine"), url, token)
-    await databases.drop(name)
 
 
 async def test_enqueue_streams_and_delivers(machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -19,19 +18,18 @@ from tests.support.processes.net import (
     terminate,
     unheard,
 )
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.turnstile.support import Ran, turnstile
-from turnstile.embedded import Endpoints
 from turnstile.ledger.operations.recovery import record_repairs
 from turnstile.schema.ids import AgentTurnId
 
 
 @pytest.fixture
-async def stack(servers: Endpoints, database_url: str, tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A stack of which nothing runs."""
-    endpoints = servers.model_copy(update={"database_url": database_url})
-    async with open_stack(endpoints, tmp_path) as opened:
+    async with stacks.open() as opened:
         yield opened
         async with opened.pool.connection() as conn:
             await assert_invariants(conn)

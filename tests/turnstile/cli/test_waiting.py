@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.databases import Databases
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.turnstile.support import launch, read_until, turnstile
-from turnstile.embedded import Endpoints
 from turnstile.ledger.roster import add_agent, put_profile
 from turnstile.processes.run import run_bridge
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
@@ -20,13 +19,9 @@ AGENTS = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A stack with agents; nothing of it runs."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("waiting")) as opened:
+    async with stacks.open() as opened:
         target = opened.settings.worker.worker_targets[0]
         named = {"name": "x", "worker_target": target, "system_prompt_template": "x"}
         profile = Profile.model_validate({**named, "llm_config": {"model": "scripted/echo"}})
@@ -34,7 +29,6 @@ async def stack(
         for agent in AGENTS:
             await add_agent(opened.pool, DEMO, AgentId(agent), "x")
         yield opened
-    await databases.drop(name)
 
 
 async def test_without_a_bridge_direct_says_so_and_gives_up(stack: Stack) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,14 @@ from tests.support.conditions import until
 from tests.support.gateway import gateway_process, serving, token_of
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant
 from turnstile.runtime.faults import Fault
 from turnstile.schema.ids import AgentTurnId
 
-pytestmark = pytest.mark.long
+# A stack whose notifications may go to loopback.
+pytestmark = [pytest.mark.long, pytest.mark.stack({**QUICK, "gateway": {"push_to_private_addresses": True}})]
 WORDS = "".join(f"word-{number} " for number in range(200))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 100, "delay_seconds": 0.05}]})
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """A stack whose notifications may go to loopback."""
-    async with stacks.open({**QUICK, "gateway": {"push_to_private_addresses": True}}) as opened:
-        yield opened
 
 
 async def test_a_task_outlives_the_gateway_that_streamed_it(apart: Tenant, stack: Stack) -> None:

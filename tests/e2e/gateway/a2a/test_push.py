@@ -25,10 +25,12 @@ from tests.support.a2a.clients import a2a_client, ask, state_of
 from tests.support.a2a.receivers import Note, Receiver, receiving
 from tests.support.conditions import until
 from tests.support.gateway import serving, token_of
-from tests.support.processes.stack import QUICK, Stack
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import QUICK
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
+
+# A stack whose notifications may go to loopback.
+pytestmark = pytest.mark.stack({**QUICK, "gateway": {"push_to_private_addresses": True}})
 
 HELLO = json.dumps({"steps": [{"text": "hello"}]})
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})
@@ -38,13 +40,6 @@ MOVED = b"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://127.0.0.1:1/\r\nco
 GONE = b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
-    """A stack whose notifications may go to loopback."""
-    async with stacks.open({**QUICK, "gateway": {"push_to_private_addresses": True}}) as opened:
-        yield opened
 
 
 @pytest.fixture
