@@ -214,6 +214,11 @@ class Run:
         """A request, whatever comes of it."""
         self.found.add("replies", await self.tenant.client.request(verb, payload, headers=told or None))
 
+    async def requests(self) -> None:
+        """Turns of real models, then what no verb takes."""
+        await self.models()
+        await self.bad_input()
+
     async def models(self) -> None:
         """Two that answer in the end, one that has the wrong key, one that has a bug."""
         answer, prompt = CONTENT["model's answer"], CONTENT["system prompt"]
@@ -367,11 +372,7 @@ async def gathered(
             found.add("streamed text", msg.data.decode())
 
         await stack.conn.subscribe(subjects.channel_filter(run.tenant.project, CHANNEL, "str"), on_chunk)
-        await run.models()
-        await run.tools(service)
-        await run.actions()
-        await run.conversations()
-        await run.bad_input()
+        await asyncio.gather(run.requests(), run.tools(service), run.actions(), run.conversations())
         await run.crashes()
         if own_servers.embedded == ALL:
             await run.outages()
