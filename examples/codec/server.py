@@ -17,7 +17,7 @@ from temporalio.converter import PayloadCodec
 from temporalio.exceptions import ApplicationError
 
 from turnstile.settings.model import AES_GCM, TemporalSettings
-from turnstile.temporal.codec import AesGcmCodec, read_keys
+from turnstile.temporal.converters import AesGcmCodec, read_keys
 
 LIMIT_BYTES = 8_000_000
 

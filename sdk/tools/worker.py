@@ -33,10 +33,17 @@ from turnstile.schema.wire import subjects
 from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, failed, prepare
 from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
-from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, RunTime, TimedOut, ToolRun
+from turnstile.sdk.tools.function_run import (
+    CallTrace,
+    FunctionRaised,
+    FunctionReturned,
+    Outcome,
+    RunTime,
+    TimedOut,
+    ToolRun,
+)
 from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
 from turnstile.sdk.tools.spec import ToolSpec
-from turnstile.sdk.tools.trace import CallTrace
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.durable import Defer, Disposition, Done, Reject, deferred, settle
 from turnstile.transport.limited_log import LimitedLog

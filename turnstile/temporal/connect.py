@@ -10,8 +10,7 @@ from temporalio.service import TLSConfig
 from turnstile.embedded import Endpoints
 from turnstile.schema.errors import ConfigError
 from turnstile.settings.model import TemporalSettings
-from turnstile.temporal.codec import codec_of
-from turnstile.temporal.converters import with_codec
+from turnstile.temporal.converters import codec_of, with_codec
 
 
 async def connect_engine(

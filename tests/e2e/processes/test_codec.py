@@ -29,7 +29,7 @@ from turnstile.doctor.examine import examine
 from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId, AgentTurnId
-from turnstile.temporal.codec import codec_of
+from turnstile.temporal.converters import codec_of
 
 OLD, NEW, WRONG = (
     f"{name}:{base64.b64encode(byte * 32).decode()}" for name, byte in (("k1", b"a"), ("k2", b"b"), ("k1", b"c"))
