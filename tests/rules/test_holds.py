@@ -1,4 +1,7 @@
-"""Which calls of a step wait for a person, and what a person is shown of them (protocol §13.2, §13.3)."""
+"""Which calls of a step wait for a person, and what a person is shown of them (protocol §13.2, §13.3).
+
+And how long a turn waits for a call: by the kind of its tool, and longer if the tool says so.
+"""
 
 import json
 from typing import Any
@@ -16,6 +19,7 @@ from turnstile.rules.tool_specs import build_tool_specs
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ToolCallContent, ToolResultContent, content_of
+from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.ids import step_id
 from turnstile.schema.people import interrupts
 from turnstile.schema.people.approvals import ApprovalRule
@@ -23,7 +27,7 @@ from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.states import AfterExecution
-from turnstile.schema.tools import ToolRow
+from turnstile.schema.tools import PMO_TOOLS, ToolRow
 
 TARGET = "cg.v1r4.{project_id}.{channel_id}.cmd.tool.pay.run"
 LARGE: JsonObject = {"properties": {"amount": {"minimum": 100}}, "required": ["amount"]}
@@ -181,3 +185,31 @@ def test_ask_human_is_offered_where_it_is_allowed_and_a_row_of_the_project_wins(
     assert holds(found) == [None]
     without_target = build_tool_specs([ToolRow(tool_name="ask_human")], ["ask_human"])
     assert not without_target.rows
+
+
+SEARCH = ToolRow(tool_name="search", target_subject=TARGET)
+LONGER: JsonObject = {"suspend_timeout_seconds": 500}
+
+
+def waits(row: ToolRow, arguments: JsonObject) -> float:
+    """What a call of this tool has, where tools have 60 s and delegating calls 7 s."""
+    config = TurnConfig(
+        profile_name="x", llm_config=LlmConfig(model="m"), max_steps=9, must_end_with=[], tools={row.tool_name: row}
+    )
+    call = AnsweredCall("call_0", row.tool_name, json.dumps(arguments))
+    answer = ModelAnswer("", "", (call,), "stop", {}, None, "unknown", None)
+    decision = decide(StepRequest(TURN, 1, config, (), "", Patience(60.0, 7.0)), answer)
+    assert isinstance(decision, Suspend), decision
+    return decision.waits[0]
+
+
+@pytest.mark.parametrize("tool", sorted(PMO_TOOLS & set(kernel_tools())))
+def test_a_delegating_call_waits_for_a_bridge_as_long_as_the_setting_of_its_own_says(tool: str) -> None:
+    row = kernel_tools()[tool].model_copy(update={"parameters": {"type": "object"}})
+    assert waits(row, {}) == 7.0
+    assert waits(row.model_copy(update={"options": row.options | LONGER}), {}) == 500.0
+
+
+def test_other_calls_have_the_patience_of_tools() -> None:
+    assert waits(SEARCH, {}) == 60.0
+    assert waits(SEARCH.model_copy(update={"options": LONGER}), {}) == 500.0

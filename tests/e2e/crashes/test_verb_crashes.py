@@ -16,9 +16,7 @@ from tests.e2e.crashes import (
     test_conversation_crashes,
     test_decision_crashes,
     test_faults,
-    test_multitask_crashes,
     test_tree_crashes,
-    test_unknown_call_crashes,
 )
 from tests.e2e.durability import test_era
 from tests.e2e.people import test_steering_crashes
@@ -144,10 +142,11 @@ def test_every_point_has_a_test_that_fails_there() -> None:
 
     `tests/e2e/turns/test_boxes.py` and `tests/ledger/budgets/test_grants.py` throw there.
     """
-    killed = {each.point for each in ASKED} | set(test_faults.POINTS) | set(test_conversation_crashes.POINTS)
-    killed |= {*test_steering_crashes.IN_WORKER, *test_steering_crashes.IN_BRIDGE, *test_multitask_crashes.POINTS}
+    killed = {each.point for each in ASKED} | set(test_faults.POINTS)
+    killed |= {*test_steering_crashes.IN_WORKER, *test_steering_crashes.IN_BRIDGE}
+    killed |= {*test_conversation_crashes.POINTS, *test_conversation_crashes.WAY_POINTS}
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
-    killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_unknown_call_crashes.POINTS}
+    killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_decision_crashes.CALL_POINTS}
     killed |= {*test_spending_crashes.POINTS, *test_era.POINTS}
     killed |= {*_POINTS_OF_PLAYS & {*PASSED["tool_asks"], *PASSED["pushed"]}}
     thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.CONVERSATION_PUT, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}

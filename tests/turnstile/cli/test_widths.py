@@ -1,11 +1,15 @@
-"""What commands print at 60 and 80 columns: no word is broken, and what is cut says so."""
+"""What commands and `--help` print at 60 and 80 columns: no word is broken, and what is cut says so."""
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from turnstile.cli.app import app
 from turnstile.cli.output import Output
 
 WORD = st.text("abcdefgh-_/0123456789", min_size=1, max_size=48)
@@ -62,3 +66,18 @@ def test_facts_lines_and_texts_break_no_word(
     said = capsys.readouterr()
     assert words(said.out) == ["title", name, *text.split(), *text.split(), name, *text.split()]
     assert words(said.err) == text.split()
+
+
+def helps(command: Any, name: str = "turnstile") -> Iterator[tuple[str, str]]:
+    """Each text of help below a command, with where it stands."""
+    yield name, command.help or ""
+    yield from ((f"{name} {each.name}", str(getattr(each, "help", None) or "")) for each in command.params)
+    for below, inner in getattr(command, "commands", {}).items():
+        yield from helps(inner, f"{name} {below}")
+
+
+def test_no_help_has_what_rich_takes_for_markup() -> None:
+    """It leaves out a word in brackets, such as the section of a setting."""
+    found = dict(helps(typer.main.get_command(app)))
+    assert len(found) > 100
+    assert {name: text for name, text in found.items() if re.search(r"\[/?[a-z][\w.]*\]", text)} == {}
