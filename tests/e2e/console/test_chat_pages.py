@@ -14,7 +14,7 @@ from tests.support.console.visiting import visiting
 from tests.support.gateway import Folded, composed, events_of, token_of
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
-from turnstile.gateway.console import page_reads
+from turnstile.gateway.console import routes
 from turnstile.gateway.http import bearers
 from turnstile.ledger.access import chats
 from turnstile.schema.access import GatewayRole
@@ -301,7 +301,7 @@ async def test_pages_of_people_take_a_constant_number_of_statements(
     hand: Hand, operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bearers, "KNOWN_SECONDS", 60.0)
-    monkeypatch.setattr(page_reads, "KNOWN_SECONDS", 60.0)
+    monkeypatch.setattr(routes, "KNOWN_SECONDS", 60.0)
     page = await begun(operator, hand, script(calling("search"), {"text": "one"}))
     await hand.heard()
     await hand.report(hand.commands[0].call)
