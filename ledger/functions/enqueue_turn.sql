@@ -61,8 +61,6 @@ BEGIN
 
     -- The agent, the profile and the conversation. An instance is locked, or retention could put it to sleep meanwhile;
     -- a conversation, or retention could remove it.
-    PERFORM FROM resource.project_agents x
-    WHERE x.agent_id = r.agent_id AND x.project_id = r.project_id AND x.metadata ? 'instance_of' FOR NO KEY UPDATE;
     SELECT x.agent_id, x.status, x.profile_box_id AS own_box_id, x.metadata ->> 'instance_of' AS instance_of,
            coalesce(x.worker_target, p.worker_target) AS worker_target,
            coalesce(state.as_uuid(p.profile_box_id), x.profile_box_id) AS profile_box_id, p.name AS profile_name,
@@ -74,6 +72,10 @@ BEGIN
         SELECT y.settings FROM resource.profiles y
         WHERE y.profile_box_id = coalesce(p.profile_box_id, x.profile_box_id::text) AND y.project_id = r.project_id
           AND y.settings ->> 'profile_box_id' = y.profile_box_id OFFSET 0) k ON true;
+    IF a.instance_of IS NOT NULL THEN
+        PERFORM FROM resource.project_agents x
+        WHERE x.agent_id = r.agent_id AND x.project_id = r.project_id FOR NO KEY UPDATE;
+    END IF;
     verdict := CASE
         WHEN r.over_rate THEN 'rate_limited'
         WHEN a.agent_id IS NULL AND r.instance_of IS NULL THEN 'unknown_agent'
@@ -188,18 +190,14 @@ BEGIN
             WHERE x.agent_id = r.agent_id AND x.project_id = r.project_id) IS DISTINCT FROM a.status OR EXISTS (
                SELECT FROM state.agent_inbox o
                WHERE o.correlation_id = r.correlation_id AND o.project_id = r.project_id
-                 AND o.message_type = r.message_type) OR (
-               enqueue_turn.conversation_id IS NOT NULL AND known_box IS NULL AND EXISTS (
-                   SELECT FROM state.conversations c
-                   WHERE c.agent_id = r.agent_id AND c.conversation_id = enqueue_turn.conversation_id
-                     AND c.channel_id = r.channel_id AND c.project_id = r.project_id)) AS has_changed,
+                 AND o.message_type = r.message_type) AS has_changed,
            coalesce(greatest(h.turn_epoch, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)), 0) + 1
                AS next_epoch,
            limits IS NOT NULL OR EXISTS (
                SELECT FROM state.project_budgets b WHERE b.project_id = r.project_id) AS is_limited
     INTO q FROM (SELECT h.status = 'idle' AND h.paused_at_epoch IS NULL AS idle) i;
     q.may_run := q.may_run AND NOT q.is_stranded;
-    IF q.has_changed THEN  -- while this waited for the head
+    IF q.has_changed THEN  -- while this waited for a lock
         RAISE EXCEPTION 'another transaction was first' USING ERRCODE = 'serialization_failure';
     END IF;
     verdict := CASE WHEN q.may_run THEN 'accepted'
