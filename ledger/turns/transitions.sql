@@ -118,12 +118,12 @@ RETURNING h.step_attempt, h.model_failures;
 -- step. With calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any
 -- command is published; the head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each,
 -- have no deadline, and wait_seconds is null if all are (§13). With :new_box_id it makes a box of its :output_box_id
--- (§7.3, compaction): its :leading_ids, the cards from :first_kept_id on with :carried_ids, then :within_ids, before them
--- and the steers that it took, and its other cards. The head, the conversation and the agent's pointer that name the old box name the
--- new one from then on; the old one stays as it was, and the step's row names it. The steers that it asked with are
--- applied: begin_step has put their cards into the box. A step that would have ended the turn but for a steer
--- (:steered) makes all that wait due. No row: the gate is closed, by a mark that forbids the calls too; recorded_step
--- says whether it was committed before.
+-- (§7.3, compaction): its :leading_ids, the cards from :first_kept_id on with :carried_ids, then :within_ids, before
+-- them and the steers that it took, and its other cards. The head, the conversation and the agent's pointer that name
+-- the old box name the new one from then on; the old one stays as it was, and the step's row names it. The steers that
+-- it asked with are applied: begin_step has put their cards into the box. A step that would have ended the turn but for
+-- a steer (:steered) makes all that wait due. No row: the gate is closed, by a mark that forbids the calls too;
+-- recorded_step says whether it was committed before.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},
 -- only for boxes
