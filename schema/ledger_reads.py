@@ -9,12 +9,12 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
-from turnstile.schema.api import UsageLine
+from turnstile.schema.api import Conversation, UsageLine
 from turnstile.schema.base import AgentToken, BoxUuid, IdOf, JsonObject, Reply, Strict, Tolerant, read_column
 from turnstile.schema.budgets.budget_requests import BudgetListRequest, BudgetRequest
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.cards import Card
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ConversationId, InboxId, StepId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, InboxId, StepId, ToolCallId
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptRequest, InterruptView
 from turnstile.schema.pump.threads import ThreadId
 from turnstile.schema.states import InboxStatus
@@ -97,25 +97,8 @@ class ConversationName(NamedTuple):
     channel_id: ChannelId
 
 
-class ConversationLine(Tolerant):
+class ConversationLine(Conversation):
     """A conversation in a list; the one that a profile's memory keeps has an empty id."""
-
-    conversation_id: ConversationId
-    """The conversation."""
-    agent_id: AgentId
-    """Its agent."""
-    channel_id: ChannelId
-    """Its channel."""
-    output_box_id: BoxId
-    """The box that it is written to."""
-    turn_count: int
-    """The number of its turns."""
-    last_turn_id: AgentTurnId | None
-    """Its last turn."""
-    created_at: datetime
-    """When it began."""
-    updated_at: datetime
-    """When it was last used."""
 
     @property
     def name(self) -> ConversationName:
