@@ -98,7 +98,7 @@ async def rerun(visit: Visit[Any, RerunForm]) -> Response:
 
 
 async def _acted(visit: Visit[Any, Any], action: Callable[[AgentTurnId], Awaitable[Response]]) -> Response:
-    """What an action answers; what is refused is told on a page that leads back to the turn."""
+    """What an action answers; a refusal is a page that leads back to the turn."""
     turn = AgentTurnId(visit.path["turn_id"])
     try:
         return await action(turn)

@@ -101,7 +101,7 @@ async def test_a_replica_killed_in_mid_call_leaves_it_to_another(stack: Stack, t
     agent = await stack.register(*definition.definitions())
     first = start(*arguments, "hang")
     turn = asyncio.create_task(stack.play(agent, Call(f"work_{target}")))
-    await eventually(file.exists)
+    await eventually(lambda: file.exists() and file.read_text().endswith("\n"))
     second = start(*arguments)
     first.kill()
     first.wait()
