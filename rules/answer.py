@@ -74,8 +74,8 @@ class ModelAnswer:
     def flaw(self, model: str) -> ModelError | None:
         """The error that it is instead of an answer: refused, filtered, empty, or with calls that cannot be read."""
         if self.refusal:
-            said = " ".join(visible(self.refusal).split())[:_LONGEST_QUOTE]
-            return ModelError(CONTENT_FILTERED, f"{model}: the model refused", retryable=False, provider_says=said)
+            quoted = " ".join(visible(self.refusal).split())[:_LONGEST_QUOTE]
+            return ModelError(CONTENT_FILTERED, f"{model}: the model refused", retryable=False, provider_says=quoted)
         if self.finish_reason == "content_filter":
             message = f"{model}: the provider's content filter ended the answer"
             return ModelError(CONTENT_FILTERED, message, retryable=False)

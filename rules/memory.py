@@ -98,8 +98,8 @@ class Memory:
     @property
     def oversized(self) -> frozenset[AgentTurnId]:
         """The earlier turns that failed since they took more than a request may: nobody reads them again."""
-        made = (card for card in self.cards if card.type == CardType.DELIVERABLE and card.metadata.partial)
-        turns = (card.metadata.agent_turn_id for card in made if _is_oversized(card))
+        partials = (card for card in self.cards if card.type == CardType.DELIVERABLE and card.metadata.partial)
+        turns = (card.metadata.agent_turn_id for card in partials if _is_oversized(card))
         return frozenset(turn for turn in turns if turn is not None)
 
     def steps(self) -> list[int]:
@@ -107,11 +107,11 @@ class Memory:
 
         Behind each is a step, before it another one, and no call has its result on the other side.
         """
-        own = [(place, card) for place, card in enumerate(self.cards) if self._is_of_turn(card)]
-        last = {key: place for place, card in own for key in _calls(card)}
+        turn_cards = [(place, card) for place, card in enumerate(self.cards) if self._is_of_turn(card)]
+        last = {key: place for place, card in turn_cards for key in _calls(card)}
         cuts: list[int] = []
         reach = -1
-        for place, card in own:
+        for place, card in turn_cards:
             if card.type == CardType.THOUGHT and place > reach >= 0:
                 cuts.append(place)
             if card.type == CardType.THOUGHT or reach >= 0:

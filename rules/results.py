@@ -74,11 +74,11 @@ def shown_result(card: Card, edited: JsonObject | None, most: int, part: int) ->
     content = content_of(card)
     if not isinstance(content, ToolResultContent):
         raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
-    shown: JsonObject = {"status": content.status.value}
+    view: JsonObject = {"status": content.status.value}
     if edited is not None:
-        shown["arguments_edited_by_a_person"] = edited
+        view["arguments_edited_by_a_person"] = edited
     result = visible_result(content.result)
-    whole: JsonObject = dict(shown)
+    whole: JsonObject = dict(view)
     if result is not None:
         whole["result"] = result
     if content.error is not None:
@@ -86,24 +86,24 @@ def shown_result(card: Card, edited: JsonObject | None, most: int, part: int) ->
     text = without_images(compact(whole))
     if len(text) <= max(most, _FRAME):
         return ShownResult(text)
-    said = result_text(content)
+    full_text = result_text(content)
     head = -(-part * 3 // 4)
-    shown["result_is_long"] = {
-        "characters": len(said),
-        "head": said[:head],
-        "tail": said[max(head, len(said) - (part - head)) :],
+    view["result_is_long"] = {
+        "characters": len(full_text),
+        "head": full_text[:head],
+        "tail": full_text[max(head, len(full_text) - (part - head)) :],
         "rest": f'{READ_RESULT} {{"tool_call_id": "{card.tool_call_id}", "offset": {head}}}',
     }
     if content.error is not None:
-        shown["error"] = {"code": content.error.code}
-    return ShownResult(compact(shown), whole=False)
+        view["error"] = {"code": content.error.code}
+    return ShownResult(compact(view), whole=False)
 
 
 def result_text(content: ToolResultContent) -> str:
     """What `read_result` reads of a result: its text, or its JSON; of a failed one the message, too."""
     result = visible_result(content.result)
-    said = result if isinstance(result, str) else "" if result is None else compact(result)
-    return without_images(said if content.error is None else f"{content.error.message}\n{said}".rstrip())
+    text = result if isinstance(result, str) else "" if result is None else compact(result)
+    return without_images(text if content.error is None else f"{content.error.message}\n{text}".rstrip())
 
 
 class ReadArguments(BaseModel):
@@ -121,22 +121,22 @@ def read_result(cards: Iterable[Card], arguments_text: str, inline_chars: int) -
     if arguments is None:
         return bad_arguments(READ_RESULT, arguments_text)
     try:
-        asked = ReadArguments.model_validate(arguments)
+        request = ReadArguments.model_validate(arguments)
     except ValidationError as error:
         return f"The arguments of {READ_RESULT} do not fit: {describe_faults(error, ReadArguments, most=1)}."
-    call = ToolCallId(asked.tool_call_id)
-    found = (card for card in cards if card.type == CardType.TOOL_RESULT and card.tool_call_id == call)
-    content = next((content for card in found if (content := readable_content(card)) is not None), None)
+    call = ToolCallId(request.tool_call_id)
+    results = (card for card in cards if card.type == CardType.TOOL_RESULT and card.tool_call_id == call)
+    content = next((content for card in results if (content := readable_content(card)) is not None), None)
     if not isinstance(content, ToolResultContent):
-        return f"There is no result of the call {asked.tool_call_id[:64]!r} here, or it was left out of the memory."
-    said = result_text(content)
+        return f"There is no result of the call {request.tool_call_id[:64]!r} here, or it was left out of the memory."
+    whole_text = result_text(content)
     most = max(inline_chars - _FRAME, 1)
-    text = said[asked.offset : asked.offset + min(asked.limit or most, most)]
+    text = whole_text[request.offset : request.offset + min(request.limit or most, most)]
     while len(text) > 1 and len(compact(text)) > most:  # as JSON it takes more
         text = text[: len(text) * 3 // 4]
-    end = asked.offset + len(text)
-    left = max(len(said) - end, 0)
-    return {"tool_call_id": call, "offset": asked.offset, "text": text, "characters": len(said), "left": left}
+    end = request.offset + len(text)
+    left = max(len(whole_text) - end, 0)
+    return {"tool_call_id": call, "offset": request.offset, "text": text, "characters": len(whole_text), "left": left}
 
 
 def without_images(text: str) -> str:

@@ -79,10 +79,10 @@ class Conversation:
         An operator stops those that others asked for, too. Raises `Refused` (`unknown_conversation`), `BadRequest` or
         `ServerUnavailable`; it may be repeated.
         """
-        given: JsonObject = {"conversation_id": self.conversation_id, "reason": reason}
+        fields: JsonObject = {"conversation_id": self.conversation_id, "reason": reason}
         if self.agent_id is not None:
-            given["agent_id"] = self.agent_id
-        request, stopped = parse_request(ConversationStopRequest, given), list[AgentTurnId]()
+            fields["agent_id"] = self.agent_id
+        request, stopped = parse_request(ConversationStopRequest, fields), list[AgentTurnId]()
         while True:
             reply = await self.client.call(verbs.CONVERSATION_STOP, request)
             stopped += reply.stopped

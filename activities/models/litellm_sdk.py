@@ -275,13 +275,13 @@ def _end(wrapper: Any, heard: Overheard, finish: str | None, usage: Any) -> End:
     )
 
 
-def _reason(said: str, mapped: str | None) -> str:
+def _reason(reason: str, mapped: str | None) -> str:
     """The finish reason: as litellm maps what it knows; else the provider's own word, in few characters."""
-    if (own := _REASONS.get(said.lower())) is not None:
-        return "tool_calls" if (own, mapped) == ("stop", "tool_calls") else own
-    if mapped not in {None, "stop", said}:
+    if (known := _REASONS.get(reason.lower())) is not None:
+        return "tool_calls" if (known, mapped) == ("stop", "tool_calls") else known
+    if mapped not in {None, "stop", reason}:
         return str(mapped)
-    return _ODD.sub("_", said)[:_REASON_LENGTH]
+    return _ODD.sub("_", reason)[:_REASON_LENGTH]
 
 
 def _counts(usage: Any) -> JsonObject:

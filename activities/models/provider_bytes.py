@@ -91,13 +91,13 @@ class Overheard:
     def _mend_choice(self, choice: Any) -> bool:
         if not isinstance(choice, dict):
             return False
-        given = cast("Event", choice)
-        self._finish(given, "finish_reason")
-        changed = _fitting(given, _OF_CHOICE)
-        if not isinstance(given.get("delta"), dict):
-            given["delta"] = {}
+        fields = cast("Event", choice)
+        self._finish(fields, "finish_reason")
+        changed = _fitting(fields, _OF_CHOICE)
+        if not isinstance(fields.get("delta"), dict):
+            fields["delta"] = {}
             return True
-        return self._mend_delta(given["delta"]) or changed
+        return self._mend_delta(fields["delta"]) or changed
 
     def _mend_delta(self, delta: Event) -> bool:
         changed = False
@@ -150,8 +150,8 @@ def overhear() -> Overheard:
 
 
 def _short_error(error: Any) -> Event:
-    given = cast("Event", error) if isinstance(error, dict) else {"message": error}
-    kept = {name: value for name, value in given.items() if isinstance(value, int | str | None)}
+    fields = cast("Event", error) if isinstance(error, dict) else {"message": error}
+    kept = {name: value for name, value in fields.items() if isinstance(value, int | str | None)}
     return {name: value[:1_000] if isinstance(value, str) else value for name, value in kept.items()}
 
 
@@ -171,7 +171,7 @@ def _spoken(parts: Iterable[Any]) -> tuple[str, str]:
             if isinstance(inner, list):
                 thoughts.append("".join(_spoken(cast("list[Any]", inner))))
             into = thoughts if of.get("type") in _THOUGHTS else text
-            into += [said for said in (of.get("thinking"), of.get("text")) if isinstance(said, str)]
+            into += [text for text in (of.get("thinking"), of.get("text")) if isinstance(text, str)]
     return "".join(text), "".join(thoughts)
 
 
@@ -257,8 +257,8 @@ def _streamed(response: httpx.Response, body: bytes, heard: Overheard) -> httpx.
 
 def _status(error: Any) -> int:
     """The HTTP status of an error that came with another."""
-    given = cast("Event", error) if isinstance(error, dict) else {}
-    codes = (given.get(name) for name in ("code", "status", "status_code"))
+    fields = cast("Event", error) if isinstance(error, dict) else {}
+    codes = (fields.get(name) for name in ("code", "status", "status_code"))
     return next((code for code in codes if isinstance(code, int) and 400 <= code < 600), 502)
 
 
@@ -279,14 +279,14 @@ def _events(value: Any) -> Iterable[Event] | None:
 def _chat_events(value: Event) -> Iterator[Event]:
     envelope = {name: value.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in cast("list[Any]", value["choices"])[:1]:
-        given = cast("Event", choice) if isinstance(choice, dict) else {}
-        message: Any = given.get("message")
+        fields = cast("Event", choice) if isinstance(choice, dict) else {}
+        message: Any = fields.get("message")
         delta = dict(cast("Event", message)) if isinstance(message, dict) else {}
         if isinstance(calls := delta.get("tool_calls"), list):
             numbered = enumerate(cast("list[Any]", calls))
             delta["tool_calls"] = [call | {"index": n} if isinstance(call, dict) else call for n, call in numbered]
         yield {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        yield {**envelope, "choices": [{"index": 0, "delta": {}, "finish_reason": given.get("finish_reason")}]}
+        yield {**envelope, "choices": [{"index": 0, "delta": {}, "finish_reason": fields.get("finish_reason")}]}
     if isinstance(value.get("usage"), dict):
         yield {**envelope, "choices": [], "usage": value["usage"]}
 
@@ -297,9 +297,9 @@ def _claude_events(value: Event) -> Iterator[Event]:
     for n, block in enumerate(value["content"]):
         if not isinstance(block, dict):
             continue
-        given = cast("Event", block)
-        yield {"type": "content_block_start", "index": n, "content_block": _emptied(given)}
-        for delta in _claude_deltas(given):
+        content = cast("Event", block)
+        yield {"type": "content_block_start", "index": n, "content_block": _emptied(content)}
+        for delta in _claude_deltas(content):
             yield {"type": "content_block_delta", "index": n, "delta": delta}
         yield {"type": "content_block_stop", "index": n}
     yield {"type": "message_delta", "delta": {"stop_reason": value.get("stop_reason")}, "usage": usage}

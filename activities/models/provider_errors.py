@@ -220,8 +220,8 @@ def model_error(
 
 
 def _window(error: Exception) -> int | None:
-    found = _WINDOW.search(str(error))
-    return int(found[1]) if found else None
+    match = _WINDOW.search(str(error))
+    return int(match[1]) if match else None
 
 
 def rule_of(error: Exception) -> ErrorRule:

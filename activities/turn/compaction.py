@@ -150,10 +150,12 @@ class FittedStep:
         before = await self._count(messages)
         if before.tokens <= limit:
             return messages
-        made = await self._fit(_Excess("full", messages, before, limit))
+        fitting = await self._fit(_Excess("full", messages, before, limit))
         most = self._policy.max_context_tokens
-        if made is not None or most is None or before.tokens <= most:
-            return messages if made is None else made  # what a model was seen to refuse is a guess: it may take these
+        if fitting is not None or most is None or before.tokens <= most:
+            return (
+                messages if fitting is None else fitting
+            )  # what a model was seen to refuse is a guess: it may take these
         says = f"the turn alone takes more than memory.max_context_tokens, which is {most}"
         raise ModelError(TOO_SMALL, says, retryable=False)
 
@@ -164,22 +166,22 @@ class FittedStep:
         before = await self._count(messages)
         limit = self.windows.learn(self.pinned.config.llm_config, before.tokens, error.window)
         limit = min(limit, self._policy.max_context_tokens or limit)
-        made = await self._fit(_Excess("refused", messages, before, limit))
-        if made is None:
+        fitting = await self._fit(_Excess("refused", messages, before, limit))
+        if fitting is None:
             raise error
-        return made
+        return fitting
 
     async def _fit(self, excess: _Excess) -> Messages | Compacted | None:
         """The request within its limit; None if nothing that may be left out makes it fit."""
-        if (shown := await self._shorter(excess)) is not None:
-            return shown
+        if (shorter := await self._shorter(excess)) is not None:
+            return shorter
         places = self.step.memory.places()
         if places and self.pinned.config.memory is not None:
             alone = await self._count(self._old_short(self.step.messages, self.pinned, places[-1]))
             if alone.tokens <= excess.limit:
                 return await self._cut(excess, places)
-        if (steps := self.step.memory.steps()) and (made := await self._cut_within(excess, steps)) is not None:
-            return made
+        if (steps := self.step.memory.steps()) and (cut := await self._cut_within(excess, steps)) is not None:
+            return cut
         return await self._shorter(excess, newest=True)
 
     async def _shorter(self, excess: _Excess, *, newest: bool = False) -> Messages | None:
@@ -196,13 +198,13 @@ class FittedStep:
             low, high = 0, len(numbers)
             while low < high:
                 middle = (low + high) // 2
-                shown = self.step.messages(self.pinned, short=numbers[middle])
-                low, high = (low, middle) if self._bytes(shown) <= most else (middle + 1, high)
+                messages = self.step.messages(self.pinned, short=numbers[middle])
+                low, high = (low, middle) if self._bytes(messages) <= most else (middle + 1, high)
             if low < len(numbers):
-                shown = self.step.messages(self.pinned, short=numbers[low])
-                fits = shown != excess.messages and (await self._count(shown)).tokens <= excess.limit
+                messages = self.step.messages(self.pinned, short=numbers[low])
+                fits = messages != excess.messages and (await self._count(messages)).tokens <= excess.limit
                 if fits:
-                    return shown
+                    return messages
         return None
 
     def _old_short(self, build: Callable[..., Messages], *arguments: object, **named: object) -> Messages:
@@ -368,6 +370,6 @@ class FittedStep:
 
 def _results(messages: Messages) -> tuple[int, int]:
     """How many results a request shows: before those of the newest step, and in all."""
-    asked = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=0)
+    last_call = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=0)
     every = sum(message.role == "tool" for message in messages)
-    return every - sum(message.role == "tool" for message in messages[asked:]), every
+    return every - sum(message.role == "tool" for message in messages[last_call:]), every

@@ -110,8 +110,10 @@ class CurrentStep:
         So many of its results, the oldest, are shown short. `memory`: that of another box.
         """
         memory, view = memory or self.memory, ResultView(pinned.config.inline_result_chars, short)
-        own = (*memory.own, *self.begun.steers)
-        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, own, view)
+        turn_cards = (*memory.own, *self.begun.steers)
+        return build_messages(
+            pinned.system_prompt, memory.earlier(first, summary), self.begun.context, turn_cards, view
+        )
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None

@@ -243,10 +243,10 @@ class Verbs:
                 return ConversationStopReply(
                     status=ReplyStatus.ACCEPTED, stopped=tuple(stopped), others=others, more=True
                 )
-            wanted = StopRequest(agent_turn_id=turn, reason=body.reason)
+            stop = StopRequest(agent_turn_id=turn, reason=body.reason)
             try:
                 await stop_turn(
-                    self.pool, self.publisher, project, wanted, self.telemetry, channel=channel, caller=caller
+                    self.pool, self.publisher, project, stop, self.telemetry, channel=channel, caller=caller
                 )
             except Refused as error:
                 if error.code != "not_yours":

@@ -202,8 +202,8 @@ class LedgerReads:
 
     async def _said(self, project: ProjectId, page: SaidRead) -> ReadReply:
         name = ConversationName(page.agent_id, ConversationId(page.conversation_id), ChannelId(page.channel_id))
-        said = await self._pool.run(lambda conn: list_conversation_turns(conn, project, name, row_limit=page.limit))
-        return ReadReply(status=ReplyStatus.ACCEPTED, said=tuple(said))
+        turns = await self._pool.run(lambda conn: list_conversation_turns(conn, project, name, row_limit=page.limit))
+        return ReadReply(status=ReplyStatus.ACCEPTED, said=tuple(turns))
 
     async def _threads(self, project: ProjectId, page: ThreadsRead) -> ReadReply:
         if (thread := page.thread_id) is None:
@@ -238,8 +238,8 @@ class LedgerReads:
     async def _interrupts(self, project: ProjectId, page: InterruptListRequest) -> ReadReply:
         read = await interrupt_page(self._pool, project, None, page)
         views = [await self._interrupt(project, line.interrupt_id) for line in read.interrupts]
-        shown = tuple(view for view in views if view is not None)
-        return ReadReply(status=ReplyStatus.ACCEPTED, interrupts=shown, next=read.next)
+        interrupts = tuple(view for view in views if view is not None)
+        return ReadReply(status=ReplyStatus.ACCEPTED, interrupts=interrupts, next=read.next)
 
     async def _interrupt(self, project: ProjectId, named: InterruptId) -> InterruptView | None:
         return await self._pool.run(lambda conn: get_interrupt(conn, project, named, with_added=True))

@@ -145,8 +145,11 @@ class ToolCalls:
         key, is_chosen = asker.key(params.meta)
         state = None if params.request_state is None else read_state(params.request_state)
         if state is None:
-            made = await self._enqueued(asker, target, ask, key)
-            turn, view = made.agent_turn_id, made.model_copy(update={"steps": 0})  # what it did was not reported yet
+            enqueued = await self._enqueued(asker, target, ask, key)
+            turn, view = (
+                enqueued.agent_turn_id,
+                enqueued.model_copy(update={"steps": 0}),
+            )  # what it did was not reported yet
         else:
             turn, view = AgentTurnId(state.turn), None
         try:

@@ -110,14 +110,18 @@ class Lenient:
 
     def _failed(self, line: bytes) -> Iterator[types.JSONRPCMessage]:
         """The failure of the call that the line answers, as far as it says which."""
-        if (found := _ID.search(line)) is not None and (number := int(found[1] or found[2])) in self._methods:
+        if (match := _ID.search(line)) is not None and (number := int(match[1] or match[2])) in self._methods:
             yield _error(number, _UNREADABLE)
 
-    def _number(self, said: Any) -> types.RequestId | None:
+    def _number(self, request_id: Any) -> types.RequestId | None:
         """The number of the request that an id means: some servers answer with it as a text or a float."""
-        if isinstance(said, str | float) and _NUMBER.match(str(said)) and (number := int(float(said))) in self._methods:
+        if (
+            isinstance(request_id, str | float)
+            and _NUMBER.match(str(request_id))
+            and (number := int(float(request_id))) in self._methods
+        ):
             return number
-        return said if isinstance(said, str) or type(said) is int else None
+        return request_id if isinstance(request_id, str) or type(request_id) is int else None
 
     def _message(self, raw: Raw) -> types.JSONRPCMessage | None:
         number = self._number(raw.get("id"))
@@ -159,8 +163,8 @@ class Lenient:
             try:
                 tools.append(_tool(raw, left))
             except _Unmended as error:
-                shown = ascii(name[:64])[1:-1] if isinstance(name, str) else "(without a name)"
-                self.left_out[shown] = str(error)
+                printable = ascii(name[:64])[1:-1] if isinstance(name, str) else "(without a name)"
+                self.left_out[printable] = str(error)
         kept = {key: value for key, value in result.items() if key != "nextCursor" or isinstance(value, str)}
         return {**kept, "tools": tools}
 
@@ -183,10 +187,10 @@ def _error(number: types.RequestId, message: str) -> types.JSONRPCError:
 
 
 def _fault(error: Any) -> Raw:
-    given = cast("Raw", error) if isinstance(error, dict) else {"message": error}
-    code, message = given.get("code"), given.get("message")
+    fields = cast("Raw", error) if isinstance(error, dict) else {"message": error}
+    code, message = fields.get("code"), fields.get("message")
     return {
-        **given,
+        **fields,
         "code": code if isinstance(code, int) and not isinstance(code, bool) else types.INTERNAL_ERROR,
         "message": message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)[:1000],
     }
@@ -196,9 +200,9 @@ def _introduced(result: Raw) -> Raw:
     info: Any = result.get("serverInfo")
     info = cast("Raw", info) if isinstance(info, dict) else {}
     named = {key: info[key] if isinstance(info.get(key), str) else "" for key in ("name", "version")}
-    given: Any = result.get("capabilities")
-    given = cast("Raw", given) if isinstance(given, dict) else {}
-    capabilities: Raw = {key: value if isinstance(value, dict) else {} for key, value in given.items() if value}
+    offered: Any = result.get("capabilities")
+    offered = cast("Raw", offered) if isinstance(offered, dict) else {}
+    capabilities: Raw = {key: value if isinstance(value, dict) else {} for key, value in offered.items() if value}
     instructions = {key: value for key, value in result.items() if key == "instructions" and isinstance(value, str)}
     return {
         "protocolVersion": result.get("protocolVersion"),
@@ -252,18 +256,18 @@ def mended_schema(schema: Any) -> Any:
         return [mended_schema(part) for part in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    given = {
+    mended = {
         key: value if key in _MAY_BE_NULL else _names(value) if key in _OF_NAMES else mended_schema(value)
         for key, value in cast("Raw", schema).items()
         if value is not None or key in _MAY_BE_NULL
     }
     for bound in ("Minimum", "Maximum"):
         key, plain = f"exclusive{bound}", bound.lower()
-        if isinstance(given.get(key), bool):
-            exclusive = given.pop(key)
-            if exclusive and plain in given:
-                given[key] = given.pop(plain)
-    return given
+        if isinstance(mended.get(key), bool):
+            exclusive = mended.pop(key)
+            if exclusive and plain in mended:
+                mended[key] = mended.pop(plain)
+    return mended
 
 
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -299,19 +303,19 @@ def called(result: Raw) -> Raw:
 def _part(part: Any) -> Raw:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    given = cast("Raw", part) if isinstance(part, dict) else {}
+    content = cast("Raw", part) if isinstance(part, dict) else {}
     for left_out in ((), ("annotations", "_meta", "icons")):
-        lean = {key: value for key, value in given.items() if key not in left_out and value is not None}
+        lean = {key: value for key, value in content.items() if key not in left_out and value is not None}
         try:
             read = _PART.validate_python(lean, by_name=False)
         except ValidationError:
             continue
-        if read.type == given.get("type"):
+        if read.type == content.get("type"):
             return lean
-    if given.get("type", "text") == "text" and "text" in given:
-        text: Any = given["text"]
+    if content.get("type", "text") == "text" and "text" in content:
+        text: Any = content["text"]
         return {"type": "text", "text": "" if text is None else text if isinstance(text, str) else json.dumps(text)}
-    kind: Any = given.get("type")
+    kind: Any = content.get("type")
     return _stand_in(kind[:_LONGEST_TYPE] if isinstance(kind, str) and kind else "unknown")
 
 
