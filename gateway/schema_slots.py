@@ -26,17 +26,17 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,30})")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 
 
-class Missing(StrEnum):
+class LeftOut(StrEnum):
     """The one value of its type: an argument that is left out."""
 
     MISSING = "missing"
 
 
-MISSING: Final = Missing.MISSING
-Given = JsonValue | Missing
+MISSING: Final = LeftOut.MISSING
+Given = JsonValue | LeftOut
 
 
-class Kind(StrEnum):
+class InputKind(StrEnum):
     """How a value is typed."""
 
     TEXT = "text"
@@ -49,7 +49,7 @@ class Kind(StrEnum):
     JSON = "json"
 
 
-class Fault(ValueError):
+class WrongInput(ValueError):
     """What was typed is no such value; the message says what to type."""
 
 
@@ -63,7 +63,7 @@ class Slot:
     schema: JsonObject
     required: bool
     given: Given
-    kind: Kind
+    kind: InputKind
 
     @property
     def shown(self) -> str:
@@ -71,48 +71,48 @@ class Slot:
         if self.given is MISSING:
             return ""
         match self.kind:
-            case Kind.TEXT | Kind.LONG_TEXT:
+            case InputKind.TEXT | InputKind.LONG_TEXT:
                 return str(self.given)
-            case Kind.INTEGER | Kind.NUMBER:
+            case InputKind.INTEGER | InputKind.NUMBER:
                 return json.dumps(self.given)
-            case Kind.CHOICE:
+            case InputKind.CHOICE:
                 return str(next(n for n, value in enumerate(choices(self.schema)) if _same(value, self.given)))
-            case Kind.LIST:
+            case InputKind.LIST:
                 items = cast("list[JsonValue]", self.given)
                 return "\n".join(item if isinstance(item, str) else json.dumps(item) for item in items)
-            case Kind.JSON:
+            case InputKind.JSON:
                 return shown_json(self.given)
 
     def read(self, typed: str) -> Given:
-        """The value of what was typed; raises `Fault`."""
+        """The value of what was typed; raises `WrongInput`."""
         text = typed.replace("\r\n", "\n")
         if text == self.shown.replace("\r\n", "\n") and (self.given is not MISSING or not self.required):
             return self.given
         if not text.strip():
             return self._emptied()
         match self.kind:
-            case Kind.TEXT | Kind.LONG_TEXT:
+            case InputKind.TEXT | InputKind.LONG_TEXT:
                 return text
-            case Kind.INTEGER:
+            case InputKind.INTEGER:
                 return _integer(text.strip())
-            case Kind.NUMBER:
+            case InputKind.NUMBER:
                 return _number(text.strip())
-            case Kind.CHOICE:
+            case InputKind.CHOICE:
                 known = choices(self.schema)
                 if not (text.isascii() and text.isdigit()) or int(text[:4]) >= len(known):
-                    raise Fault("Choose an item from the list.")
+                    raise WrongInput("Choose an item from the list.")
                 return known[int(text)]
-            case Kind.LIST:
+            case InputKind.LIST:
                 return [_item(self.schema, part.strip()) for part in text.split("\n") if part.strip()]
-            case Kind.JSON:
+            case InputKind.JSON:
                 return read_json(text)
 
     def _emptied(self) -> Given:
-        is_text = self.kind in (Kind.TEXT, Kind.LONG_TEXT)
-        if self.given is not MISSING and (self.kind is Kind.LIST or (is_text and self.required)):
-            return [] if self.kind is Kind.LIST else ""
+        is_text = self.kind in (InputKind.TEXT, InputKind.LONG_TEXT)
+        if self.given is not MISSING and (self.kind is InputKind.LIST or (is_text and self.required)):
+            return [] if self.kind is InputKind.LIST else ""
         if self.required:
-            raise Fault("This field is required.")
+            raise WrongInput("This field is required.")
         return MISSING
 
 
@@ -159,15 +159,15 @@ def hints(slot: Slot) -> str:
         if name in schema and isinstance(value, str | int | float):
             hints_found.append(sentence.format(choice_text(value)[:100]))
     match slot.kind:
-        case Kind.INTEGER:
+        case InputKind.INTEGER:
             hints_found.insert(0, "a whole number")
-        case Kind.NUMBER:
+        case InputKind.NUMBER:
             hints_found.insert(0, "a number")
-        case Kind.LIST:
+        case InputKind.LIST:
             hints_found.insert(0, "one per line")
-        case Kind.JSON:
+        case InputKind.JSON:
             hints_found.insert(0, "JSON")
-        case Kind.TEXT | Kind.LONG_TEXT | Kind.CHOICE:
+        case InputKind.TEXT | InputKind.LONG_TEXT | InputKind.CHOICE:
             pass
     return ", ".join(hints_found)
 
@@ -184,38 +184,40 @@ def shown_json(value: JsonValue) -> str:
 
 
 def read_json(text: str) -> JsonValue:
-    """The JSON that was typed; raises `Fault`, which says where it is none."""
+    """The JSON that was typed; raises `WrongInput`, which says where it is none."""
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
         return cast("JsonValue", json.loads(text, parse_constant=_no_number, object_pairs_hook=_once))
     except json.JSONDecodeError as error:
-        raise Fault(f"Not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
+        raise WrongInput(f"Not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
     except BadRequest as error:
-        raise Fault(f"{error}.".replace("the payload", "It", 1)) from None
+        raise WrongInput(f"{error}.".replace("the payload", "It", 1)) from None
     except RecursionError:
-        raise Fault("It is nested too deeply.") from None
+        raise WrongInput("It is nested too deeply.") from None
     except ValueError as error:
-        raise Fault(str(error) if isinstance(error, Fault) else "A number has too many digits.") from None
+        raise WrongInput(str(error) if isinstance(error, WrongInput) else "A number has too many digits.") from None
 
 
-def _kind(schema: JsonObject, current: Given) -> Kind:
+def _kind(schema: JsonObject, current: Given) -> InputKind:
     if known := choices(schema):
-        return Kind.CHOICE if current is MISSING or any(_same(value, current) for value in known) else Kind.JSON
+        return (
+            InputKind.CHOICE if current is MISSING or any(_same(value, current) for value in known) else InputKind.JSON
+        )
     match schema.get("type"):
         case "string" if current is MISSING or (isinstance(current, str) and is_plain(current)):
             text = "" if current is MISSING else str(current)
             most = schema.get("maxLength")
             is_short = isinstance(most, int) and most <= _LONG_TEXT
             is_long = "\n" in text or len(text) > _LONG_TEXT
-            return Kind.TEXT if not is_long and (is_short or current is not MISSING) else Kind.LONG_TEXT
+            return InputKind.TEXT if not is_long and (is_short or current is not MISSING) else InputKind.LONG_TEXT
         case "integer" if current is MISSING or (isinstance(current, int) and not isinstance(current, bool)):
-            return Kind.INTEGER
+            return InputKind.INTEGER
         case "number" if current is MISSING or (isinstance(current, int | float) and not isinstance(current, bool)):
-            return Kind.NUMBER
+            return InputKind.NUMBER
         case "array" if _is_list(schema, current):
-            return Kind.LIST
+            return InputKind.LIST
         case _:
-            return Kind.JSON
+            return InputKind.JSON
 
 
 def _is_list(schema: JsonObject, value: Given) -> bool:
@@ -230,7 +232,7 @@ def _is_list(schema: JsonObject, value: Given) -> bool:
         return False
     try:
         return all(_same(_item(schema, item if isinstance(item, str) else json.dumps(item)), item) for item in value)
-    except Fault:
+    except WrongInput:
         return False
 
 
@@ -243,14 +245,14 @@ def _item(schema: JsonObject, text: str) -> JsonValue:
         case "number":
             return _number(text)
         case _ if text != text.strip() or not text or "\n" in text or not is_plain(text):
-            raise Fault("Each line is one text.")
+            raise WrongInput("Each line is one text.")
         case _:
             return text
 
 
 def _integer(text: str) -> int:
     if not _INTEGER.fullmatch(text):
-        raise Fault("Type a whole number, such as 12.")
+        raise WrongInput("Type a whole number, such as 12.")
     return int(text)
 
 
@@ -258,10 +260,10 @@ def _number(text: str) -> JsonValue:
     if _INTEGER.fullmatch(text):
         return int(text)
     if not _NUMBER.fullmatch(text):
-        raise Fault("Type a number, such as 12.5.")
+        raise WrongInput("Type a number, such as 12.5.")
     number = float(text)
     if Decimal(repr(number)) != Decimal(text):
-        raise Fault("The number has too many digits.")
+        raise WrongInput("The number has too many digits.")
     return number
 
 
@@ -271,11 +273,11 @@ def _same(one: JsonValue, other: Given) -> bool:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise Fault(f"{text} is not valid JSON.")
+    raise WrongInput(f"{text} is not valid JSON.")
 
 
 def _once(pairs: list[tuple[str, JsonValue]]) -> Mapping[str, JsonValue]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise Fault("A name occurs twice.")
+        raise WrongInput("A name occurs twice.")
     return fields

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.parameters import Fault, SchemaTooCostly, checks
+from turnstile.schema.parameters import Mismatch, SchemaTooCostly, checks
 from turnstile.schema.profiles import render
 from turnstile.schema.tools import PMO_TOOLS, ToolOptions, ToolRow, options_of
 
@@ -132,7 +132,7 @@ def violation(
     return _worded(name, fault, quotes=quotes and not (of_whole and added & arguments.keys()))
 
 
-def _worded(name: str, fault: Fault, *, quotes: bool) -> str:
+def _worded(name: str, fault: Mismatch, *, quotes: bool) -> str:
     where = "/".join(str(part) for part in (fault.path if quotes else fault.schema_path))
     at = f" at {where}" if where else ""
     return f"The arguments of {name} do not fit its parameters{at}{f': {fault.message}' if quotes else ''}"

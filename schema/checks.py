@@ -53,7 +53,7 @@ class Unusable(ValueError):
 
 
 @dataclass(slots=True)
-class Fault:
+class Mismatch:
     """Where a value does not match a schema, and which keyword says so."""
 
     keyword: str
@@ -61,7 +61,7 @@ class Fault:
     outward: list[str | int] = field(default_factory=list[str | int])
     """Its place in the value, from the inside."""
     outward_schema: list[str | int] = field(default_factory=list[str | int])
-    branches: tuple[Sequence["Fault"], ...] = ()
+    branches: tuple[Sequence["Mismatch"], ...] = ()
     """Of `anyOf` and `oneOf`: what was wrong with each alternative."""
 
     @property
@@ -88,7 +88,7 @@ class _Run:
     def __init__(self) -> None:
         self.left = MOST_LOOKS
         self.depth = 0
-        self.known: dict[tuple[int, int], Sequence[Fault]] = {}
+        self.known: dict[tuple[int, int], Sequence[Mismatch]] = {}
 
     def spend(self, looks: int) -> None:
         self.left -= looks
@@ -96,7 +96,7 @@ class _Run:
             raise SchemaTooCostly("the check takes too long")
 
 
-Found: TypeAlias = Sequence[Fault]
+Found: TypeAlias = Sequence[Mismatch]
 Check: TypeAlias = Callable[[Json, _Run], Found]
 _NONE: Final[Found] = ()
 _NO_CHECKS: Final[Sequence[Check]] = ()
@@ -153,27 +153,27 @@ class Checks:
         self.annotations = frozenset(compiler.annotations)
         """Keywords of the schema that say something and decide nothing."""
 
-    def faults(self, value: Json) -> list[Fault]:
+    def faults(self, value: Json) -> list[Mismatch]:
         """What does not match, twenty at most; raises `SchemaTooCostly`."""
         try:
             return list(self._root.visit(value, _Run())[:_MOST_FAULTS])
         except RecursionError:
             raise SchemaTooCostly("the value or its schema is nested too deeply") from None
 
-    def fault(self, value: Json) -> Fault | None:
+    def fault(self, value: Json) -> Mismatch | None:
         """What to say first of what does not match; None if all does. Raises `SchemaTooCostly`."""
         faults = self.faults(value)
         return _best(faults) if faults else None
 
 
-def _best(faults: Sequence[Fault]) -> Fault:
+def _best(faults: Sequence[Mismatch]) -> Mismatch:
     """The fault that is nearest to the root; of alternatives that of the only one which was meant."""
     best = min(faults, key=lambda fault: (len(fault.outward), fault.keyword in _WEAK))
     meant = [branch for branch in best.branches if branch and not _other_shape(branch, best)]
     return _best(meant[0]) if len(meant) == 1 else best
 
 
-def _other_shape(branch: Sequence[Fault], whole: Fault) -> bool:
+def _other_shape(branch: Sequence[Mismatch], whole: Mismatch) -> bool:
     return any(fault.keyword in _OTHER_SHAPE and len(fault.outward) <= len(whole.outward) for fault in branch)
 
 
@@ -251,7 +251,7 @@ def _decimal(number: float) -> tuple[int, int]:
 
 
 def _fault(keyword: str, say: Callable[[], str]) -> Found:
-    return [Fault(keyword, say, [], [keyword])]
+    return [Mismatch(keyword, say, [], [keyword])]
 
 
 def _within(faults: Found, inner: Iterable[str | int], *at: str | int) -> Found:
@@ -347,7 +347,7 @@ _NUMBERS: Final = (int, float)
 
 
 def _never(value: Json, run: _Run) -> Found:
-    return [Fault("false", lambda: f"False schema does not allow {shown(value)}")]
+    return [Mismatch("false", lambda: f"False schema does not allow {shown(value)}")]
 
 
 # of any type
@@ -400,7 +400,9 @@ def _ref(compiler: _Compiler, target: Json, schema: Schema, where: Where) -> Mad
         if (faults := run.known.get(known)) is None:
             run.known[known] = _NONE
             faults = run.known[known] = node.visit(value, run)
-        return [Fault(fault.keyword, fault.say, [*fault.outward], [*fault.outward_schema, "$ref"]) for fault in faults]
+        return [
+            Mismatch(fault.keyword, fault.say, [*fault.outward], [*fault.outward_schema, "$ref"]) for fault in faults
+        ]
 
     return [(_ALL, check)]
 
@@ -456,7 +458,7 @@ def _no_alternative(keyword: str, value: Json, branches: list[Found]) -> Found:
     def say() -> str:
         return f"{shown(value)} is not valid under any of the given schemas"
 
-    return [Fault(keyword, say, [], [keyword], tuple(branches))]
+    return [Mismatch(keyword, say, [], [keyword], tuple(branches))]
 
 
 def _not(compiler: _Compiler, inner: Json, schema: Schema, where: Where) -> Made:

@@ -11,10 +11,19 @@ from functools import lru_cache
 from typing import Any, cast
 
 from turnstile.schema.base import DEEPEST, JsonObject
-from turnstile.schema.checks import Checks, Fault, SchemaTooCostly, Unusable
+from turnstile.schema.checks import Checks, Mismatch, SchemaTooCostly, Unusable
 from turnstile.schema.patterns import LONGEST, weight
 
-__all__ = ["Checks", "Fault", "SchemaTooCostly", "Unusable", "checks", "json_schema", "object_schema", "within_bounds"]
+__all__ = [
+    "Checks",
+    "Mismatch",
+    "SchemaTooCostly",
+    "Unusable",
+    "checks",
+    "json_schema",
+    "object_schema",
+    "within_bounds",
+]
 
 MOST_BYTES = 65_536
 """Of one schema as JSON."""

@@ -138,7 +138,7 @@ class TurnStopped(Tolerant):
 StepResult = Annotated[StepContinues | StepSuspends | StepEnds | StepStale, Field(discriminator="next")]
 
 
-class TurnResult(Tolerant):
+class TurnWorkflowResult(Tolerant):
     """Result of the `AgentTurn` workflow. `outcome` is null if the turn was ended elsewhere: the ledger has it.
 
     Status and code come first, since the Web UI shows the beginning of the result beside a badge *Completed*.

@@ -90,7 +90,7 @@ Request_co = TypeVar("Request_co", bound=BaseModel, covariant=True)
 Answer_co = TypeVar("Answer_co", bound=Reply, covariant=True)
 
 
-class Role(StrEnum):
+class Party(StrEnum):
     """The parties on NATS."""
 
     CLIENT = "client"
@@ -146,7 +146,7 @@ class Verb(Generic[Request_co, Answer_co]):
     """Of docs/protocol.md."""
     request: type[Request_co]
     reply: type[Answer_co]
-    callers: tuple[Role, ...]
+    callers: tuple[Party, ...]
     durable: bool = False
     """Whether it is also a durable command `cmd.sys.bridge.{name}`, answered by the event `{name}_ack`."""
     caller: Literal["none", "may", "must"] = "none"
@@ -158,7 +158,7 @@ class Verb(Generic[Request_co, Answer_co]):
     """Its endpoint, if it has one."""
 
 
-_CLIENT, _TOOL, _OPERATOR = (Role.CLIENT,), (Role.TOOL,), (Role.OPERATOR,)
+_CLIENT, _TOOL, _OPERATOR = (Party.CLIENT,), (Party.TOOL,), (Party.OPERATOR,)
 
 ENQUEUE = Verb(
     name="enqueue",

@@ -26,8 +26,8 @@ from turnstile.schema.turns import (
     StepResult,
     TurnInput,
     TurnRef,
-    TurnResult,
     TurnStopped,
+    TurnWorkflowResult,
 )
 from turnstile.workflows import _turn, options
 
@@ -56,7 +56,7 @@ class AgentTurn:
             self._ask_stop()
 
     @workflow.run
-    async def run(self, turn: TurnInput) -> TurnResult:
+    async def run(self, turn: TurnInput) -> TurnWorkflowResult:
         """Run the turn to its end; returns its outcome, which is None if it was ended elsewhere."""
         state, action = _turn.begin(turn.rings)
         while not isinstance(action, _turn.Return):
@@ -68,7 +68,7 @@ class AgentTurn:
         self._show(state)
         status = "fenced" if action.outcome is None else action.outcome.status.value
         self._set_status(status)
-        return TurnResult(
+        return TurnWorkflowResult(
             status=status,
             error_code=None if action.outcome is None else action.outcome.error_code,
             agent_turn_id=turn.agent_turn_id,

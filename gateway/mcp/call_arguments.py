@@ -10,8 +10,8 @@ from pydantic import Field
 from turnstile.schema.api import TOKEN, ConversationName
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import ResultField
+from turnstile.schema.verbs import LONGEST_WAIT
 
-LONGEST_WAIT: Final = 300.0
 USUAL_WAIT: Final = 50.0
 """Seconds that a call waits for its turn: less than the minute after which many clients give up."""
 
@@ -32,7 +32,7 @@ class TurnGet(Strict):
     wait_seconds: float = Field(default=0.0, ge=0, le=LONGEST_WAIT)
 
 
-class TurnStopped(Strict):
+class TurnStopArguments(Strict):
     """Arguments of `turn_stop`."""
 
     turn_id: str = Field(pattern=TOKEN)

@@ -13,7 +13,7 @@ from typing import Final, cast
 from mcp_types import ElicitRequestFormParams, ElicitResult
 from pydantic import Field, JsonValue, ValidationError
 
-from turnstile.gateway.schema_slots import Fault, is_plain, read_json, shown_json
+from turnstile.gateway.schema_slots import WrongInput, is_plain, read_json, shown_json
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.api import TOKEN
 from turnstile.schema.base import JsonObject, Strict
@@ -151,14 +151,14 @@ def _answered(schema: JsonObject | None, value: JsonValue) -> JsonValue:
 def _json(text: JsonValue, name: str) -> JsonValue:
     try:
         return read_json(text) if isinstance(text, str) else text
-    except Fault as fault:
+    except WrongInput as fault:
         raise BadRequest(f"{name}: {fault}") from None
 
 
 def _text_or_json(text: JsonValue) -> JsonValue:
     try:
         return read_json(text) if isinstance(text, str) else text
-    except Fault:
+    except WrongInput:
         return text
 
 

@@ -31,7 +31,7 @@ from turnstile.gateway.http.endpoints import Call, parsed
 from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker
-from turnstile.gateway.mcp.call_arguments import LONGEST_WAIT, Ask, TurnGet, TurnStopped
+from turnstile.gateway.mcp.call_arguments import Ask, TurnGet, TurnStopArguments
 from turnstile.gateway.mcp.elicited import (
     MOST_ASKED,
     RequestState,
@@ -57,6 +57,7 @@ from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.verbs import LONGEST_WAIT
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.turn import TurnResult
@@ -130,7 +131,7 @@ class ToolCalls:
 
     async def _stop(self, asker: Asker, params: CallToolRequestParams) -> Answer:
         self.kernel.access.check(asker.principal, Right.ASK)
-        arguments = parsed(TurnStopped, params.arguments or {}, "arguments")
+        arguments = parsed(TurnStopArguments, params.arguments or {}, "arguments")
         turns, principal = self.kernel.turns, asker.principal
         view = await turns.described(principal, AgentTurnId(arguments.turn_id))
         await turns.stop_turn(principal, view, TurnStop(reason=arguments.reason), asker.call.headers)

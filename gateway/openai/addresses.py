@@ -10,10 +10,10 @@ from turnstile.gateway.openai.conversations import (
     ConversationCreate,
     ConversationDeleted,
     ConversationObject,
-    Conversations,
     ConversationUpdate,
     ItemsCreate,
     ItemsInclude,
+    OpenAIConversations,
 )
 from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
 from turnstile.gateway.openai.responses.objects import ItemList, Response
@@ -30,7 +30,7 @@ def openai_endpoints(kernel: Kernel) -> list[Endpoint]:
         *_models(Models(kernel.pool)),
         *_chat(Chat(kernel)),
         *_responses(Responses(kernel)),
-        *_conversations(Conversations(kernel)),
+        *_conversations(OpenAIConversations(kernel)),
     ]
 
 
@@ -118,7 +118,7 @@ def _responses(responses: Responses) -> list[Endpoint]:
     ]
 
 
-def _conversations(conversations: Conversations) -> list[Endpoint]:
+def _conversations(conversations: OpenAIConversations) -> list[Endpoint]:
     one, items = "/openai/v1/conversations/{conversation_id}", "/openai/v1/conversations/{conversation_id}/items"
     key = {"Idempotency-Key": "The caller's own name for the request."}
     return [

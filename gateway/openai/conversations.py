@@ -101,7 +101,7 @@ class Inseparable(BadField):
 
 
 @dataclass(frozen=True, slots=True)
-class Conversations:
+class OpenAIConversations:
     """The handlers."""
 
     kernel: Kernel

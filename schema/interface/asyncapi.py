@@ -11,7 +11,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.interface.catalog import ENTRIES
 from turnstile.schema.interface.entries import PARAMETERS, Entry, Transport
 from turnstile.schema.interface.json_schemas import docstrings, schemas
-from turnstile.schema.verbs import Role
+from turnstile.schema.verbs import Party
 from turnstile.schema.wire import subjects
 
 ASYNCAPI = "3.0.0"
@@ -42,7 +42,7 @@ def document() -> JsonObject:
             "version": subjects.VERSION,
             "description": _ABOUT,
             "license": {"name": "Apache-2.0"},
-            "tags": [{"name": Role[name].value, "description": about} for name, about in docstrings(Role).items()],
+            "tags": [{"name": Party[name].value, "description": about} for name, about in docstrings(Party).items()],
         },
         "defaultContentType": "application/json",
         "channels": channels,

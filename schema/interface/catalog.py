@@ -23,7 +23,7 @@ from turnstile.schema.people.steers import SteerEvent
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
-from turnstile.schema.verbs import VERBS, Role, Verb
+from turnstile.schema.verbs import VERBS, Party, Verb
 from turnstile.schema.wire import events, headers, inbox, ui_actions
 
 _TRACEPARENT = r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
@@ -189,7 +189,7 @@ def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
         payload=verb.request,
         headers=CallerHeaders,
         senders=verb.callers,
-        receivers=(Role.BRIDGE,),
+        receivers=(Party.BRIDGE,),
         reply=verb.reply,
     )
     if not verb.durable:
@@ -201,14 +201,14 @@ def _entries(verb: Verb[Any, Any]) -> Iterator[Entry]:
         payload=_with_request_id(verb.request, "Command", f"Arguments of `{verb.name}` as a durable command."),
         headers=CommandHeaders,
         senders=verb.callers,
-        receivers=(Role.BRIDGE,),
+        receivers=(Party.BRIDGE,),
     )
     yield Entry(
         subject=ack,
         summary=f"The answer to the durable command `{verb.name}`.",
         payload=_with_request_id(verb.reply, "Ack", f"Answer to the durable command `{verb.name}`."),
         headers=AckHeaders,
-        senders=(Role.BRIDGE,),
+        senders=(Party.BRIDGE,),
         receivers=verb.callers,
     )
 
@@ -220,8 +220,8 @@ def _with_request_id(model: type[BaseModel], suffix: str, doc: str) -> type[Base
     return create_model(name, __base__=model, __doc__=doc, request_id=field)
 
 
-_CLIENT, _TOOL = (Role.CLIENT,), (Role.TOOL,)
-_KERNEL = (Role.BRIDGE, Role.WORKER)
+_CLIENT, _TOOL = (Party.CLIENT,), (Party.TOOL,)
+_KERNEL = (Party.BRIDGE, Party.WORKER)
 
 _SUBJECTS = (
     Entry(
@@ -229,8 +229,8 @@ _SUBJECTS = (
         summary="A doorbell: look at the agent's inbox. The agent may be named by its header alone.",
         payload=events.Wakeup,
         headers=CommandHeaders,
-        senders=(*_KERNEL, Role.TOOL),
-        receivers=(Role.BRIDGE,),
+        senders=(*_KERNEL, Party.TOOL),
+        receivers=(Party.BRIDGE,),
     ),
     Entry(
         subject="cmd.tool.{target}.{suffix}",
@@ -245,7 +245,7 @@ _SUBJECTS = (
         section="12",
         payload=ToolCommandPayload,
         headers=ToolCommandHeaders,
-        receivers=(Role.BRIDGE,),
+        receivers=(Party.BRIDGE,),
     ),
     Entry(
         subject="req.tool.{target}.{suffix}.{tool_call_id}",
@@ -274,7 +274,7 @@ _SUBJECTS = (
         summary="A turn has ended: exactly one per turn in the stream, published until it is acknowledged.",
         payload=events.TaskEvent,
         headers=TaskHeaders,
-        receivers=(Role.CLIENT, Role.BRIDGE),
+        receivers=(Party.CLIENT, Party.BRIDGE),
     ),
     Entry(
         subject="evt.agent.{agent_id}.inbox_progress",
@@ -302,7 +302,7 @@ _SUBJECTS = (
         payload=ui_actions.UiAction,
         headers=CommandHeaders,
         senders=_CLIENT,
-        receivers=(Role.BRIDGE,),
+        receivers=(Party.BRIDGE,),
     ),
     Entry(
         subject="evt.sys.ui.action_ack",
@@ -331,7 +331,7 @@ _SUBJECTS = (
         transport=Transport.CORE,
         payload=events.Chunk,
         headers=None,
-        senders=(Role.WORKER,),
+        senders=(Party.WORKER,),
     ),
 )
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pydantic import BaseModel
 
-from turnstile.schema.verbs import Role
+from turnstile.schema.verbs import Party
 from turnstile.schema.wire import subjects
 
 PREFIX = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}"
@@ -51,8 +51,8 @@ class Entry:
     payload: type[BaseModel] | None
     """None: the message is empty."""
     headers: type[BaseModel] | None
-    senders: tuple[Role, ...] = (Role.BRIDGE, Role.WORKER)
-    receivers: tuple[Role, ...] = (Role.CLIENT,)
+    senders: tuple[Party, ...] = (Party.BRIDGE, Party.WORKER)
+    receivers: tuple[Party, ...] = (Party.CLIENT,)
     reply: type[BaseModel] | None = None
     transport: Transport = Transport.JETSTREAM
     section: str = "5"
@@ -87,7 +87,7 @@ class Entry:
     @property
     def is_read(self) -> bool:
         """Whether the kernel reads it; then its schema describes what is accepted, else what is sent."""
-        return Role.BRIDGE in self.receivers and bool({*self.senders} - {Role.BRIDGE, Role.WORKER})
+        return Party.BRIDGE in self.receivers and bool({*self.senders} - {Party.BRIDGE, Party.WORKER})
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:

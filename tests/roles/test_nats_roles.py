@@ -12,7 +12,7 @@ import pytest
 from tests.roles.servers import USERS, GuardedNats
 from turnstile.schema import verbs
 from turnstile.schema.errors import ConfigError
-from turnstile.schema.verbs import Role, Verb
+from turnstile.schema.verbs import Party, Verb
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, ASK, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "cg_ask_v1r4", "turnstile_tool_text_count@demo"
@@ -43,13 +43,13 @@ def subjects_of(verb: Verb[Any, Any], *names: str) -> set[str]:
 
 def asked_by(user: str, verb: Verb[Any, Any]) -> set[str]:
     """The subjects on which a user may ask a verb."""
-    by_client = Role.CLIENT in verb.callers
+    by_client = Party.CLIENT in verb.callers
     match user:
         case "client" if by_client and verb.name not in NOT_A_CLIENTS:
             return subjects_of(verb, "client")
-        case "operator" if by_client or Role.OPERATOR in verb.callers:
+        case "operator" if by_client or Party.OPERATOR in verb.callers:
             return subjects_of(verb, "operator.alice")
-        case "tool" if Role.TOOL in verb.callers:
+        case "tool" if Party.TOOL in verb.callers:
             return subjects_of(verb)
         case "gateway" if verb.name in BESIDES or (verb.route is not None and verb.route.method != "GET"):
             request = f"req.sys.bridge.{verb.name}"

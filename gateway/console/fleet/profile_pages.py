@@ -38,7 +38,7 @@ _SHORT = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChangedLine:
     """A line of a text, or the number of lines that stayed and are left out."""
 
     kind: LineKind
@@ -46,19 +46,19 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProfileChange:
     """A field that differs: before and after on one line, or its text by lines."""
 
     field: str
     kind: Kind
     before: str
     after: str
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ChangedLine, ...] = ()
     hidden: bool = False
     """Whether the reader may not see what it says."""
 
 
-def changes(before: JsonValue, after: JsonValue) -> list[Change]:
+def changes(before: JsonValue, after: JsonValue) -> list[ProfileChange]:
     """The fields that differ, in the order in which the later version has them; none if the two say the same."""
     old, new = dict(_fields(before)), dict(_fields(after))
     names = [*new, *(name for name in old if name not in new)]
@@ -79,15 +79,15 @@ def _fields(value: JsonValue, path: str = "") -> Iterator[tuple[str, str]]:
             yield path or "value", json.dumps(value, ensure_ascii=False, indent=1)
 
 
-def _change(name: str, before: str | None, after: str | None) -> Change:
+def _change(name: str, before: str | None, after: str | None) -> ProfileChange:
     kind: Kind = "added" if before is None else "removed" if after is None else "changed"
     old, new = before or "", after or ""
     if all("\n" not in text and len(text) <= _SHORT for text in (old, new)):
-        return Change(name, kind, old, new)
-    return Change(name, kind, old, new, tuple(_lines(old, new)))
+        return ProfileChange(name, kind, old, new)
+    return ProfileChange(name, kind, old, new, tuple(_lines(old, new)))
 
 
-def _lines(before: str, after: str) -> Iterator[Line]:
+def _lines(before: str, after: str) -> Iterator[ChangedLine]:
     """The lines of both, with those that stayed around a change; a very long difference is cut, and says so."""
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
@@ -95,14 +95,14 @@ def _lines(before: str, after: str) -> Iterator[Line]:
     for group in matcher.get_grouped_opcodes(_CONTEXT):
         skipped = group[0][1] if not sent else 0
         if skipped or sent:
-            yield Line("left out", "…")
+            yield ChangedLine("left out", "…")
         for tag, first, last, start, stop in group:
-            kept = [Line("same", text) for text in old[first:last]] if tag == "equal" else []
-            gone = [Line("removed", text) for text in old[first:last]] if tag != "equal" else []
-            come = [Line("added", text) for text in new[start:stop]] if tag != "equal" else []
+            kept = [ChangedLine("same", text) for text in old[first:last]] if tag == "equal" else []
+            gone = [ChangedLine("removed", text) for text in old[first:last]] if tag != "equal" else []
+            come = [ChangedLine("added", text) for text in new[start:stop]] if tag != "equal" else []
             for line in (*kept, *gone, *come):
                 if sent >= _MOST_LINES:
-                    yield Line("left out", "the rest is too long to show")
+                    yield ChangedLine("left out", "the rest is too long to show")
                     return
                 sent += 1
                 yield line
@@ -235,6 +235,6 @@ def _is_open(field: str) -> bool:
     return field in _OPEN or field.partition(".")[0] in _OPEN
 
 
-def _shown(change: Change, *, whole: bool) -> Change:
+def _shown(change: ProfileChange, *, whole: bool) -> ProfileChange:
     """The change, without what the reader may not see."""
     return change if whole or _is_open(change.field) else replace(change, before="", after="", lines=(), hidden=True)

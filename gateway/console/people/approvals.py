@@ -321,7 +321,7 @@ class DecisionForm(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ApprovalLine:
     """A question in the list."""
 
     interrupt: Interrupt
@@ -373,7 +373,7 @@ class Approvals:
         if len(interrupts) > len(page):
             parameters = query.model_dump(exclude_none=True, exclude={"status"}) | {"cursor": page[-1].interrupt_id}
             older = _list(query.status, parameters)
-        lines = [Line(interrupt, _preview(arguments.get(interrupt.interrupt_id))) for interrupt in page]
+        lines = [ApprovalLine(interrupt, _preview(arguments.get(interrupt.interrupt_id))) for interrupt in page]
         filters = {name: value for name, value in query.model_dump().items() if value and name.endswith("_id")}
         tabs = [(label, _list(status, filters), status == query.status) for label, status in _TABS]
         return render(

@@ -37,7 +37,7 @@ LIVE = frozenset({"queued", "dispatched", "running", "suspended"})
 
 
 @dataclass(slots=True)
-class Call:
+class ChatCall:
     """A call, with its result if it has one."""
 
     call_id: ToolCallId
@@ -59,7 +59,7 @@ class Utterance:
     by: str = ""
     """Of a person who said it while the turn ran."""
     steer: SteerStatus | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ChatCall, ...] = ()
     left_out: int = 0
     """Bytes that are too many to be shown here."""
 
@@ -79,7 +79,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChatEntry:
     """A turn in a chat."""
 
     turn: ChatTurn
@@ -114,7 +114,7 @@ class _Turn:
 
 def entries_of(
     turns: Sequence[ChatTurn], cards: Iterable[ChatCard], interrupts: Iterable[Interrupt], most_cards: int
-) -> list[Entry]:
+) -> list[ChatEntry]:
     """The turns as entries, in their order; a turn of `most_cards` cards has more."""
     all_cards = list(cards)
     things = len(turns) + sum(1 + len(c.card.tool_calls or ()) for c in all_cards)
@@ -128,15 +128,15 @@ def entries_of(
     return [_entry(turn, known[turn.agent_turn_id], most_cards) for turn in turns]
 
 
-def running(entries: Sequence[Entry]) -> Entry | None:
+def running(entries: Sequence[ChatEntry]) -> ChatEntry | None:
     """The turn that can be steered, if there is one: the first that is not over."""
     return next((entry for entry in entries if entry.is_live), None)
 
 
-def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> Entry:
+def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> ChatEntry:
     whole = _delivered(turn, cards_of.cards)
     utterances: list[Utterance] = []
-    calls: dict[ToolCallId | None, Call] = {}
+    calls: dict[ToolCallId | None, ChatCall] = {}
     for card in cards_of.cards:
         match card.card.type:
             case CardType.STEER:
@@ -154,7 +154,7 @@ def _entry(turn: ChatTurn, cards_of: _Turn, most_cards: int) -> Entry:
         for call in calls.values():
             call.status = "not_sent" if call.status == "waiting" else call.status
     steps = max((_number(card.step_id) for card in cards_of.cards), default=0)
-    return Entry(
+    return ChatEntry(
         turn,
         tuple(_cut_utterance(u, cards_of.most) for u in utterances),
         None if whole is None else _cut_delivered(whole, cards_of.most),
@@ -195,7 +195,7 @@ def _steer(card: ChatCard) -> Utterance:
     return Utterance("person", text, card.card.metadata.author_id or "", card.steer_status, left_out=_left_out(card))
 
 
-def _thought(card: ChatCard, calls: dict[ToolCallId | None, Call], delivered: Delivered | None) -> list[Utterance]:
+def _thought(card: ChatCard, calls: dict[ToolCallId | None, ChatCall], delivered: Delivered | None) -> list[Utterance]:
     utterances: list[Utterance] = []
     content = readable_content(card.card)
     text = content.text if isinstance(content, TextContent) else ""
@@ -210,16 +210,16 @@ def _thought(card: ChatCard, calls: dict[ToolCallId | None, Call], delivered: De
     return utterances
 
 
-def _call(call: ThoughtCall) -> Call:
+def _call(call: ThoughtCall) -> ChatCall:
     try:
         value = read_json_text(call.arguments)
         arguments = call.arguments if too_deep(value) else shown_json(value)
     except BadRequest:
         arguments = call.arguments
-    return Call(call.tool_call_id, call.tool_name, arguments)
+    return ChatCall(call.tool_call_id, call.tool_name, arguments)
 
 
-def _answer(card: ChatCard, call: Call | None) -> None:
+def _answer(card: ChatCard, call: ChatCall | None) -> None:
     """Put a result beside its call."""
     if call is None:
         return

@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from turnstile.gateway.console.page import Console, Page, Visit
-from turnstile.gateway.console.people.chat_entries import Entry, entries_of, running, turn_ids
+from turnstile.gateway.console.people.chat_entries import ChatEntry, entries_of, running, turn_ids
 from turnstile.gateway.console.people.conversations import LIST, OF_MEMORY, address_of, new_key
 from turnstile.gateway.console.rendering import render, see_other
 from turnstile.gateway.http.problems import Problem, problem_of
@@ -57,7 +57,7 @@ class SayForm(Strict):
     key: str = Field(min_length=1, max_length=64)
 
 
-class StopForm(Strict):
+class ChatStopForm(Strict):
     """Which turn to stop."""
 
     turn: str = Field(min_length=1, max_length=128)
@@ -67,28 +67,28 @@ class StopForm(Strict):
 class Shown:
     """A part of a conversation, and where the earlier part is."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[ChatEntry]
     earlier: str | None
 
     @property
-    def settled(self) -> list[Entry]:
+    def settled(self) -> list[ChatEntry]:
         """The turns that are over, and the one that runs."""
         now = self.now
         return [entry for entry in self.entries if not entry.is_live or entry is now]
 
     @property
-    def now(self) -> Entry | None:
+    def now(self) -> ChatEntry | None:
         """The turn that runs, or is the next to."""
         return running(self.entries)
 
     @property
-    def queued(self) -> list[Entry]:
+    def queued(self) -> list[ChatEntry]:
         """The turns that wait behind it."""
         return [entry for entry in self.entries if entry.is_live and entry is not self.now]
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatPages:
     """The handlers."""
 
     console: Console
@@ -106,7 +106,7 @@ class Chat:
             return await self._page(visit, line, None, error=error, text=visit.form.text, key=visit.form.key)
         return see_other(f"{address_of(line)}#end", notice)
 
-    async def stop(self, visit: Visit[ChatQuery, StopForm]) -> Response:
+    async def stop(self, visit: Visit[ChatQuery, ChatStopForm]) -> Response:
         """Stop a turn of the conversation."""
         line = await self._found(visit, visit.query.channel_id)
         view = await self.console.turns.described(visit.principal, AgentTurnId(visit.form.turn))
@@ -216,7 +216,7 @@ class Chat:
 
 def pages(console: Console) -> tuple[Page, ...]:
     """The pages of this area."""
-    handlers = Chat(console)
+    handlers = ChatPages(console)
     one = f"{LIST}/{{agent_id}}/{{conversation_id}}"
     return (
         Page(name="chat", path=one, handler=handlers.show, query=ChatQuery),
@@ -228,6 +228,6 @@ def pages(console: Console) -> tuple[Page, ...]:
             right=Right.ASK,
             handler=handlers.stop,
             query=ChatQuery,
-            form=StopForm,
+            form=ChatStopForm,
         ),
     )

@@ -11,10 +11,9 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from turnstile.gateway.schema_slots import MISSING, Fault, Kind, Slot, choice_text, choices, hints, slot
+from turnstile.gateway.schema_slots import MISSING, InputKind, Slot, WrongInput, choice_text, choices, hints, slot
 from turnstile.schema.base import JsonObject
-from turnstile.schema.parameters import Fault as Violation
-from turnstile.schema.parameters import checks
+from turnstile.schema.parameters import Mismatch, checks
 from turnstile.schema.people.digests import parameters_digest
 
 _MOST_FIELDS = 60
@@ -25,7 +24,7 @@ ALL = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceField:
     """An option of a field."""
 
     value: str
@@ -45,12 +44,12 @@ class Field:
     about: str
     """What the schema says of it."""
     hint: str
-    choices: tuple[Choice, ...]
+    choices: tuple[ChoiceField, ...]
     fault: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadAnswer:
     """What was typed: the value, or why it is none."""
 
     value: JsonValue | None
@@ -79,7 +78,7 @@ class SchemaForm:
         """Its fields, with what was typed in them, if anything was."""
         return [_field(s, (typed or {}).get(s.name), (faults or {}).get(s.name, "")) for s in self.slots]
 
-    def read(self, typed: Mapping[str, str]) -> Reading:
+    def read(self, typed: Mapping[str, str]) -> ReadAnswer:
         """What was typed as an object without what is fixed; a field that was not sent is as it was."""
         faults, value_so_far = dict[str, str](), dict[str, JsonValue]()
         for field_slot in self.slots:
@@ -91,16 +90,16 @@ class SchemaForm:
                     value_so_far |= self._others(value, value_so_far)
                 else:
                     value_so_far[field_slot.label] = value
-            except Fault as fault:
+            except WrongInput as fault:
                 faults[field_slot.name] = str(fault)
         faults = faults or self._violations(value_so_far)
-        return Reading(None, faults) if faults else Reading(value_so_far)
+        return ReadAnswer(None, faults) if faults else ReadAnswer(value_so_far)
 
     def _others(self, value: JsonValue, others: Mapping[str, JsonValue]) -> JsonObject:
         if not isinstance(value, dict):
-            raise Fault("Type a JSON object: {}.")
+            raise WrongInput("Type a JSON object: {}.")
         if taken := sorted(value.keys() & (others.keys() | self.fixed.keys() | self.envs)):
-            raise Fault(f"{', '.join(taken)[:200]}: cannot be set here.")
+            raise WrongInput(f"{', '.join(taken)[:200]}: cannot be set here.")
         return value
 
     def _violations(self, arguments: JsonObject) -> dict[str, str]:
@@ -120,7 +119,7 @@ class SchemaForm:
                 faults.setdefault(name, sentence)
         return faults
 
-    def _errors(self, error: Violation, whole: JsonObject) -> list[tuple[str, str]]:
+    def _errors(self, error: Mismatch, whole: JsonObject) -> list[tuple[str, str]]:
         """Where an error belongs, and what it says there."""
         by_label = {s.label: s.name for s in self.slots if s.name not in (_REST, _WHOLE)}
         path = [str(part) for part in error.path]
@@ -174,20 +173,20 @@ class AnswerForm:
         one = cast("Slot", self.one)
         return [_field(one, (typed or {}).get(one.name), (faults or {}).get(one.name, ""))]
 
-    def read(self, typed: Mapping[str, str]) -> Reading:
+    def read(self, typed: Mapping[str, str]) -> ReadAnswer:
         """What was typed."""
         if self.of_object is not None:
             return self.of_object.read(typed)
         one = cast("Slot", self.one)
         try:
             value = one.read(typed.get(one.name, ""))
-        except Fault as fault:
-            return Reading(None, {one.name: str(fault)})
+        except WrongInput as fault:
+            return ReadAnswer(None, {one.name: str(fault)})
         if value is MISSING:
-            return Reading(None, {one.name: "This field is required."})
+            return ReadAnswer(None, {one.name: "This field is required."})
         if (sentence := _unfit(self.schema, value)) is not None:
-            return Reading(None, {one.name: sentence})
-        return Reading(value)
+            return ReadAnswer(None, {one.name: sentence})
+        return ReadAnswer(value)
 
 
 def answer_form(schema: JsonObject | None) -> AnswerForm:
@@ -214,11 +213,13 @@ def _unfit(schema: JsonObject | None, value: JsonValue) -> str | None:
 
 def _field(field_slot: Slot, typed: str | None, fault: str) -> Field:
     text = field_slot.shown if typed is None else typed
-    options = [Choice(str(n), choice_text(value), text == str(n)) for n, value in enumerate(choices(field_slot.schema))]
-    if field_slot.kind is not Kind.CHOICE:
+    options = [
+        ChoiceField(str(n), choice_text(value), text == str(n)) for n, value in enumerate(choices(field_slot.schema))
+    ]
+    if field_slot.kind is not InputKind.CHOICE:
         options = []
     elif not field_slot.required or field_slot.given is MISSING:
-        options.insert(0, Choice("", "Choose…" if field_slot.required else "not set", text == ""))
+        options.insert(0, ChoiceField("", "Choose…" if field_slot.required else "not set", text == ""))
     about = field_slot.schema.get("description")
     return Field(
         name=field_slot.name,

@@ -49,7 +49,7 @@ class NowQuery(Strict):
     page: int = Field(default=1, ge=1, le=2 * MOST_LIVE // LIVE_PAGE)
 
 
-class TurnsQuery(Strict):
+class TurnListQuery(Strict):
     """Which turns of all."""
 
     agent: str | None = Field(default=None, pattern=TOKEN)
@@ -123,7 +123,7 @@ async def now_page(visit: Visit[NowQuery, Any]) -> Response:
     )
 
 
-async def turns_page(visit: Visit[TurnsQuery, Any]) -> Response:
+async def turns_page(visit: Visit[TurnListQuery, Any]) -> Response:
     """All turns, the newest first; with `q` those that are called so."""
     query, principal = visit.query, visit.principal
     channel = seen_channel(principal, query.channel)

@@ -5,7 +5,7 @@ that is sent twice is one request.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 from starlette.responses import Response
@@ -14,8 +14,8 @@ from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Console, Page, Visit
 from turnstile.gateway.console.rendering import refused, see_other
 from turnstile.gateway.console.templating import CONSOLE
-from turnstile.gateway.console.turns.now import NowQuery, TurnsQuery, now_page, turns_page
-from turnstile.gateway.console.turns.tree import TreeQuery, tree_page
+from turnstile.gateway.console.turns.now import NowQuery, TurnListQuery, now_page, turns_page
+from turnstile.gateway.console.turns.tree import TreePageQuery, tree_page
 from turnstile.gateway.console.turns.turn_page import TurnQuery, card_page, turn_page
 from turnstile.schema.access import Right
 from turnstile.schema.api import TurnRerun, TurnSteer, TurnStop
@@ -25,13 +25,6 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import SteerPriority
 
 _KEY = r"^[A-Za-z0-9_-]{1,128}$"
-
-
-class StopForm(Strict):
-    """Why, and how far."""
-
-    reason: str = Field(default="", max_length=900)
-    cascade: Literal["waited", "all"] = "waited"
 
 
 class SteerForm(Strict):
@@ -56,13 +49,12 @@ class RerunForm(Strict):
         return None if isinstance(value, str) and not value.strip() else value
 
 
-async def stop(visit: Visit[Any, StopForm]) -> Response:
+async def stop(visit: Visit[Any, TurnStop]) -> Response:
     """Stop the turn and the turns below it that are waited for, or all below it."""
-    request = TurnStop(reason=visit.form.reason, cascade=visit.form.cascade)
 
     async def done(turn: AgentTurnId) -> Response:
         view = await visit.console.turns.described(visit.principal, turn)
-        await visit.console.turns.stop_turn(visit.principal, view, request, visit.headers)
+        await visit.console.turns.stop_turn(visit.principal, view, visit.form, visit.headers)
         return see_other(_page(turn), "stopped")
 
     return await _acted(visit, done)
@@ -117,11 +109,11 @@ def pages(_: Console) -> tuple[Page, ...]:
     """Reads, and what can be done with a turn."""
     return (
         Page(name="now", path=CONSOLE, handler=now_page, query=NowQuery),
-        Page(name="turns", path=f"{CONSOLE}/turns", handler=turns_page, query=TurnsQuery),
+        Page(name="turns", path=f"{CONSOLE}/turns", handler=turns_page, query=TurnListQuery),
         Page(name="turn", path=_TURN, handler=turn_page, query=TurnQuery),
         Page(name="turn_card", path=f"{_TURN}/cards/{{card_id}}", handler=card_page),
-        Page(name="tree", path=f"{_TURN}/tree", handler=tree_page, query=TreeQuery),
-        Page(name="stop_turn", path=f"{_TURN}/stop", handler=stop, method="POST", right=Right.ASK, form=StopForm),
+        Page(name="tree", path=f"{_TURN}/tree", handler=tree_page, query=TreePageQuery),
+        Page(name="stop_turn", path=f"{_TURN}/stop", handler=stop, method="POST", right=Right.ASK, form=TurnStop),
         Page(name="steer_turn", path=f"{_TURN}/steer", handler=steer, method="POST", right=Right.ASK, form=SteerForm),
         Page(name="rerun_turn", path=f"{_TURN}/rerun", handler=rerun, method="POST", right=Right.ASK, form=RerunForm),
     )

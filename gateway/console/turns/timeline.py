@@ -35,7 +35,7 @@ _LABEL = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """A stretch of time; `title` says in words what it is."""
 
     begin: datetime
@@ -49,7 +49,7 @@ class Row:
     """A line of the timeline; `step` is what it leads to."""
 
     label: str
-    bars: tuple[Bar, ...]
+    bars: tuple[TimelineBar, ...]
     depth: int = 0
     step: StepId | None = None
 
@@ -84,7 +84,7 @@ def timeline_of(
     """The timeline of a turn as it stands at `now`."""
     end = max(turn.ended_at or now, turn.created_at)
     begun = turn.started_at or (steps[0].started_at if steps else end)
-    rows = [Row("queued", (Bar(turn.created_at, max(begun, turn.created_at), "queue", "waits for its agent"),))]
+    rows = [Row("queued", (TimelineBar(turn.created_at, max(begun, turn.created_at), "queue", "waits for its agent"),))]
     interrupts: dict[ToolCallId, list[Interrupt]] = {}
     for question in questions:
         interrupts.setdefault(question.tool_call_id, []).append(question)
@@ -106,18 +106,18 @@ def timeline_of(
     live = turn.ended_at is None
     if not live:
         how = turn.status if turn.error_code is None else f"{turn.status}: {turn.error_code}"
-        rows.append(Row("end", (Bar(end, end, "end", how),)))
+        rows.append(Row("end", (TimelineBar(end, end, "end", how),)))
     if live and turn.status == "running":
         last = max((step.ended_at or step.started_at for step in steps), default=begun)
         since = max([last, *(call.applied_at for call in calls if call.applied_at)])
-        rows.append(Row(f"step {len(steps) + 1}", (Bar(since, end, "live", "runs now"),)))
+        rows.append(Row(f"step {len(steps) + 1}", (TimelineBar(since, end, "live", "runs now"),)))
     return Timeline(turn.created_at, end, live, tuple(rows))
 
 
 def _step(number: int, step: StepView, end: datetime) -> Row:
     """A step, and in it the attempts at its model."""
     over = step.ended_at or end
-    bars = [Bar(step.started_at, over, "step", f"step {number}: {step.status}")]
+    bars = [TimelineBar(step.started_at, over, "step", f"step {number}: {step.status}")]
     records = step.metadata.get("attempts")
     attempts = [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
     lengths = [timedelta(milliseconds=_number(a.get("duration_ms"))) for a in attempts]
@@ -129,7 +129,7 @@ def _step(number: int, step: StepView, end: datetime) -> Row:
         title = f"attempt {place} at {attempt.get('model')}: {duration(length)}"
         kind: Kind = "attempt" if code in {None, ATTEMPT_CANCELED} else "failed"
         how = "" if code is None else ", cut short" if code == ATTEMPT_CANCELED else f", failed: {code}"
-        bars.append(Bar(at, min(at + length, over), kind, title + how))
+        bars.append(TimelineBar(at, min(at + length, over), kind, title + how))
         at = min(at + length + pause, over)
     return Row(f"step {number}", tuple(bars), step=step.step_id)
 
@@ -142,24 +142,25 @@ def _call(call: TurnCall, questions: Sequence[Interrupt], end: datetime) -> Row:
     how = call.result_status or ("waits" if call.wait_status in {"waiting", "received"} else call.wait_status)
     children = "" if call.tasks is None else f", {call.tasks} turns started"
     title = f"{call.tool_name}: {how}, {duration(over - call.created_at)}{children}"
-    bars = [Bar(call.created_at, over, "bad" if bad else "call", title)]
+    bars = [TimelineBar(call.created_at, over, "bad" if bad else "call", title)]
     for question in questions:
         decided = min(max(question.decided_at or over, question.created_at), over)
         what = f"waits for a person ({question.decision or question.status})"
-        bars.append(Bar(question.created_at, decided, "people", what))
+        bars.append(TimelineBar(question.created_at, decided, "people", what))
     return Row(call.tool_name, tuple(bars), 1, call.step_id)
 
 
 def _folded(steps: Sequence[tuple[int, StepView]], end: datetime) -> Row:
     bars = [
-        Bar(step.started_at, step.ended_at or end, "step", f"step {number}: {step.status}") for number, step in steps
+        TimelineBar(step.started_at, step.ended_at or end, "step", f"step {number}: {step.status}")
+        for number, step in steps
     ]
     return Row(f"steps {steps[0][0]} to {steps[-1][0]}", tuple(bars))
 
 
 def _more(calls: Sequence[TurnCall], end: datetime) -> Row:
     overs = [call.received_at or call.applied_at or end for call in calls]
-    bar = Bar(min(call.created_at for call in calls), max(overs), "call", f"{len(calls)} more calls")
+    bar = TimelineBar(min(call.created_at for call in calls), max(overs), "call", f"{len(calls)} more calls")
     return Row(f"{len(calls)} more calls", (bar,), 1, calls[0].step_id)
 
 

@@ -199,7 +199,7 @@ MOST_TURNS: Final = 5000
 _BAR: Final = 200
 
 
-class TreeQuery(Strict):
+class TreePageQuery(Strict):
     """Which part of the tree."""
 
     of: str | None = Field(default=None, pattern=TOKEN)
@@ -218,7 +218,7 @@ class ShownLine:
     href: str
 
 
-async def tree_page(visit: Visit[TreeQuery, Any]) -> Response:
+async def tree_page(visit: Visit[TreePageQuery, Any]) -> Response:
     """The tree, or a branch of it, or a group of children."""
     principal, query = visit.principal, visit.query
     view = await visit.console.turns.described(principal, AgentTurnId(visit.path["turn_id"]))

@@ -60,7 +60,7 @@ class TurnQuery(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TurnReading:
     """What the ledger has of a turn."""
 
     view: TurnView
@@ -192,7 +192,7 @@ async def described(conn: Connection, principal: Principal, turn: AgentTurnId) -
     return view
 
 
-async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, upto: int | None) -> Reading:
+async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, upto: int | None) -> TurnReading:
     """What the ledger has of a turn; raises `Refused` (unknown_turn) for one that the token may not see."""
     project = principal.project_id
     view = await described(conn, principal, turn)
@@ -213,7 +213,7 @@ async def read_turn(conn: Connection, principal: Principal, turn: AgentTurnId, u
         live = await look_at_live_turns(conn, project, channel=None, turn=turn, row_limit=1)
         line = next((line_of(t, live.seen_at, live.usual_seconds) for t in live.turns), None)
     inputs, cards = _seen(inputs, principal), _seen(cards, principal)
-    return Reading(view, place, steps, calls, questions, budgets, inputs, cards, first, window, line)
+    return TurnReading(view, place, steps, calls, questions, budgets, inputs, cards, first, window, line)
 
 
 def _seen(cards: Sequence[Card], principal: Principal) -> list[Card]:
@@ -221,7 +221,7 @@ def _seen(cards: Sequence[Card], principal: Principal) -> list[Card]:
     return [visible for card in cards if (visible := seen_card(card, principal.sees_detail)) is not None]
 
 
-def _steps(reading: Reading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
+def _steps(reading: TurnReading, steers: Sequence[SteerEntry]) -> list[ShownStep]:
     """The window's steps."""
     transcript = transcript_of(reading.window, reading.inputs, reading.cards, reading.calls, first=reading.first)
     sent = {call.tool_call_id: call for call in reading.calls}

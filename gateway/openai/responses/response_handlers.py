@@ -21,7 +21,7 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
-from turnstile.gateway.openai.conversations import Conversations
+from turnstile.gateway.openai.conversations import OpenAIConversations
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.messages import SpokenText, composed
 from turnstile.gateway.openai.models import find_target, known_model
@@ -134,7 +134,7 @@ class Responses:
         parts: list[Part] = [] if previous is None else await self._past(previous)
         parts += await parts_of(kernel, principal, entries, "input")
         if conversation is not None:
-            await Conversations(kernel).joined(call, channel, conversation, target)
+            await OpenAIConversations(kernel).joined(call, channel, conversation, target)
             fields["conversation_id"] = conversation
         last = parts[-1]
         # A turn of an agent that names no box goes on in the conversation that its profile may keep: it gets one.

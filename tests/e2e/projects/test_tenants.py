@@ -30,7 +30,7 @@ from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
-from turnstile.schema.verbs import VERBS, Role, verb_named
+from turnstile.schema.verbs import VERBS, Party, verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.ui_actions import UiAction
 from turnstile.transport.json_messages import decode_object, encode
@@ -537,7 +537,7 @@ async def by_request(tenant: Tenant, case: Case) -> JsonObject:
     """The reply to a request."""
     declared = verb_named(case.verb)
     caller = Caller("somebody") if declared is not None and declared.caller == "must" else None
-    if caller is not None and declared is not None and Role.OPERATOR in declared.callers:  # nobody else may
+    if caller is not None and declared is not None and Party.OPERATOR in declared.callers:  # nobody else may
         caller = OPERATOR
     subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb, caller)
     answer = await tenant.stack.conn.request(subject, encode(case.arguments), timeout=10, headers=dict(case.told))

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from tests.support.ledger.agents import ALICE
-from turnstile.gateway.console.people.chat_entries import PAGE_CHARACTERS, Entry, entries_of, running
+from turnstile.gateway.console.people.chat_entries import PAGE_CHARACTERS, ChatEntry, entries_of, running
 from turnstile.ledger.access.chats import ChatCard, ChatTurn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -76,13 +76,13 @@ def card(
     return ChatCard(TURN, None if step is None else StepId(f"{TURN}-s{step}"), part, made, 70_000, steer)
 
 
-def entry(*cards: ChatCard, status: str = "success") -> Entry:
+def entry(*cards: ChatCard, status: str = "success") -> ChatEntry:
     """The entry of one turn."""
     [made] = entries_of([turn(status)], cards, (), 100)
     return made
 
 
-def said(made: Entry) -> list[tuple[str, str]]:
+def said(made: ChatEntry) -> list[tuple[str, str]]:
     """Who said what, in order."""
     return [(each.kind, each.text or ", ".join(call.name for call in each.calls)) for each in made.said]
 
