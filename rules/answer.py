@@ -57,6 +57,8 @@ class ModelAnswer:
     usage_kind: Literal["exact", "estimated", "unknown"]
     first_token_seconds: float | None
     """From the request to the first delta; None if the answer is empty."""
+    model: str | None = None
+    """The model that gave it; None: that of the turn's configuration."""
     kept: Reasoning | None = None
     """What its provider wants back of the reasoning."""
     refusal: str = ""

@@ -270,7 +270,9 @@ def _thought(request: StepRequest, answer: ModelAnswer, calls: Sequence[_Call]) 
     ]
     content = TextContent(text=answer.text, reasoning=answer.kept)
     card_id = step_card_id(request.step_id, "thought")
-    return (request.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None),)
+    other = None if answer.model == request.config.llm_config.model else answer.model
+    card = request.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None, model=other)
+    return (card,)
 
 
 def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:

@@ -66,6 +66,8 @@ def _placeholders(profile: Profile) -> Iterator[str]:
 
 def _models(profile: Profile) -> Iterator[str]:
     yield from _model("model", profile.llm_config.model)
+    for model in profile.llm_config.fallbacks:
+        yield from _model("fallbacks", model)
     if profile.memory is not None and profile.memory.summary_model is not None:
         yield from _model("summary_model", profile.memory.summary_model)
 

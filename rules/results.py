@@ -77,16 +77,17 @@ def shown_result(card: Card, edited: JsonObject | None, most: int, part: int) ->
     view: JsonObject = {"status": content.status.value}
     if edited is not None:
         view["arguments_edited_by_a_person"] = edited
-    result = visible_result(content.result)
-    whole: JsonObject = dict(view)
-    if result is not None:
-        whole["result"] = result
-    if content.error is not None:
-        whole["error"] = {"code": content.error.code, "message": content.error.message}
-    text = without_images(compact(whole))
-    if len(text) <= max(most, _FRAME):
-        return ShownResult(text)
-    full_text = result_text(content)
+    full_text, most = result_text(content), max(most, _FRAME)
+    if len(full_text) <= most:  # as JSON it takes no less
+        result = visible_result(content.result)
+        whole: JsonObject = dict(view)
+        if result is not None:
+            whole["result"] = result
+        if content.error is not None:
+            whole["error"] = {"code": content.error.code, "message": content.error.message}
+        text = without_images(compact(whole))
+        if len(text) <= most:
+            return ShownResult(text)
     head = -(-part * 3 // 4)
     view["result_is_long"] = {
         "characters": len(full_text),
@@ -141,6 +142,8 @@ def read_result(cards: Iterable[Card], arguments_text: str, inline_chars: int) -
 
 def without_images(text: str) -> str:
     """The text with a note in place of each image in it."""
+    if "data:image/" not in text:
+        return text
     return _DATA_URI.sub(IMAGE, text)
 
 

@@ -236,6 +236,8 @@ class CardMetadata(BaseModel):
     """The tool, on cards of results."""
     partial: bool | None = None
     """True for a deliverable that the model did not finish."""
+    model: str | None = None
+    """On a thought: the model that wrote it, where that is not the profile's own."""
     edited: Annotated[JsonObject | None, BeforeValidator(_object_or_none)] = None
     """On a call that a person edited: its arguments, without those that a model never sees."""
     added: Annotated[tuple[str, ...] | None, BeforeValidator(names_or_none)] = None
@@ -349,6 +351,7 @@ def make_card(
     tool_calls: list[ThoughtCall] | None = None,
     function_name: str | None = None,
     partial: bool | None = None,
+    model: str | None = None,
 ) -> Card:
     """A new card in the form in which it is stored."""
     metadata = CardMetadata(
@@ -360,6 +363,7 @@ def make_card(
         trace_id=trace,
         function_name=function_name,
         partial=partial,
+        model=model,
     )
     return Card(
         card_id=card_id,

@@ -45,6 +45,10 @@ class LlmConfig(Strict):
     """The reasoning effort in the provider's terms, such as `low`."""
     params: dict[str, JsonValue] = Field(default_factory=dict)
     """Further parameters of the provider, passed on unchanged."""
+    fallbacks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list[str], max_length=8, exclude_if=operator.not_
+    )
+    """Models that are asked in turn where the one before is overloaded, limited, failing or too small."""
 
 
 class Memory(Strict):

@@ -62,7 +62,8 @@ def _parameters(config: LlmConfig) -> JsonObject:
     if refused := sorted(config.params.keys() - PARAMS):
         message = f"llm_config.params: {', '.join(refused)} not allowed; allowed: {', '.join(sorted(PARAMS))}"
         raise ModelError("model_request_invalid", message, retryable=False)
-    fields = config.model_dump(mode="json", exclude_none=True, exclude={"model", "params", "timeout_seconds"})
+    ours = {"model", "params", "timeout_seconds", "fallbacks"}
+    fields = config.model_dump(mode="json", exclude_none=True, exclude=ours)
     return {**copy.deepcopy(config.params), **fields}
 
 

@@ -6,6 +6,7 @@ of an unfinished attempt: see `Attempts`. Each attempt has a span, `chat`, below
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 from temporalio.exceptions import ApplicationError
 
-from turnstile.activities.budgets.gate import NOT_SENT, BudgetGate
+from turnstile.activities.budgets.gate import NOT_SENT, BudgetExhausted, BudgetGate
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
 from turnstile.rules.answer import EMPTY_ANSWER, AnswerDraft, ModelAnswer, collect
 from turnstile.rules.arguments import Patience
@@ -30,6 +31,8 @@ from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.tools import INLINE_RESULT_CHARS
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Message, TurnAddress
+
+log = logging.getLogger(__name__)
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
@@ -69,6 +72,8 @@ class StepLimits:
     model_attempts: int = 4
     retry_initial_seconds: float = 1.0
     retry_max_seconds: float = 30.0
+    fallback_patience_seconds: float = 10.0
+    """How long a step waits for a model in all, before it asks the next one of `llm_config.fallbacks`."""
     patience: Patience = field(default_factory=Patience)
     max_step_attempts: int = 25
     """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
@@ -237,20 +242,75 @@ async def ask(
     number, failures = first
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
+    chain = _Chain(limits, [*question.config.fallbacks], failures)
     tokens = 0 if gate is None else await gate.tokens(request)
     while True:
-        admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
         try:
-            return await _attempt(model, publisher, question, limits, attempts, admitted, telemetry)
+            admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
+            answer = await _attempt(model, publisher, question, limits, attempts, admitted, telemetry)
+        except BudgetExhausted:
+            raise
         except ModelError as error:
             if gate is not None and error.retryable:
                 gate.check_time()
-            if not error.retryable or failures + 1 >= limits.model_attempts or attempts.empty > 1:
-                raise
-            number, failures = await count_failure()
-            pause = limits.pause(failures, error.retry_after)
+            pause, other = chain.after(error, again=attempts.empty < 2)
+            number, _ = await count_failure()
+            if other is not None:
+                failed = (request.config.model, error.code)
+                log.info("turn %s: %s failed with %s: %s is asked", question.turn, *failed, other)
+                request = replace(request, config=_as_fallback(question.config, other))
+                tokens = 0 if gate is None else await gate.tokens(request)
             await asyncio.sleep(pause if gate is None else gate.within(pause))
+        else:
+            return replace(answer, model=request.config.model)
         request = replace(request, attempt=number)
+
+
+FALLS_BACK = frozenset(
+    {
+        *("model_overloaded", "rate_limited", "model_server_error", "model_connection", "model_timeout"),
+        *("model_stream_broken", "model_response_invalid", "context_window_exceeded"),
+    }
+)
+"""Codes that lead to the next model, once the attempts at this one or the patience with it are used up."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The models of one question, and how often and how long the one that is asked was waited for."""
+
+    limits: StepLimits
+    others: list[str]
+    """Those that come after it."""
+    failures: int
+    waited: float = 0.0
+    first: ModelError | None = None
+    """Why the first model was given up; None while it is asked."""
+
+    def after(self, error: ModelError, *, again: bool) -> tuple[float, str | None]:
+        """The pause before the next attempt, and the model that it asks, if that is another one.
+
+        `again`: whether the same one may be asked.
+
+        Raises the error if no attempt can help, or why the first model was given up.
+        """
+        self.failures += 1
+        if error.retryable and again and self.failures < self.limits.model_attempts:
+            pause = self.limits.pause(self.failures, error.retry_after)
+            if not self.others or self.waited + pause <= self.limits.fallback_patience_seconds:
+                self.waited += pause
+                return pause, None
+        leads = error.code in FALLS_BACK or self.first is not None
+        if not leads or not self.others:
+            raise self.first or error
+        self.first = self.first or error
+        self.failures, self.waited = 0, 0.0
+        return 0.0, self.others.pop(0)
+
+
+def _as_fallback(config: LlmConfig, model: str) -> LlmConfig:
+    """The configuration for another model, which leaves out what that does not take."""
+    return config.model_copy(update={"model": model, "params": {**config.params, "drop_params": True}})
 
 
 async def _admitted(
@@ -283,9 +343,9 @@ async def _attempt(
         gather_seconds=limits.gather_seconds,
     ) as chunks:
         try:
-            await model.check(question.config.model)  # loads its client, for which the model's time does not pay
+            await model.check(request.config.model)  # loads its client, for which the model's time does not pay
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
-            if (flaw := answer.flaw(question.config.model)) is not None:
+            if (flaw := answer.flaw(request.config.model)) is not None:
                 raise flaw
             await chunks.end(usage=answer.usage, response_cost=answer.response_cost, truncated=answer.truncated)
         except ModelError as error:

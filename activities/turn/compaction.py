@@ -120,6 +120,10 @@ class FittedStep:
     def _policy(self) -> Memory:
         return self.pinned.config.memory or Memory()
 
+    @property
+    def _config(self) -> LlmConfig:
+        return self.step.llm_config(self.pinned)
+
     def question(self, messages: Messages) -> Question:
         """What the turn's model is asked in this step; with `read_result`, if it sees a result in part."""
         tools = self.pinned.last_specs if self.request.is_last else self.pinned.specs
@@ -129,7 +133,7 @@ class FittedStep:
             turn=self.step.turn.agent_turn_id,
             step_id=self.request.step_id,
             step=self.request.model_step,
-            config=self.pinned.config.llm_config,
+            config=self._config,
             messages=messages,
             tools=tools,
             address=self.step.turn_events.address,
@@ -142,7 +146,7 @@ class FittedStep:
 
         Raises `ModelError` (`memory_too_small`) if the turn alone is over `max_context_tokens`, or `CardUnreadable`.
         """
-        config = self.pinned.config.llm_config
+        config = self._config
         limits = [limit for limit in (self._policy.max_context_tokens, self.windows.of(config)) if limit is not None]
         limit = min(limits, default=None)
         if limit is None or self._bytes(messages) <= limit:
@@ -164,7 +168,7 @@ class FittedStep:
         if error.code != TOO_LONG:
             raise error
         before = await self._count(messages)
-        limit = self.windows.learn(self.pinned.config.llm_config, before.tokens, error.window)
+        limit = self.windows.learn(self._config, before.tokens, error.window)
         limit = min(limit, self._policy.max_context_tokens or limit)
         fitting = await self._fit(_Excess("refused", messages, before, limit))
         if fitting is None:
@@ -326,7 +330,7 @@ class FittedStep:
 
     def _wish(self, messages: Messages, room: _Room) -> Question:
         """The question for a summary: of the profile's own configuration, it has the model and its timeout alone."""
-        turn_model = self.pinned.config.llm_config
+        turn_model = self._config
         config = LlmConfig(
             model=self._policy.summary_model or turn_model.model,
             max_tokens=max(room.summary, _LEAST_SUMMARY),

@@ -29,11 +29,12 @@ from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
 from turnstile.runtime.ports import Model, ModelMessage
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.lacks import BudgetLack
-from turnstile.schema.cards import Card
+from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import StepId, step_id
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.people.interrupts import Hold
+from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.states import SteerStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
@@ -114,6 +115,18 @@ class CurrentStep:
         return build_messages(
             pinned.system_prompt, memory.earlier(first, summary), self.begun.context, turn_cards, view
         )
+
+    def llm_config(self, pinned: PinnedConfig) -> LlmConfig:
+        """The configuration of its model: that which answered in the step before, where another one had failed."""
+        config = pinned.config.llm_config
+        if not config.fallbacks:
+            return config
+        own = (card for card in reversed(self.memory.own) if card.type == CardType.THOUGHT)
+        model = next((card.metadata.model for card in own), None)
+        if model is None or model not in config.fallbacks:
+            return config
+        others = [name for name in (config.model, *config.fallbacks) if name != model]
+        return config.model_copy(update={"model": model, "fallbacks": others})
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None

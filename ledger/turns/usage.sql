@@ -41,13 +41,17 @@ FROM state.agent_steps s CROSS JOIN LATERAL (SELECT s.metadata -> 'llm_usage' AS
 WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id;
 
 -- name: list_profile_models :many
--- The models that profiles name, those of their summaries included, of one project or of all.
+-- The models that profiles name, fallbacks and those of their summaries included, of one project or of all.
 SELECT p.project_id, p.name AS profile_name, m.model
 FROM resource.profiles p
 JOIN public.box_cards b ON b.box_id = state.as_uuid(p.profile_box_id)
 JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' = 'sys.profile'
-CROSS JOIN LATERAL (VALUES (1, c.content #> '{data,llm_config,model}'),
-                           (2, c.content #> '{data,memory,summary_model}')) named (place, value)
+CROSS JOIN LATERAL (
+    SELECT 1 AS place, c.content #> '{data,llm_config,model}' AS value
+    UNION ALL SELECT 2, c.content #> '{data,memory,summary_model}'
+    UNION ALL SELECT 2 + f.place, f.value FROM jsonb_array_elements(CASE jsonb_typeof(
+        c.content #> '{data,llm_config,fallbacks}') WHEN 'array' THEN c.content #> '{data,llm_config,fallbacks}'
+        ELSE '[]' END) WITH ORDINALITY f (value, place)) named
 CROSS JOIN LATERAL (SELECT named.value #>> '{}' AS model) m
 WHERE (:project_id::text IS NULL OR p.project_id = :project_id) AND jsonb_typeof(named.value) = 'string'
 ORDER BY p.project_id, lower(p.name), named.place;

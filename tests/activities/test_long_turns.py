@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from tests.support.ledger.agents import PROJECT, rows
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.ledger.talks import Cast, Said, Talk, told
+from tests.support.ledger.talks import Cast, CountedCache, Said, Talk, told
 from turnstile.activities.models import ScriptLine
 from turnstile.activities.models.script import ScriptCall
 from turnstile.activities.prompt.model_attempts import StepLimits
@@ -69,7 +69,7 @@ class Forgetful(Talk):
 async def worked(pool: Pool, cast: Worker, memory: Memory | None = None, talks: type[Talk] = Talk) -> Said:
     """A turn of this worker, and what must hold of any."""
     await put_tool(pool, PROJECT, LOOK)
-    talk = talks(pool, cast, limits=StepLimits(max_steps=1000))
+    talk = talks(pool, cast, CountedCache(64_000_000), limits=StepLimits(max_steps=1000))
     await talk.begun(memory, allowed_tools=["look"], max_steps=cast.calls + 1)
     said = await talk.say(1)
     assert (said.status, said.error_code, said.text) == ("success", None, f"looked {cast.calls} times")
@@ -130,9 +130,13 @@ async def test_a_turn_longer_than_its_models_window_ends_well(
 
 
 @pytest.mark.long
-async def test_three_hundred_steps_on_a_window_of_32_000_tokens(pool: Pool) -> None:
-    cast = Worker(window=32_000, calls=300)
-    check_summed_up(cast, await worked(pool, cast))
+@pytest.mark.parametrize("window", [32_000, 6_000])
+async def test_three_hundred_steps_with_results_of_20_kb(pool: Pool, window: int) -> None:
+    cast = Worker(window=window, calls=300)
+    said = await worked(pool, cast)
+    assert cast.refused <= 3
+    if window < 32_000:
+        check_summed_up(cast, said)
 
 
 async def test_the_oldest_results_are_shown_shorter_before_anything_is_left_out(pool: Pool) -> None:

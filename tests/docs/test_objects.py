@@ -24,6 +24,7 @@ OF_ONE_CALL = {
         "_Pairs",
         "_Thoughts",
         "_Results",
+        "_Chain",
         "Attempts",
     ),  # of a step
     "Payload",  # of a request

@@ -65,6 +65,7 @@ async def open_activities(
         model_attempts=settings.model.model_attempts,
         retry_initial_seconds=settings.model.retry_initial_seconds,
         retry_max_seconds=settings.model.retry_max_seconds,
+        fallback_patience_seconds=settings.model.fallback_patience_seconds,
         max_step_attempts=settings.worker.max_step_attempts,
         patience=Patience(settings.tools.suspend_timeout_seconds, settings.pmo.accept_timeout_seconds),
         gather_seconds=settings.worker.stream_gather_ms / 1000,

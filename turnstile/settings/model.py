@@ -210,6 +210,7 @@ class ModelSettings(Strict):
     model_attempts: int = Field(default=4, ge=1, le=100)
     retry_initial_seconds: Annotated[float, Field(ge=0.01, le=600, allow_inf_nan=False)] = 1.0
     retry_max_seconds: Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)] = 30.0
+    fallback_patience_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     scripts: Annotated[list[Path], BeforeValidator(_listed)] = Field(default_factory=list[Path], max_length=256)
     api_key_files: dict[str, Path] = Field(default_factory=dict[str, Path], max_length=256)
     api_bases: dict[str, Annotated[str, AfterValidator(_starts_with("http://", "https://"))]] = Field(
