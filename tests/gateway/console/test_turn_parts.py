@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.gateway.console.turns.timeline import MOST_STEPS, drawn, timeline_of
 from turnstile.gateway.console.turns.tree import (
     FEW,
     MOST_LINES,
@@ -20,6 +19,7 @@ from turnstile.gateway.console.turns.tree import (
     lines_of,
     rolled_up,
 )
+from turnstile.gateway.console.turns.turn_page import MOST_STEPS, drawn, timeline_of
 from turnstile.gateway.console.turns.waits import stall_of, waits_of
 from turnstile.ledger.access.now import TurnCall, TurnNow
 from turnstile.schema.ledger_reads import StepView

@@ -16,7 +16,7 @@ from tests.support.delegation import chief_says, fork, says, staff, steps, task
 from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
-from turnstile.gateway.console.turns import timeline, turn_page
+from turnstile.gateway.console.turns import turn_page
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, ProjectId
@@ -269,7 +269,7 @@ async def test_steps_before_the_last_have_pages_of_their_own(
     operator: httpx.AsyncClient, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn_page, "WINDOW", 5)
-    monkeypatch.setattr(timeline, "MOST_STEPS", 8)
+    monkeypatch.setattr(turn_page, "MOST_STEPS", 8)
     await tenant.agent("player")
     lines = [calling(("unknown", {"n": n}), text=f"said {n}") for n in range(1, 16)]
     turn = (await tenant.turn(ALICE, steps(*lines, {"text": "the end"}))).view.agent_turn_id

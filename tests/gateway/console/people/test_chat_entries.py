@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from tests.support.ledger.agents import ALICE
-from turnstile.gateway.console.people.chat_entries import PAGE_CHARACTERS, ChatEntry, entries_of, running
+from turnstile.gateway.console.people.chat_page import PAGE_CHARACTERS, ChatEntry, entries_of, running
 from turnstile.ledger.access.chats import ChatCard, ChatTurn
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
