@@ -25,35 +25,36 @@ MOST_DIGITS = 256
 _ZEROS = bytes.maketrans(b"123456789.", b"0" * 10)
 _LONG = b"0" * (MOST_DIGITS + 1)
 _EXPONENTS = (b"e", b"E")
-_UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def read_json(data: bytes, *, null_numbers: bool = False) -> JsonValue:
-    """The JSON in `data`, storable; raises `BadRequest` for anything else, for what is beyond a bound, and for 1e999.
+def read_json(data: bytes, *, mended: bool = False) -> JsonValue:
+    """The JSON in `data`; raises `BadRequest` for anything else, for what is beyond a bound, and for 1e999.
 
-    With `null_numbers` numbers that JSON has not, and those out of range, are null: of a tool's result, which is not
-    lost for them.
+    With `mended` its texts become `storable` instead, and numbers that JSON has not, or out of range, null: for what a
+    tool has done, which is not lost for them.
     """
     check_json(data)
-    odd = _UNSTORABLE.search(data) is not None
+    halves = mended and _HALF.search(data) is not None
     try:
-        # pydantic's parser bounds nesting and refuses lone surrogates
-        value = _loads(data, null_numbers) if odd else cast("JsonValue", from_json(data, allow_inf_nan=null_numbers))
-        value = storable_json(value) if odd or null_numbers else value
+        # pydantic's parser bounds nesting and refuses lone surrogates; `json` would raise RecursionError
+        loaded = json.loads(data.decode()) if halves else from_json(data, allow_inf_nan=mended)
+        value = cast("JsonValue", loaded)
+        value = storable_json(value) if mended else value
     except ValueError:
         raise BadRequest("the payload is not valid JSON, or holds a number out of range") from None
     except RecursionError:
         raise _too_deep(DEEPEST_STORED) from None
     if _opened(data) > DEEPEST_STORED and too_deep(value, DEEPEST_STORED):
         raise _too_deep(DEEPEST_STORED)
-    if not null_numbers and any(exponent in data for exponent in _EXPONENTS) and _has_infinity(value):
+    if not mended and any(exponent in data for exponent in _EXPONENTS) and _has_infinity(value):
         raise BadRequest("the payload holds a number out of range")
     return value
 
 
-def read_json_object(data: bytes, *, null_numbers: bool = False) -> JsonObject:
+def read_json_object(data: bytes, *, mended: bool = False) -> JsonObject:
     """The JSON object in `data`; raises `BadRequest` as `read_json` does, and for anything else."""
-    value = read_json(data, null_numbers=null_numbers)
+    value = read_json(data, mended=mended)
     if not isinstance(value, dict):
         raise BadRequest("the payload must be a JSON object")
     return value
@@ -123,13 +124,6 @@ def _too_many() -> BadRequest:
 
 def _too_deep(most: int) -> BadRequest:
     return BadRequest(f"the payload is nested deeper than {most} levels")
-
-
-def _loads(data: bytes, null_numbers: bool) -> JsonValue:
-    """With halves of surrogate pairs, which pydantic's parser refuses."""
-    if null_numbers:
-        return cast("JsonValue", json.loads(data.decode()))
-    return cast("JsonValue", json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite))
 
 
 def _no_number(name: str) -> JsonValue:

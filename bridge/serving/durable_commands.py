@@ -62,7 +62,7 @@ def read_command(msg: Msg) -> _Command:
     subject, name = subjects.parse(msg.subject), command_id(msg)
     bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, Payload(b""), {}, "command", name)
     try:
-        payload = read_json_object(msg.data, null_numbers=keeps_effects(bare.verb))
+        payload = read_json_object(msg.data, mended=keeps_effects(bare.verb))
     except BadRequest as error:
         return _Command(bare, None, error)
     request_id = payload.pop("request_id", None)

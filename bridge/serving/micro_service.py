@@ -120,15 +120,15 @@ class ServiceCard:
 class Payload:
     """The JSON object of a request: decoded when it is first read; the result of the last parse is kept."""
 
-    def __init__(self, content: bytes | JsonObject, *, null_numbers: bool = False) -> None:
+    def __init__(self, content: bytes | JsonObject, *, mended: bool = False) -> None:
         self._given = content
-        self._null_numbers = null_numbers
+        self._mended = mended
         self._parsed: BaseModel | None = None
 
     def read(self) -> JsonObject:
         """The object; raises `BadRequest` if it is none."""
         if isinstance(self._given, bytes):
-            self._given = read_json_object(self._given, null_numbers=self._null_numbers)
+            self._given = read_json_object(self._given, mended=self._mended)
         return self._given
 
     def parse(self, model: type[Model]) -> Model:
@@ -274,7 +274,7 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
     verb, caller = _verb_and_caller(subject.rest[2:])
     if caller is not None:
         sent = {**sent, headers.SENDER: caller.name}
-    read = Payload(payload, null_numbers=keeps_effects(verb))
+    read = Payload(payload, mended=keeps_effects(verb))
     return VerbRequest(verb, subject.project_id, subject.channel_id, read, sent, source, caller=caller)
 
 
