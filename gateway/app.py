@@ -168,7 +168,8 @@ def _verbs(
             "conversation_id": conversations.lookup,
             "interrupt_id": interrupts.lookup,
             "budget_id": budgets.lookup,
-            "period": budgets.lookup_period,
+            "period": budgets.lookup_project,
+            "webhook_id": budgets.lookup_project,
         },
         own={
             "enqueue": turns.create,
@@ -178,6 +179,7 @@ def _verbs(
             "interrupt.get": interrupts.get,
             "budget.list": budgets.list,
             "budget.get": budgets.get,
+            "webhook.list": budgets.webhooks,
         },
     )
 

@@ -58,6 +58,10 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.push_receivers',  -- a bridge notifies them
      'SELECT, INSERT, UPDATE (url, token, created_by, status, told_state, state, number, state_at, attempts, next_at,
           last_error)', null),
+    ('state.webhooks',  -- triggers write the events
+     'SELECT, INSERT, DELETE, UPDATE (profile_name, url, secret, events, status, created_by, updated_at)', null),
+    ('state.webhook_events', 'SELECT, DELETE, UPDATE (status, attempts, next_at, last_error)', null),
+    ('state.webhook_configs', 'SELECT', null),
     ('state.interrupts',  -- a worker asks; only a bridge decides
      'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest,
           decided_at, response)', 'SELECT, INSERT'),
@@ -102,7 +106,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.agent_state_head'), ('state.execution_edges'), ('state.agent_inbox'), ('state.queued_turns'),
     ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'), ('state.agent_steps'), ('state.turn_outcomes'),
-    ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.gateway_tokens'),
+    ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.webhook_configs'),
+    ('state.gateway_tokens'),
     ('state.schema_files'), ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'),

@@ -35,6 +35,7 @@ from turnstile.schema.states import MultitaskStrategy, SteerPriority, SteerStatu
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
+from turnstile.schema.wire.webhook_requests import WebhookView
 
 TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
 """The pattern of one."""
@@ -471,3 +472,19 @@ class CardAnswer(Tolerant):
             tool_calls=card.tool_calls,
             tool_call_id=card.tool_call_id,
         )
+
+
+class Webhook(Tolerant):
+    """A webhook that was set or removed."""
+
+    webhook_id: str
+    """Its name; of a turn: the turn's id."""
+    secret: str | None = None
+    """The secret, if one was made: it is shown this once."""
+
+
+class WebhookPage(Tolerant):
+    """The webhooks of a project and its profiles."""
+
+    webhooks: list[WebhookView]
+    """By their ids."""

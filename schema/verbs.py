@@ -85,6 +85,16 @@ from turnstile.schema.wire.roster_requests import (
     ToolRemoveReply,
     ToolRemoveRequest,
 )
+from turnstile.schema.wire.webhook_requests import (
+    ProjectWebhookSettings,
+    TurnWebhookRequest,
+    WebhookListReply,
+    WebhookListRequest,
+    WebhookPutRequest,
+    WebhookRemoveRequest,
+    WebhookReply,
+    WebhookSettings,
+)
 
 Request_co = TypeVar("Request_co", bound=BaseModel, covariant=True)
 Answer_co = TypeVar("Answer_co", bound=Reply, covariant=True)
@@ -465,6 +475,79 @@ PUSH_SET = Verb(
     caller="may",
 )
 PUSH_REMOVE = Verb("push.remove", "Tell a receiver no more.", "17.3", PushRemoveRequest, PushReply, _CLIENT)
+WEBHOOK_PUT = Verb(
+    name="webhook.put",
+    summary="Send the ends, questions and warnings of a project's turns to an address.",
+    section="17.6",
+    request=WebhookPutRequest,
+    reply=WebhookReply,
+    callers=_OPERATOR,
+    caller="must",
+    route=Route(
+        name="put_webhook",
+        method="PUT",
+        path="/v1/webhooks/{webhook_id}",
+        key="webhook_id",
+        right=Right.OPERATE,
+        summary="Set a webhook of the project, or of a profile's turns. The same id again replaces it.",
+        body=ProjectWebhookSettings,
+        answer=api.Webhook,
+    ),
+)
+WEBHOOK_LIST = Verb(
+    name="webhook.list",
+    summary="List a project's webhooks.",
+    section="17.6",
+    request=WebhookListRequest,
+    reply=WebhookListReply,
+    callers=_OPERATOR,
+    caller="must",
+    route=Route(
+        name="list_webhooks",
+        method="GET",
+        path="/v1/webhooks",
+        right=Right.OPERATE,
+        summary="The webhooks of the project and its profiles, without their secrets.",
+        answer=api.WebhookPage,
+    ),
+)
+WEBHOOK_REMOVE = Verb(
+    name="webhook.remove",
+    summary="Remove a webhook.",
+    section="17.6",
+    request=WebhookRemoveRequest,
+    reply=WebhookReply,
+    callers=_OPERATOR,
+    caller="must",
+    route=Route(
+        name="remove_webhook",
+        method="DELETE",
+        path="/v1/webhooks/{webhook_id}",
+        key="webhook_id",
+        right=Right.OPERATE,
+        summary="Remove a webhook; what was still to be sent to it is not sent.",
+        answer=api.Webhook,
+    ),
+)
+TURN_WEBHOOK = Verb(
+    name="turn.webhook",
+    summary="Send a turn's end, questions and warnings to an address.",
+    section="17.6",
+    request=TurnWebhookRequest,
+    reply=WebhookReply,
+    callers=_CLIENT,
+    caller="may",
+    route=Route(
+        name="put_turn_webhook",
+        method="PUT",
+        path="/v1/turns/{turn_id}/webhook",
+        key="agent_turn_id",
+        right=Right.ASK,
+        summary="Set the webhook of a turn. If the turn is over, its end is sent.",
+        body=WebhookSettings,
+        answer=api.Webhook,
+    ),
+)
 SEND = Verb("send", "Send a message to a listener.", "9", SendRequest, SendReply, _CLIENT, durable=True, counted="new")
 AGENT_PUT = Verb(
     name="agent.put",

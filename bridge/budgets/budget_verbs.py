@@ -9,7 +9,6 @@ from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.budgets.steering import More, limit_project, raise_budget
 from turnstile.ledger.pool import Pool
-from turnstile.schema.access import Caller
 from turnstile.schema.budgets.budget_requests import (
     BudgetListReply,
     BudgetListRequest,
@@ -50,7 +49,7 @@ class BudgetVerbs:
 
         Raises `Refused` (forbidden, unknown_budget, budget_closed, budget_unlimited, budget_in_use, budget_exceeded).
         """
-        caller, body = _operator(request), request.parse(BudgetRaiseRequest)
+        caller, body = request.operator(), request.parse(BudgetRaiseRequest)
         project, channel = request.project_id, request.channel_id
         budget = await self._pool.run(lambda conn: budget_id_of(conn, project, body.budget_id))
         if await self._pool.run(lambda conn: get_budget(conn, project, budget, channel=channel)) is None:
@@ -63,7 +62,7 @@ class BudgetVerbs:
 
     async def limit_project(self, request: VerbRequest) -> BudgetReply:
         """Set what the project may spend in a day or month; answers the budget of this one. Raises as above."""
-        caller, body = _operator(request), request.parse(ProjectLimitRequest)
+        caller, body = request.operator(), request.parse(ProjectLimitRequest)
         limits = None if body.limits is None else body.limits.limits
         project = request.project_id
         budget = await self._pool.run(lambda conn: limit_project(conn, project, body.period, limits, caller.name))
@@ -90,11 +89,3 @@ async def budget_page(
     page = tuple(rows[: body.limit])
     more = page[-1].budget_id if len(rows) > len(page) else None
     return BudgetListReply(status=ReplyStatus.ACCEPTED, budgets=page, limits=tuple(limits), next=more)
-
-
-def _operator(request: VerbRequest) -> Caller:
-    """The caller, who operates; raises `Refused` (forbidden), and `BadRequest` if the subject names nobody."""
-    caller = request.named_caller()
-    if not caller.operates:
-        raise Refused("forbidden", f"operators alone may: ask req.sys.bridge.{request.verb}.operator.{{principal}}")
-    return caller

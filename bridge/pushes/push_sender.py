@@ -2,8 +2,8 @@
 
 A claim holds a notification for longer than sending it may take; whatever dies in between, it is due again, with the
 same id. If a receiver does not answer with 2xx, the notification is repeated after growing pauses, for a day. Any
-number of bridges may send. Costs a statement each `poll_seconds`, and at most `_MOST` connections, `_SHARE` of them of
-one project.
+number of bridges may send. Costs two statements each `poll_seconds`, and at most `_MOST` connections, `_SHARE` of them
+of one project.
 """
 
 import asyncio
@@ -15,23 +15,29 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeAlias
 
 import httpx
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import ClaimedPush, claim_pushes, fail_push, record_push
+from turnstile.ledger.pushes.webhooks import ClaimedEvent, claim_events, fail_event, record_event_sent
+from turnstile.ledger.queries import Connection
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.outbound import Names, destination, outbound_client, post
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 from turnstile.schema.errors import Refused, TurnstileError
 from turnstile.schema.ids import ProjectId
+from turnstile.schema.wire.webhook_requests import PREFIX
 from turnstile.transport.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
+Claimed: TypeAlias = ClaimedPush | ClaimedEvent
+"""What is to be sent: the state of a turn to a receiver, or an event to a webhook."""
 _MOST: Final = 64
 _SHARE: Final = 16
 _SEND_SECONDS: Final = 10.0
@@ -87,19 +93,25 @@ class PushSender:
             if self._in_hand:
                 await asyncio.wait(list(self._in_hand))
 
-    async def _claim(self) -> list[ClaimedPush]:
+    async def _claim(self) -> list[Claimed]:
         room, held = _MOST - len(self._in_hand), Counter(self._in_hand.values())
         if room <= 0:
             return []
         busy = [project for project, count in held.items() if count >= _SHARE]
-        claimed = await self.pool.run(
-            lambda conn: claim_pushes(conn, busy=busy, share=_SHARE, hold_seconds=_HOLD_SECONDS, row_limit=room)
-        )
+        claimed: list[Claimed] = [
+            *await self.pool.run(
+                lambda conn: claim_pushes(conn, busy=busy, share=_SHARE, hold_seconds=_HOLD_SECONDS, row_limit=room)
+            )
+        ]
+        if room := room - len(claimed):
+            claimed += await self.pool.run(
+                lambda conn: claim_events(conn, busy=busy, share=_SHARE, hold_seconds=_HOLD_SECONDS, row_limit=room)
+            )
         if claimed:
             hit(Fault.PUSH_CLAIMED)
         return claimed
 
-    async def send(self, client: httpx.AsyncClient, push: ClaimedPush) -> None:
+    async def send(self, client: httpx.AsyncClient, push: Claimed) -> None:
         """Send one notification, and record what came of it."""
         body = json.dumps(body_of(push)).encode()
         gone, error = False, ""
@@ -115,11 +127,11 @@ class PushSender:
         hit(Fault.PUSH_SENT)
         if not error:
             self.meter.count(Metric.PUSHES, outcome="told")
-            await self.pool.run(lambda conn: record_push(conn, push))
+            await self.pool.run(lambda conn: _record(conn, push))
         else:
             times = self.times
             given_up = await self.pool.run(
-                lambda conn: fail_push(
+                lambda conn: _fail(
                     conn,
                     push,
                     error,
@@ -130,8 +142,8 @@ class PushSender:
             )
             self.meter.count(Metric.PUSHES, outcome="given_up" if given_up else "failed")
             if given_up:
-                named = push.agent_turn_id, push.receiver_id, error
-                self._limited.warning("given up", "turn %s: receiver %s is given up: %s", *named)
+                receiver = push.receiver_id if isinstance(push, ClaimedPush) else push.webhook_id
+                self._limited.warning("given up", "turn %s: receiver %s: %s", push.agent_turn_id, receiver, error)
         hit(Fault.PUSH_RECORDED)
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -140,27 +152,45 @@ class PushSender:
             self._limited.warning("record", "a notification is sent again: %s", type(error).__name__)
 
 
-def body_of(push: ClaimedPush) -> dict[str, object]:
-    """A notification, as A2A says: ids and the state, and nothing of what the turn has said."""
-    state = push.state.partition(":")[0]
-    status = {
-        "state": f"TASK_STATE_{state.upper()}",
-        "timestamp": push.state_at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-    }
-    update = {"taskId": push.agent_turn_id, "contextId": push.context_id, "status": status}
-    return {"statusUpdate": update}
+def _record(conn: Connection, push: Claimed) -> Awaitable[bool]:
+    return record_push(conn, push) if isinstance(push, ClaimedPush) else record_event_sent(conn, push)
 
 
-def headers_of(push: ClaimedPush, body: bytes, now: int) -> dict[str, str]:
-    """The headers: the id, the time, and, with a token, the token and its signature over both and the body."""
+def _fail(
+    conn: Connection, push: Claimed, error: str, *, gone: bool, longest_pause: float, give_up_seconds: float
+) -> Awaitable[bool]:
+    times = {"longest_pause": longest_pause, "give_up_seconds": give_up_seconds}
+    if isinstance(push, ClaimedPush):
+        return fail_push(conn, push, error, gone=gone, **times)
+    return fail_event(conn, push, error, gone=gone, **times)
+
+
+def body_of(push: Claimed) -> dict[str, object]:
+    """A notification: ids and the state, as A2A says, or an event; nothing of what the turn has said."""
+    if isinstance(push, ClaimedEvent):
+        return {"type": push.type, "timestamp": _moment(push.happened_at), "data": push.data}
+    status = {"state": f"TASK_STATE_{push.state.partition(':')[0].upper()}", "timestamp": _moment(push.state_at)}
+    return {"statusUpdate": {"taskId": push.agent_turn_id, "contextId": push.context_id, "status": status}}
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def headers_of(push: Claimed, body: bytes, now: int) -> dict[str, str]:
+    """The headers: the id, the time, and the signature over both and the body, as Standard Webhooks says."""
+    is_event = isinstance(push, ClaimedEvent)
+    name = push.event_id if is_event else push.id
     headers = {
-        "content-type": "application/a2a+json",
+        "content-type": "application/json" if is_event else "application/a2a+json",
         "user-agent": "turnstile",
-        "webhook-id": push.id,
+        "webhook-id": name,
         "webhook-timestamp": str(now),
     }
-    if push.token is not None:
-        signed = hmac.new(push.token.encode(), f"{push.id}.{now}.".encode() + body, hashlib.sha256).digest()
-        headers["x-a2a-notification-token"] = push.token
+    key = base64.b64decode(push.secret.removeprefix(PREFIX)) if is_event else (push.token or "").encode()
+    if key:
+        signed = hmac.new(key, f"{name}.{now}.".encode() + body, hashlib.sha256).digest()
         headers["webhook-signature"] = "v1," + base64.b64encode(signed).decode()
+    if not is_event and push.token is not None:
+        headers["x-a2a-notification-token"] = push.token
     return headers

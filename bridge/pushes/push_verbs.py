@@ -1,13 +1,28 @@
-"""The verbs `push.set` and `push.remove`: who is notified of a turn over HTTP (protocol §17.3)."""
+"""The verbs of receivers and webhooks: who is notified over HTTP, of what (protocol §17.3, §17.6)."""
+
+import base64
+import secrets
 
 from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
+from turnstile.ledger.pushes.webhooks import list_webhooks, put_webhook, remove_webhook
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.outbound import Names, destination
+from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.limits import UNLIMITED, Admission
 from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
+from turnstile.schema.wire.webhook_requests import (
+    PREFIX,
+    TurnWebhookRequest,
+    WebhookListReply,
+    WebhookListRequest,
+    WebhookPutRequest,
+    WebhookRemoveRequest,
+    WebhookReply,
+    WebhookSettings,
+)
 
 
 class PushVerbs:
@@ -48,6 +63,64 @@ class PushVerbs:
         await self._pool.run(lambda conn: remove_receiver(conn, *where))
         hit(Fault.RECEIVER_REMOVED)
         return _accepted(body)
+
+    async def webhook_put(self, request: VerbRequest) -> WebhookReply:
+        """Set a webhook of the project or of a profile.
+
+        Raises `Refused` (forbidden, push_url_refused, unknown_profile, too_many_webhooks).
+        """
+        caller, body = request.operator(), request.parse(WebhookPutRequest)
+        return await self._put(request, body, body.webhook_id, caller.name, profile_name=body.profile_name)
+
+    async def turn_webhook(self, request: VerbRequest) -> WebhookReply:
+        """Set the webhook of a turn; raises `Refused` (push_url_refused, unknown_turn)."""
+        body, maker = request.parse(TurnWebhookRequest), request.maker(self._admission)
+        turn = body.agent_turn_id
+        return await self._put(request, body, turn, maker.name or "", agent_turn_id=turn)
+
+    async def _put(
+        self,
+        request: VerbRequest,
+        body: WebhookSettings,
+        webhook: str,
+        by: str,
+        *,
+        profile_name: str | None = None,
+        agent_turn_id: AgentTurnId | None = None,
+    ) -> WebhookReply:
+        await destination(body.url, self._names, request.project_id, private=self._private)
+        made = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() if body.secret is None else None
+        await self._pool.run(
+            lambda conn: put_webhook(
+                conn,
+                request.project_id,
+                request.channel_id,
+                webhook,
+                url=body.url,
+                secret=made or body.secret or "",
+                events=body.events,
+                created_by=by,
+                profile_name=profile_name,
+                agent_turn_id=agent_turn_id,
+            )
+        )
+        hit(Fault.RECEIVER_SET)
+        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=webhook, secret=made)
+
+    async def webhook_list(self, request: VerbRequest) -> WebhookListReply:
+        """The webhooks of the project and its profiles; raises `Refused` (forbidden)."""
+        request.operator()
+        request.parse(WebhookListRequest)
+        webhooks = await self._pool.run(lambda conn: list_webhooks(conn, request.project_id))
+        return WebhookListReply(status=ReplyStatus.ACCEPTED, webhooks=webhooks)
+
+    async def webhook_remove(self, request: VerbRequest) -> WebhookReply:
+        """Remove a webhook; raises `Refused` (forbidden, unknown_webhook)."""
+        request.operator()
+        body = request.parse(WebhookRemoveRequest)
+        await self._pool.run(lambda conn: remove_webhook(conn, request.project_id, body.webhook_id))
+        hit(Fault.RECEIVER_REMOVED)
+        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=body.webhook_id)
 
 
 def _accepted(request: PushSetRequest | PushRemoveRequest) -> PushReply:

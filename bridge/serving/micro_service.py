@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
+from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import describe_faults
@@ -169,6 +169,13 @@ class VerbRequest:
         if self.caller is None:
             raise BadRequest(f"ask req.sys.bridge.{self.verb}.{{principal}}: the subject's end says who you are")
         return self.caller
+
+    def operator(self) -> Caller:
+        """The caller, who operates; raises `Refused` (forbidden), and `BadRequest` if the subject names nobody."""
+        caller = self.named_caller()
+        if not caller.operates:
+            raise Refused("forbidden", f"operators alone may: ask req.sys.bridge.{self.verb}.operator.{{principal}}")
+        return caller
 
     def maker(self, limits: Admission) -> Maker:
         """Who makes what is asked for, and how much of it one caller may have."""

@@ -124,7 +124,7 @@ class Dispatch:
         body: BaseModel | bytes = NoQuery()
         if self.endpoint.raw:
             body = await read_json_bytes(request, self._limits.body_bytes)
-        elif self.endpoint.method != "GET":
+        elif self.endpoint.method != "GET" and (self.endpoint.method != "DELETE" or self.endpoint.body is not None):
             fields = await read_body(request, self._limits.body_bytes)
             body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, fields, "body")
         path = {name: str(value) for name, value in request.path_params.items()}

@@ -21,6 +21,7 @@ _STATUS: Mapping[str, int] = {
     "form_expired": 403,
     "needs_https": 403,
     "bad_request": 400,
+    "push_url_refused": 400,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,

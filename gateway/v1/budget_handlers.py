@@ -1,4 +1,4 @@
-"""`/v1/budgets`: what turns and the project may spend, and have spent (protocol §6, §14.1).
+"""`/v1/budgets` and `/v1/webhooks`: what turns and the project may spend, and where events are sent (protocol §14.1).
 
 They are read from the ledger: a token of a channel sees the grants of its channel's turns, and neither those of others
 nor what the whole project spends.
@@ -13,8 +13,9 @@ from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.pushes.webhooks import list_webhooks
 from turnstile.schema.access import Principal
-from turnstile.schema.api import BudgetPage, BudgetsQuery
+from turnstile.schema.api import BudgetPage, BudgetsQuery, WebhookPage
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
@@ -59,13 +60,18 @@ class Budgets:
         view = await self._seen(call.principal, call.path["budget_id"])
         return self.asking.channel(call.principal, view.channel_id), {"budget_id": view.budget_id}
 
-    async def lookup_period(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
-        """The period of the project that the path names; raises `Forbidden` for a token of one channel."""
+    async def webhooks(self, call: Call[object, object]) -> Answer:
+        """The project's webhooks; raises `Forbidden` for a token of one channel."""
+        await self.lookup_project(call)
+        return Answer(
+            WebhookPage(webhooks=await self.pool.run(lambda conn: list_webhooks(conn, call.principal.project_id)))
+        )
+
+    async def lookup_project(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
+        """What the path names of the project; raises `Forbidden` for a token of one channel."""
         if not _whole(call.principal):
-            raise Forbidden(
-                "the token is for one channel: only a token of the whole project may set limits of the project"
-            )
-        return self.asking.channel(call.principal, None), {"period": call.path["period"]}
+            raise Forbidden("the token is for one channel: only a token of the whole project may ask for that")
+        return self.asking.channel(call.principal, None), dict(call.path)
 
     async def _seen(self, principal: Principal, name: str) -> BudgetView:
         """A budget that the token may see; raises `Refused` (unknown_budget)."""

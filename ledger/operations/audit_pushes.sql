@@ -20,3 +20,17 @@ WHERE (t.ended IS NULL OR (p.status = 'done' AND t.ended AND p.told_state IS DIS
        OR (p.status = 'active' AND t.ended AND p.next_at < now() - make_interval(secs => :grace_seconds::float8)))
   AND (:project_id::text IS NULL OR p.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
+
+-- name: webhooks_get_each_end :many
+-- Protocol §17.6: the end of a turn that has a webhook is an event, and an event is due no longer than :grace_seconds
+-- without being tried.
+SELECT jsonb_strip_nulls(jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id,
+                                            'webhook_id', w.webhook_id)) AS ids,
+       CASE WHEN w.due_since < now() - make_interval(secs => :grace_seconds::float8)
+                 THEN 'an event is due, and nobody sends it' ELSE 'the end of the turn is no event' END AS detail
+FROM {of_turns_since(state.webhook_configs, agent_turn_id)} w
+WHERE (w.due_since < now() - make_interval(secs => :grace_seconds::float8)
+       OR (w.status = 'active' AND 'turn.ended' = ANY (w.events) AND NOT w.has_end
+           AND EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = w.agent_turn_id)))
+  AND (:project_id::text IS NULL OR w.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;

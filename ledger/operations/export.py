@@ -39,6 +39,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.repairs": "sums over all projects",
     "state.model_prices": "of the installation",
     "state.push_receivers": "who is notified, with their secrets",
+    "state.webhooks": "who is notified, with their secrets",
+    "state.webhook_events": "of webhooks",
     "state.gateway_tokens": "who may ask, not what was said; who reads an export is given nobody's access",
 }
 """Tables without data of a project."""

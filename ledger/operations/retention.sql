@@ -176,6 +176,13 @@ steers AS (
 receivers AS (
     DELETE FROM state.push_receivers p USING gone WHERE p.agent_turn_id = gone.agent_turn_id
 ),
+events AS (
+    DELETE FROM state.webhook_events e USING gone WHERE e.agent_turn_id = gone.agent_turn_id
+),
+webhooks AS (
+    DELETE FROM state.webhooks w USING gone
+    WHERE w.agent_turn_id = gone.agent_turn_id AND w.project_id = gone.project_id
+),
 questions AS (
     DELETE FROM state.interrupts q USING gone
     WHERE q.agent_turn_id = gone.agent_turn_id AND q.project_id = gone.project_id

@@ -200,7 +200,11 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     assert kept == {("SELECT", None), ("INSERT", None), ("UPDATE", "updated_at"), ("UPDATE", "unused_of")}
     assert {each["verb"] for each in held} <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
     deletes = {each["relation"] for each in held if each["verb"] == "DELETE"}
-    assert deletes == ({"state.workers", "state.listeners"} if process == "worker" else {"resource.tools"})
+    assert deletes == (
+        {"state.workers", "state.listeners"}
+        if process == "worker"
+        else {"resource.tools", "state.webhooks", "state.webhook_events"}
+    )
     assert not [each for each in held if each["verb"] == "UPDATE" and each["column"] is None]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli.access import consoles, tokens
+from turnstile.cli.access import consoles, tokens, webhooks
 from turnstile.cli.budgets import budget_commands
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands
@@ -89,6 +89,7 @@ for name, commands, purpose in (
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
     ("schema", schemas, "Interface documents for programs in other languages."),
     ("token", tokens, "Tokens of the gateway: add, list and revoke them."),
+    ("webhook", webhooks, "Webhooks: where a project's events are sent."),
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)

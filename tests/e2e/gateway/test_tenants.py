@@ -200,6 +200,12 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/budgets/{its.waiting}/raise", body={"max_tokens": -1, "correlation_id": its.key}),
     ],
     "limit_project": [lambda _, __: Asked("/v1/budgets/week/limit", body={"limits": None})],
+    "put_webhook": [
+        lambda own, its: Asked("/v1/webhooks/forged", body={"url": "http://127.0.0.1:1/", "profile_name": its.profile})
+    ],
+    "list_webhooks": [lambda _, __: Asked("/v1/webhooks")],
+    "remove_webhook": [lambda _, its: Asked(f"/v1/webhooks/{its.turn}")],
+    "put_turn_webhook": [lambda _, its: Asked(f"/v1/turns/{its.turn}/webhook", body={"url": "http://127.0.0.1:1/"})],
     "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],
     "openai_get_model": [
         lambda _, its: Asked(f"/openai/v1/models/{its.agent}"),
@@ -469,6 +475,7 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 
 
 NAMES_NOTHING = {
+    *("events", "secret"),
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
     *("instruction", "result_fields", "runtime_config", "metadata", "model"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns", "limits"),

@@ -6,6 +6,7 @@ it comes out. What NATS itself refuses a client is in `tests/roles`.
 """
 
 import asyncio
+import base64
 import hashlib
 import json
 import re
@@ -54,7 +55,10 @@ BY_THEIR_OWNER = {
     "state.thread_segments": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
     "state.thread_replies": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
 }
+SIGNED = "whsec_" + base64.b64encode(b"s" * 32).decode()
 EMPTY = {
+    "state.webhooks",
+    "state.webhook_events",
     "state.pmo_batches",
     "state.budget_raises",
     "state.pmo_batch_tasks",
@@ -238,6 +242,14 @@ MATRIX: dict[str, Make] = {
     "stop, project in the header": lambda _, its: Case(
         "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
     ),
+    "turn.webhook agent_turn_id": lambda _, its: Case(
+        "turn.webhook", {"agent_turn_id": its.asleep, "url": "http://127.0.0.1:1/", "secret": SIGNED}
+    ),
+    "webhook.put profile_name": lambda _, its: Case(
+        "webhook.put",
+        {"webhook_id": "w", "url": "http://127.0.0.1:1/", "secret": SIGNED, "profile_name": its.profile},
+    ),
+    "webhook.remove webhook_id": lambda _, its: Case("webhook.remove", {"webhook_id": its.asleep}),
     "conversation.stop conversation_id": lambda _, its: Case(
         "conversation.stop", {"conversation_id": f"s-{its.correlation}"}
     ),
@@ -383,13 +395,23 @@ ACTIONS: dict[str, Make] = {
     "project in the header": lambda _, its: action({headers.PROJECT_ID: its.project}),
 }
 """The same for UI actions, which are commands without a verb."""
-NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "tool.list", "tool.put", "limit_project"}
+NAME_NOTHING = {
+    "listener.list",
+    "webhook.list",
+    "agent.list",
+    "profile.list",
+    "profile.put",
+    "tool.list",
+    "tool.put",
+    "limit_project",
+}
 """Verbs whose arguments name nothing that is there: they list or store what is the subject's project's."""
 REQUESTS = {verb.name: verb.request for verb in VERBS if verb.name not in NAME_NOTHING}
 DURABLE = {verb.name for verb in VERBS if verb.durable}
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
+    *("secret", "events", "webhook_id"),
     *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags", "only_new", "payloads"),
     *("decision", "response", "message", "limit"),
@@ -594,7 +616,7 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
     reply = await WAYS[way](tenant, case)
     if reply["status"] == "accepted" and case.verb in ("enqueue", "rerun"):
         reply |= await seen(tenant, AgentTurnId(str(reply["agent_turn_id"])))
-    for drawn in ("turn_epoch", "inbox_status", "request_id"):
+    for drawn in ("turn_epoch", "inbox_status", "request_id", "created_at"):
         reply.pop(drawn, None)
     text = json.dumps(reply)
     for each in sorted(vars(used).values(), key=len, reverse=True):

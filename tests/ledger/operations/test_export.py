@@ -18,7 +18,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import AgentId, ProjectId
 
 OTHER = ProjectId("other")
-OTHERS = {"state.gateway_tokens", "state.push_receivers"}
+OTHERS = {"state.gateway_tokens", "state.push_receivers", "state.webhooks", "state.webhook_events"}
 """Tables with rows of projects that are no data of theirs: who may ask, and whom to tell."""
 HANGING = {"state.thread_segments": "thread_id", "state.thread_replies": "thread_id", "public.box_cards": "box_id"}
 """Tables whose rows say by another row which project they are of."""
