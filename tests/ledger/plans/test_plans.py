@@ -78,8 +78,9 @@ ROWS = 40
 BUFFERS = 150
 """Pages that a statement may touch: a few for each row it reads or writes, and for each index of a row that it inserts,
 and none for the past."""
-MORE_BUFFERS = {"decide_interrupt": 200, "make_way": 250}
-"""Of those that write more rows: a decision its inbox row and edge, a rollback two such, a stop, a box and pointers."""
+MORE_BUFFERS = {"decide_interrupt": 200, "make_way": 250, "enqueue_turn_in_a_box": 250}
+"""Of those that write more rows: a decision its inbox row and edge, a rollback two such, a stop, a box and pointers; an
+enqueue in a box locks the boxes that it names, judges them, and records that they are in use."""
 
 FILL = [
     "SET session_replication_role = replica",  # no triggers
