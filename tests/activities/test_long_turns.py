@@ -130,13 +130,10 @@ async def test_a_turn_longer_than_its_models_window_ends_well(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("window", [32_000, 6_000])
-async def test_three_hundred_steps_with_results_of_20_kb(pool: Pool, window: int) -> None:
-    cast = Worker(window=window, calls=300)
-    said = await worked(pool, cast)
-    assert cast.refused <= 3
-    if window < 32_000:
-        check_summed_up(cast, said)
+async def test_three_hundred_steps_with_results_of_20_kb(pool: Pool) -> None:
+    cast = Worker(window=32_000, calls=300)
+    await worked(pool, cast)
+    assert 0 < cast.refused <= 3
 
 
 async def test_the_oldest_results_are_shown_shorter_before_anything_is_left_out(pool: Pool) -> None:
