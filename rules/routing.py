@@ -175,6 +175,8 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
 
 
 def _from_text(listener: Listener, text: str) -> Effect:
+    if not text.strip():
+        return _refused(Huh.of(b""))
     try:
         return Respond(outgoing(listener.response.from_text(text)))
     except BadPayload:

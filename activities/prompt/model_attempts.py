@@ -6,6 +6,7 @@ of an unfinished attempt: see `Attempts`. Each attempt has a span, `chat`, below
 """
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,8 +38,8 @@ log = logging.getLogger(__name__)
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
 """Attempt records sent with each heartbeat; each takes about 250 of the 16 KiB that a heartbeat may hold."""
-MOST_FAULTS = 2
-"""How often a step may fail in our own code: then its turn ends, since the model is paid each time."""
+MOST_FAULTS = 4
+"""How often a step may fail in our own code, by errors that differ; the same one twice is enough to end its turn."""
 _FAULTS = "faults"
 LOST = "attempt_lost"
 """`error_code` of an attempt whose worker died during it."""
@@ -59,6 +60,8 @@ class Question:
     """The profile by whose name people know the agent."""
     box: BoxId | None = None
     """The turn's output box."""
+    may_be_blank: bool = False
+    """Whether an answer with neither text nor calls is one: an agent that is a listener hears `huh` then (§9)."""
     heard: bool = True
     """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
 
@@ -147,8 +150,8 @@ class Attempts:
     """
 
     records: list[JsonObject] = field(default_factory=list[JsonObject])
-    faults: int = 0
-    """How often the step failed in our own code."""
+    faults: list[str] = field(default_factory=list[str])
+    """Digests of the errors of our own code that left the step."""
     _current: _Attempt | None = None
 
     @classmethod
@@ -158,18 +161,21 @@ class Attempts:
             records = _RECORDS.validate_python(heartbeat_details[0] if heartbeat_details else [])
         except ValidationError:
             return cls()
-        faults = [count for record in records if isinstance(count := record.get(_FAULTS), int)]
-        return cls([record for record in records if _FAULTS not in record], sum(faults))
+        faults = [names for record in records if isinstance(names := record.get(_FAULTS), list)]
+        return cls([record for record in records if _FAULTS not in record], [str(n) for names in faults for n in names])
 
     def is_last_fault(self, error: Exception) -> bool:
         """Count an error that left the step, and say whether the step is not to be begun again for it.
 
-        Not counted is what may pass by itself: a server that is down, and what the engine is to hear.
+        It is not where the same error has left it before, or `MOST_FAULTS` have. Not counted is what may pass by
+        itself: a server that is down, and what the engine is to hear.
         """
         if isinstance(error, ServerUnavailable | StaleTurn | ApplicationError):
             return False
-        self.faults += 1
-        return self.faults >= MOST_FAULTS
+        name = hashlib.sha256(f"{type(error).__name__}: {error}".encode(errors="replace")).hexdigest()[:16]
+        again = name in self.faults
+        self.faults.append(name)
+        return again or len(self.faults) >= MOST_FAULTS
 
     @property
     def draft(self) -> AnswerDraft | None:
@@ -206,7 +212,7 @@ class Attempts:
         """The newest records for a heartbeat; a running attempt counts as lost until a later heartbeat has its end."""
         current = self._current
         open_one = [current.record(LOST)] if current is not None and not current.ended else []
-        faults: list[JsonObject] = [{_FAULTS: self.faults}] if self.faults else []
+        faults: list[JsonObject] = [{_FAULTS: [*self.faults]}] if self.faults else []
         return [*[*self.records, *open_one][-_HEARTBEAT_RECORDS:], *faults]
 
     def spent(self) -> tuple[JsonObject, float | None]:
@@ -345,7 +351,8 @@ async def _attempt(
         try:
             await model.check(request.config.model)  # loads its client, for which the model's time does not pay
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
-            if (flaw := answer.flaw(request.config.model)) is not None:
+            flaw = answer.flaw(request.config.model)
+            if flaw is not None and not (question.may_be_blank and flaw.code == EMPTY_ANSWER):
                 raise flaw
             await chunks.end(usage=answer.usage, response_cost=answer.response_cost, truncated=answer.truncated)
         except ModelError as error:

@@ -139,6 +139,7 @@ class FittedStep:
             address=self.step.turn_events.address,
             agent_name=self.pinned.config.profile_name,
             box=self.step.turn.output_box_id,
+            may_be_blank=bool(self.pinned.config.choices),
         )
 
     async def fitted(self, messages: Messages) -> Messages | Compacted:

@@ -21,7 +21,7 @@ from temporalio import activity
 from turnstile.activities.budgets.gate import BudgetExhausted
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
-from turnstile.activities.prompt.model_attempts import MOST_FAULTS, Attempts, Question, StepLimits, ask
+from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
 from turnstile.activities.turn.compaction import Compacted, FittedStep, Windows
 from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
 from turnstile.activities.turn.settle import publish_applied
@@ -192,7 +192,7 @@ class StepActivities(Endings):
 
     async def _give_up(self, turn: TurnRef, step: int, error: Exception) -> StepResult:
         """End a turn whose step failed twice in our own code, without anything of the step."""
-        log.error("turn %s: its step failed %d times: %s", turn.agent_turn_id, MOST_FAULTS, type(error).__name__)
+        log.error("turn %s: its step failed again: %s", turn.agent_turn_id, type(error).__name__)
         how = TurnStatus.FAILED, FAULTY, _FAULTY_REASON
         ended = await end_unstepped(self.pool, self.publisher, turn, *how, self.telemetry)
         if ended.outcome is None:

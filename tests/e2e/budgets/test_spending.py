@@ -6,20 +6,15 @@ A price of the settings is one price: attempts, usage, *Costs* and budgets have 
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from tests.e2e.people.asking import Person, asked
 from tests.support.conditions import until
 from tests.support.faults.points import DONE, GUESS
 from tests.support.ledger.budgets import budget, figures
-from tests.support.processes.stack import running_here
-from tests.support.processes.stacks import Stacks
-from tests.support.tenants import Ended, Tenant, new_tenant
+from tests.support.tenants import Ended, Tenant
 from tests.support.tools import ANYTHING, call_of, calling, definition, hand_of, shown
-from turnstile.ledger.access.costs import sum_costs
-from turnstile.ledger.turns.usage import sum_usage
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import ModelPrice
 from turnstile.schema.ids import AgentTurnId
@@ -269,22 +264,3 @@ async def test_a_call_that_a_person_lets_go_late_has_no_more_time_than_its_turn(
 
 PRICE = ModelPrice.model_validate({"input_per_million": 2, "output_per_million": 10})
 SPENT = (300 * 2 + 100 * 10) / 1_000_000
-
-
-async def test_every_sum_of_a_turn_is_by_the_price_that_the_settings_have(stacks: Stacks) -> None:
-    async with stacks.open() as opened:
-        model = opened.settings.model.model_copy(update={"prices": {MODEL: PRICE}})
-        priced = replace(opened, settings=opened.settings.model_copy(update={"model": model}))
-        async with running_here(priced):
-            tenant = new_tenant(priced)
-            agent = await tenant.agent("player", llm={"max_tokens": 200})
-            line = {"text": "done", "usage": USES, "response_cost": 77.0}  # what the provider says is no second price
-            granted = await tenant.turn(agent, script(line), budget={"max_cost_usd": 1})
-            free = await tenant.turn(agent, script(line))
-            project, pool = tenant.project, priced.pool
-            since = datetime.now(UTC) - timedelta(days=1)
-            usage = await pool.run(lambda conn: sum_usage(conn, project, "agent"))
-            costs = await pool.run(lambda conn: sum_costs(conn, project, channel=None, since=since))
-            assert [ended.steps[0].metadata["llm_response_cost"] for ended in (granted, free)] == [SPENT, SPENT]
-            assert (usage[-1].response_cost, costs.total.cost) == (2 * SPENT, 2 * SPENT)
-            assert (await figures(pool, granted.view.agent_turn_id, "cost"))[1] == round(SPENT * 1_000_000)

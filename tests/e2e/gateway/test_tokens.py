@@ -18,6 +18,9 @@ from turnstile.processes.gateway import own_token
 from turnstile.schema.access import RIGHTS, GatewayRole, new_secret, read_secret
 from turnstile.schema.ids import AgentTurnId
 
+OF_THE_PROJECT = {"list_webhooks", "remove_webhook"}
+"""What a token of one channel may not ask, whatever its role."""
+
 
 @pytest.mark.parametrize("channel", [None, "u_ada"])
 async def test_every_endpoint_asks_for_its_right(here: Stack, tenant: Tenant, channel: str | None) -> None:
@@ -30,7 +33,7 @@ async def test_every_endpoint_asks_for_its_right(here: Stack, tenant: Tenant, ch
                     before = gateway.pool.round_trips
                     path = re.sub(r"\{\w+\}", "nobodys", endpoint.path)
                     answer = await web.request(endpoint.method, path, json={})
-                    if endpoint.right in RIGHTS[role]:
+                    if endpoint.right in RIGHTS[role] and (channel is None or endpoint.name not in OF_THE_PROJECT):
                         assert answer.status_code != 403, (role, endpoint.name)
                     else:
                         assert code(answer) == (403, "forbidden"), (role, endpoint.name)

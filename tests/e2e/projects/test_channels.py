@@ -122,7 +122,7 @@ async def told(two: Two, case: Case, used: Ids) -> JsonObject:
     if reply["status"] == "accepted" and case.verb in ("enqueue", "rerun"):
         ended = await two.blue.ended(AgentTurnId(str(reply["agent_turn_id"])))
         reply["deliverable"] = ended.deliverable()
-    for drawn in ("turn_epoch", "inbox_status", "created_at"):
+    for drawn in ("turn_epoch", "inbox_status", "created_at", "budget"):
         reply.pop(drawn, None)
     text = json.dumps(reply)
     for each in sorted(vars(used).values(), key=len, reverse=True):

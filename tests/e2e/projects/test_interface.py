@@ -229,6 +229,13 @@ async def speak_of_budgets(client: BridgeClient) -> None:
     await client.request("raise_budget", {"budget_id": day["budget_id"], "max_turns": 5})
     await client.request("budget.get", {"budget_id": day["budget_id"]})
     await client.request("budget.list", {})
+    for verb, named in (
+        ("webhook.put", {"webhook_id": "w", "url": "http://127.0.0.1:1/"}),
+        ("webhook.list", {}),
+        ("webhook.remove", {"webhook_id": "w"}),
+        ("turn.webhook", {"agent_turn_id": "nobodys", "url": "http://127.0.0.1:1/"}),
+    ):
+        await client.request(verb, named)
 
 
 async def test_what_replicas_of_a_tool_ask_each_other_fits_its_schema(here: Stack) -> None:

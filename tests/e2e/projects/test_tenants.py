@@ -616,7 +616,7 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
     reply = await WAYS[way](tenant, case)
     if reply["status"] == "accepted" and case.verb in ("enqueue", "rerun"):
         reply |= await seen(tenant, AgentTurnId(str(reply["agent_turn_id"])))
-    for drawn in ("turn_epoch", "inbox_status", "request_id", "created_at"):
+    for drawn in ("turn_epoch", "inbox_status", "request_id", "created_at", "correlation_id", "budget"):
         reply.pop(drawn, None)
     text = json.dumps(reply)
     for each in sorted(vars(used).values(), key=len, reverse=True):
