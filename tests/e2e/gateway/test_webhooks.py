@@ -115,6 +115,17 @@ async def test_a_project_s_webhook_gets_questions_and_ends_signed_and_without_co
     assert len({note.id for note in receiver.notes}) == len(receiver.notes) == 2
 
 
+async def test_a_budget_s_warning_is_sent_once(web: httpx.AsyncClient, receiver: Receiver, tenant: Tenant) -> None:
+    agent = await tenant.agent("player", AgentId("spender"), llm={"max_tokens": 200})
+    await put(web, "/v1/webhooks/money", receiver, events=["budget.warned"])
+    uses = {"prompt_tokens": 300, "completion_tokens": 100, "total_tokens": 400}
+    steps = json.dumps({"steps": [*[{**calling("nosuch"), "usage": uses}] * 2, {"text": "done"}]})
+    turn = await ask(web, steps, agent_id=agent, budget={"max_tokens": 1000, "warn_percent": 60})
+    data = event_of(await sent(receiver, turn, "budget.warned"))["data"]
+    assert (data["budget_id"], data["kind"], data["warn_percent"]) == (turn, "turn", 60)
+    assert len(receiver.notes) == 1
+
+
 async def test_an_event_is_repeated_with_its_id_until_it_is_taken(web: httpx.AsyncClient, receiver: Receiver) -> None:
     answers = [BUSY, BUSY, OK]
     receiver.answer = lambda _: answers.pop(0)
