@@ -6,6 +6,7 @@ knows all providers and models.
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from itertools import chain, islice
 
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders
 from turnstile.schema.tools import ASK_HUMAN, PMO_TOOLS, SUBMIT_RESULT
@@ -17,6 +18,10 @@ _PROVIDERS = (
 )
 """The most common providers. The worker knows many more, so only a name close to one of these causes a warning."""
 _SIMILARITY = 0.8
+_MOST = 10
+"""Warnings, since each may compare a name with all that are known; a bridge answers others meanwhile."""
+_LONGEST_NAME, _MOST_NAMES = 64, 100
+"""What is compared: names so long, so many of them."""
 _CONVENTIONAL = ("ui_worker", "sandbox")
 """Served by programs that do not sign on."""
 
@@ -29,14 +34,16 @@ def profile_warnings(
     `tools` are the project's, `targets` those that workers serve; `priced`: whether the model has a price.
     `answer_tokens` are reserved for an answer whose profile does not say how many.
     """
-    return [
-        *_tools(profile, tools),
-        *_placeholders(profile),
-        *_models(profile),
-        *_limits(profile, answer_tokens),
-        *_price(profile, priced=priced),
-        *_target(profile, {*targets, *_CONVENTIONAL}),
-    ]
+    warnings = chain(
+        _limits(profile, answer_tokens),
+        _price(profile, priced=priced),
+        _target(profile, {*targets, *_CONVENTIONAL}),
+        _models(profile),
+        _placeholders(profile),
+        _tools(profile, tools),
+    )
+    first = list(islice(warnings, _MOST))
+    return [*first, *(["there are more warnings: mend these first"] if next(warnings, None) is not None else [])]
 
 
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
@@ -100,10 +107,15 @@ def _model(key: str, model: str) -> Iterator[str]:
     provider, slash, name = model.partition("/")
     if not slash:
         yield f"the {key} {model!r} names no provider: write provider/model, as in openai/gpt-4o"
-    elif provider not in _PROVIDERS and (near := get_close_matches(provider, _PROVIDERS, n=1, cutoff=_SIMILARITY)):
+    elif provider not in _PROVIDERS and (
+        near := get_close_matches(provider[:_LONGEST_NAME], _PROVIDERS, n=1, cutoff=_SIMILARITY)
+    ):
         yield f"the {key} names no known provider ({provider!r}); did you mean '{near[0]}/{name}'?"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, known, n=1)
+    """The hint that names the most similar one; none for long names, with which the comparison takes long."""
+    if len(name) > _LONGEST_NAME:
+        return ""
+    near = get_close_matches(name, [k for k in islice(known, _MOST_NAMES) if len(k) <= _LONGEST_NAME], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -31,6 +31,7 @@ from turnstile.ledger.people import call_questions, decisions, interrupt_views, 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.pushes.receivers import ClaimedPush, Receiver
+from turnstile.ledger.pushes.webhooks import ClaimedEvent
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.trees import batches
 from turnstile.ledger.turns import action_lookup, intake, lease, steps, usage, views, waiting
@@ -44,6 +45,7 @@ from turnstile.schema.turns import Ring
 from turnstile.schema.wire import descriptions, roster_requests
 from turnstile.schema.wire.box_requests import AgentBoxes
 from turnstile.schema.wire.descriptions import TreeTurn
+from turnstile.schema.wire.webhook_requests import WebhookView
 
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
@@ -88,6 +90,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "record_push": {"recorded"},
     "fail_push": {"given_up"},
     "list_receivers": Receiver,
+    "put_webhook": {"verdict"},
+    "remove_webhook": {"found"},
+    "list_webhooks": WebhookView,
+    "claim_events": ClaimedEvent,
+    "record_event_sent": {"recorded"},
+    "fail_event": {"given_up"},
     # the model that reads a query's rows, or the columns that its function reads
     "agent_boxes": AgentBoxes,
     "add_card": NOTHING,

@@ -371,7 +371,11 @@ async def gathered(
         async def on_chunk(msg: Msg) -> None:
             found.add("streamed text", msg.data.decode())
 
+        async def on_command(msg: Msg) -> None:  # a bridge removes what it has answered
+            found.add("commands of clients", f"{msg.subject} {msg.headers} {msg.data.decode()}")
+
         await stack.conn.subscribe(subjects.channel_filter(run.tenant.project, CHANNEL, "str"), on_chunk)
+        await stack.conn.subscribe(f"cg.v1r4.{run.tenant.project}.{CHANNEL}.cmd.sys.>", on_command)
         await asyncio.gather(run.requests(), run.tools(service), run.actions(), run.conversations())
         await run.crashes()
         if own_servers.embedded == ALL:
@@ -406,7 +410,7 @@ async def tables(stack: Stack, found: Gathered) -> None:
 
 
 async def messages(stack: Stack, found: Gathered) -> None:
-    """Every message of both streams."""
+    """Every message that is left in the streams."""
     for stream in STREAMS:
         sequence = 1
         while True:

@@ -229,12 +229,13 @@ async def speak_of_budgets(client: BridgeClient) -> None:
     await client.request("raise_budget", {"budget_id": day["budget_id"], "max_turns": 5})
     await client.request("budget.get", {"budget_id": day["budget_id"]})
     await client.request("budget.list", {})
-    for verb, named in (
+    asked: list[tuple[str, JsonObject]] = [
         ("webhook.put", {"webhook_id": "w", "url": "http://127.0.0.1:1/"}),
         ("webhook.list", {}),
         ("webhook.remove", {"webhook_id": "w"}),
         ("turn.webhook", {"agent_turn_id": "nobodys", "url": "http://127.0.0.1:1/"}),
-    ):
+    ]
+    for verb, named in asked:
         await client.request(verb, named)
 
 
