@@ -6,6 +6,7 @@ for what goes through sockets. Commands that end by themselves keep asyncio's, w
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Mapping
 
@@ -39,21 +40,28 @@ def spare_collector(*, again: bool = False) -> None:
 
 
 class _Sparing:
-    """Exempts what a costly full collection left, too: models and templates that were built at their first use.
+    """Exempts what came later, too: code that was loaded at its first use, and what a costly full collection left.
 
-    Without it each full collection of a gateway that has served all its addresses holds the loop for 50 ms. What is
+    Without it a full collection holds the loop of a gateway that has served all its addresses for 50 ms. What is
     garbage later, and in a circle, is not collected then; so it is done `_MOST_TIMES` at most.
     """
 
     def __init__(self) -> None:
         self._began = 0.0
         self._times = 0
+        self._modules = len(sys.modules)
 
     def __call__(self, phase: str, about: Mapping[str, int]) -> None:
         if about["generation"] < _FULL or self._times >= _MOST_TIMES:
             return
         if phase == "start":
+            if len(sys.modules) != self._modules:  # most of what there is to look through is theirs
+                self._modules = len(sys.modules)
+                self._exempt()
             self._began = time.thread_time()
         elif time.thread_time() - self._began > _COSTLY_SECONDS:
-            gc.freeze()
-            self._times += 1
+            self._exempt()
+
+    def _exempt(self) -> None:
+        gc.freeze()
+        self._times += 1

@@ -201,7 +201,8 @@ async def test_no_request_holds_a_loop(cases: int, served: Served, stack: Stack,
 
 def _line(role: str, holds: Holds) -> str:
     longest = holds.longest[0].seconds if holds.longest else NOTED_SECONDS
+    where = holds.longest[0].where if holds.longest else ""
     return (
         f"{role}: {sum(holds.counts.values())} callbacks, CPU of 99 % below {holds.quantile(0.99) * 1000:.1f} ms,"
-        f" of all at most {longest * 1000:.0f} ms"
+        f" of all at most {longest * 1000:.0f} ms {where}"
     )

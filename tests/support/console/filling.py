@@ -1,6 +1,6 @@
 """A project with many turns, live and past, and a large tree, written as rows: only what pages read of them.
 
-No worker runs these turns, and no audit is asked about them.
+No worker runs these turns, no bridge mends them, and no audit is asked about them.
 """
 
 from turnstile.ledger.pool import Pool
@@ -8,6 +8,9 @@ from turnstile.schema.ids import AgentTurnId, ProjectId
 
 _FILL = (
     "SET LOCAL session_replication_role = replica",  # no triggers
+    # of a target that no bridge serves: the stack's own mends what it finds stranded
+    """INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target)
+    SELECT $1, 'agent-' || n, md5($1 || 'profile')::uuid, 'nobody' FROM generate_series(1, $2::int) n""",
     # the past: $2 turns, the newest of which are live: one of three queued, the others in hand, of $3 in all
     """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
     turn_epoch, status, context_headers, payload, next_retry_at, created_at, archived_at, channel_id)
