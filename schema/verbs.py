@@ -166,6 +166,8 @@ class Verb(Generic[Request_co, Answer_co]):
     others itself. `none`: it ends work that was admitted before, or has a rate of its own."""
     route: Route | None = None
     """Its endpoint, if it has one."""
+    by_gateway: bool = False
+    """Whether a gateway asks it without an endpoint in `/v1`: for the console, or for another protocol."""
 
 
 _CLIENT, _TOOL, _OPERATOR = (Party.CLIENT,), (Party.TOOL,), (Party.OPERATOR,)
@@ -192,7 +194,9 @@ ENQUEUE = Verb(
         request_headers=IDEMPOTENT | WAITING,
     ),
 )
-REPORT = Verb("report", "Answer a call.", "6", ReportRequest, ReportReply, _TOOL, durable=True, counted="none")
+REPORT = Verb(
+    "report", "Answer a call.", "6", ReportRequest, ReportReply, _TOOL, durable=True, counted="none", by_gateway=True
+)
 STOP = Verb(
     name="stop",
     summary="End a turn.",
@@ -276,6 +280,7 @@ BOX_MAKE = Verb(
     callers=_CLIENT,
     durable=True,
     caller="may",
+    by_gateway=True,
 )
 BOX_REPLACE = Verb(
     name="box_replace",
@@ -294,6 +299,7 @@ CONVERSATION_PUT = Verb(
     reply=ConversationPutReply,
     callers=_CLIENT,
     caller="may",
+    by_gateway=True,
 )
 CONVERSATION_STOP = Verb(
     name="conversation.stop",
@@ -467,14 +473,17 @@ LIMIT_PROJECT = Verb(
 )
 PUSH_SET = Verb(
     name="push.set",
-    summary="Tell a receiver by HTTP when a turn comes into another state.",
+    summary="Notify a receiver by HTTP when the state of a turn changes.",
     section="17.3",
     request=PushSetRequest,
     reply=PushReply,
     callers=_CLIENT,
     caller="may",
+    by_gateway=True,
 )
-PUSH_REMOVE = Verb("push.remove", "Tell a receiver no more.", "17.3", PushRemoveRequest, PushReply, _CLIENT)
+PUSH_REMOVE = Verb(
+    "push.remove", "Tell a receiver no more.", "17.3", PushRemoveRequest, PushReply, _CLIENT, by_gateway=True
+)
 WEBHOOK_PUT = Verb(
     name="webhook.put",
     summary="Send the ends, questions and warnings of a project's turns to an address.",
@@ -566,6 +575,7 @@ AGENT_PAUSE = Verb(
     request=AgentRequest,
     reply=AgentStatusReply,
     callers=_OPERATOR,
+    by_gateway=True,
 )
 AGENT_RESUME = Verb(
     name="agent.resume",
@@ -574,6 +584,7 @@ AGENT_RESUME = Verb(
     request=AgentRequest,
     reply=AgentStatusReply,
     callers=_OPERATOR,
+    by_gateway=True,
 )
 AGENT_RETIRE = Verb(
     name="agent.retire",
@@ -582,6 +593,7 @@ AGENT_RETIRE = Verb(
     request=AgentRequest,
     reply=AgentStatusReply,
     callers=_OPERATOR,
+    by_gateway=True,
 )
 PROFILE_PUT = Verb("profile.put", "Store a profile.", "6", ProfilePutRequest, ProfilePutReply, _OPERATOR)
 PROFILE_LIST = Verb("profile.list", "List the profiles of a project.", "6", ListRequest, ProfileListReply, _OPERATOR)

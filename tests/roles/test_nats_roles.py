@@ -18,11 +18,6 @@ from turnstile.transport.connection import NatsConnection, connect
 EVT, CMD, ASK, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "cg_ask_v1r4", "turnstile_tool_text_count@demo"
 STR = "cg_str_v1r4"
 GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
-BESIDES = (
-    *("box_make", "conversation.put", "report", "agent.pause", "agent.resume", "agent.retire"),
-    *("push.set", "push.remove"),
-)
-"""Verbs that the gateway asks for the console and other protocols, besides those with an endpoint."""
 NOT_A_CLIENTS = ("decide",)
 """What the turns of a client ask people, others decide."""
 
@@ -51,7 +46,7 @@ def asked_by(user: str, verb: Verb[Any, Any]) -> set[str]:
             return subjects_of(verb, "operator.alice")
         case "tool" if Party.TOOL in verb.callers:
             return subjects_of(verb)
-        case "gateway" if verb.name in BESIDES or (verb.route is not None and verb.route.method != "GET"):
+        case "gateway" if verb.by_gateway or (verb.route is not None and verb.route.method != "GET"):
             request = f"req.sys.bridge.{verb.name}"
             return {request} if verb.caller == "none" else {f"{request}.{name}" for name in NAMES}
         case _:

@@ -15,6 +15,7 @@ from turnstile.schema.cards import TextContent
 from turnstile.schema.interface.asyncapi import document
 from turnstile.schema.interface.catalog import ENTRIES
 from turnstile.schema.interface.json_schemas import DIALECT, schemas
+from turnstile.schema.interface.verb_tables import with_verbs
 from turnstile.schema.wire.inbox import EnqueueRequest, ReportRequest
 
 COMMITTED = (ROOT / "docs" / "interface" / "asyncapi.yaml").read_text(encoding="utf-8")
@@ -34,8 +35,12 @@ def parts(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
             yield from parts(each, f"{path}/{number}")
 
 
-def test_the_committed_document_is_what_the_models_say() -> None:
-    assert asyncapi() == COMMITTED, "the interface changed: run `turnstile schema export`, and commit docs/interface"
+def test_the_committed_files_are_what_the_models_say() -> None:
+    assert asyncapi() == COMMITTED, "the interface changed: run `turnstile schema export`, and commit what it writes"
+    for path, parts_of_it in (("docs/protocol.md", 1), ("deploy/nats/nats.conf", 4)):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert text.count("made by `turnstile schema export`") == text.count(" end of verbs") == parts_of_it
+        assert with_verbs(text) == text, path
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -15,8 +15,8 @@ async def test_export_writes_what_differs_and_checks_without_writing(tmp_path: P
     assert checked.json()["error"]["code"] == "interface_outdated"
     assert not (tmp_path / "there").exists()
     wrote = await turnstile(*command, cwd=tmp_path)
-    assert wrote.json() == {"file": "there/asyncapi.yaml", "changed": True}
-    assert (await turnstile(*command, "--check", cwd=tmp_path)).json()["changed"] is False
+    assert wrote.json() == {"files": ["there/asyncapi.yaml"], "written": ["there/asyncapi.yaml"]}
+    assert (await turnstile(*command, "--check", cwd=tmp_path)).json()["written"] == []
 
 
 async def test_show_prints_a_schema_that_stands_alone_and_names_what_is_meant(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_DOCUMENT = Path("docs/interface/asyncapi.yaml")
+_MARKED = (Path("docs/protocol.md"), Path("deploy/nats/nats.conf"))
 _HEADER = "# Made by `turnstile schema export`: change the models, or schema/interface/catalog.py, instead.\n"
 
 
@@ -26,26 +28,35 @@ def asyncapi() -> str:
     return _HEADER + yaml.safe_dump(document(), sort_keys=False, allow_unicode=True, width=120)
 
 
+def _written(out: Path) -> dict[Path, str]:
+    """The files that `export` writes: the document, and in a checkout what others have of the verbs."""
+    from turnstile.schema.interface.verb_tables import with_verbs
+
+    marked = (path for path in _MARKED if out == _DOCUMENT and path.is_file())
+    return {out: asyncapi()} | {path: with_verbs(path.read_text(encoding="utf-8")) for path in marked}
+
+
 @command(app, "export")
 async def export(
     session: "Session",
-    out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE")] = Path("docs/interface/asyncapi.yaml"),
+    out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE")] = _DOCUMENT,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if it is not up to date.")] = False,
 ) -> None:
-    """Write an AsyncAPI document of every subject, with the schemas of all payloads."""
+    """Write an AsyncAPI document of every subject, with the schemas of all payloads.
+
+    In a checkout, the tables of verbs in docs/protocol.md and the permissions in deploy/nats/nats.conf too.
+    """
     from turnstile.cli.errors import CommandFailed
 
-    text = asyncapi()
-    changed = not out.is_file() or out.read_text(encoding="utf-8") != text
-    if changed and check:
-        raise CommandFailed("interface_outdated", f"{out} differs from the models")
-    if changed:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    if session.out.as_json:
-        session.out.document({"file": str(out), "changed": changed})
-    else:
-        session.out.line(f"{out} {'written' if changed else 'is up to date'}")
+    texts = _written(out)
+    outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    if outdated and check:
+        raise CommandFailed("interface_outdated", f"{', '.join(map(str, outdated))} differs from the models")
+    for path in outdated:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[path], encoding="utf-8")
+    lines = (f"{path} {'written' if path in outdated else 'is up to date'}" for path in texts)
+    session.out.result({"files": [*map(str, texts)], "written": [*map(str, outdated)]}, "\n".join(lines))
 
 
 @command(app, "show")
