@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from turnstile.schema.interface.entries import PREFIX
 from turnstile.schema.verbs import VERBS, Party, Verb
 
 _LEFT_TO_OPERATORS = {"decide"}
@@ -14,10 +15,11 @@ _LEFT_TO_OPERATORS = {"decide"}
 _REQUESTS_ONLY = {"describe"}
 """Durable verbs that no role needs as a command: whoever looks wants the answer now."""
 _PROJECT = "demo"
+"""The project of tool, client and operator in `deploy/nats/nats.conf`."""
 
 
-def _subjects(verb: Verb[Any, Any], project: str, caller: str) -> Iterator[str]:
-    prefix = f"cg.v1r4.{project}.*"
+def _subjects(verb: Verb[Any, Any], caller: str) -> Iterator[str]:
+    prefix = PREFIX.format(project_id=_PROJECT, channel_id="*")
     request = f"{prefix}.req.sys.bridge.{verb.name}"
     if verb.caller != "must":
         yield request
@@ -32,13 +34,13 @@ def _publishable(user: str, verb: Verb[Any, Any]) -> list[str]:
     by_client = Party.CLIENT in verb.callers
     match user:
         case "client" if by_client and verb.name not in _LEFT_TO_OPERATORS:
-            return list(_subjects(verb, _PROJECT, "client"))
+            return list(_subjects(verb, "client"))
         case "operator" if by_client or Party.OPERATOR in verb.callers:
-            return list(_subjects(verb, _PROJECT, "operator.*"))
+            return list(_subjects(verb, "operator.*"))
         case "tool" if Party.TOOL in verb.callers:
-            return list(_subjects(verb, _PROJECT, ""))
+            return list(_subjects(verb, ""))
         case "gateway" if verb.by_gateway or (verb.route is not None and verb.route.method != "GET"):
-            request = f"cg.v1r4.*.*.req.sys.bridge.{verb.name}"
+            request = f"{PREFIX.format(project_id='*', channel_id='*')}.req.sys.bridge.{verb.name}"
             return [request if verb.caller == "none" else f"{request}.>"]
         case _:
             return []
