@@ -132,6 +132,7 @@ SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata
             ELSE 'the turn wrote it into a box that is not its own' END AS detail
 FROM public.cards c
 LEFT JOIN public.box_cards b ON b.card_id = c.card_id
+LEFT JOIN public.boxes x ON x.box_id = b.box_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_id' AND o.output_box_id = b.box_id
     AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
 LEFT JOIN LATERAL (
@@ -144,9 +145,8 @@ WHERE o.agent_turn_id IS NULL
   AND CASE WHEN b.card_id IS NULL
            THEN c.metadata ->> 'type' NOT IN ('tool.result', 'task.steer')
                 AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
-           ELSE b.box_id::text = t.context_box_id OR (b.box_id::text <> t.output_box_id
-                                                      AND c.created_at - interval '1 minute' > (
-                SELECT x.created_at FROM public.boxes x WHERE x.box_id = b.box_id)) END
+           ELSE b.box_id::text = t.context_box_id
+                OR (b.box_id::text <> t.output_box_id AND c.created_at - interval '1 minute' > x.created_at) END
   AND (:since_id::text IS NULL OR (c.card_id >= :since_id AND c.card_id < '1'))
   AND (:project_id::text IS NULL OR c.tenant_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

@@ -1,5 +1,6 @@
--- The audit's rules on compactions of the memory of turns. Few steps compact, and each box is read once. The box before
--- may be gone: then nothing is compared with it.
+-- The audit's rules on compactions of the memory of turns. Few steps compact, and each box is read twice: as the one
+-- that was made, and as the one that was read. The box before may be gone: then nothing is compared with it. Cards are
+-- compared by grouping those of both boxes, which costs the same however many boxes a card is in.
 
 -- name: compactions_make_boxes :many
 -- Protocol §7.3: a step that compacts makes a box of the one that it read, which has the step's memory.cut, and of the
@@ -11,42 +12,48 @@ SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_t
        coalesce(CASE WHEN b.box_id IS NULL THEN 'the box that the step says it made is not there'
                      WHEN b.parent_ids IS DISTINCT FROM ARRAY[s.output_box_id]
                           THEN 'the box was not made of the one that the step read' END,
-                CASE WHEN cut.card_id IS NULL THEN 'the box does not have the cut of the step' END,
-                CASE WHEN cut.first IS NULL THEN 'the cut names no card of the box' END, wrong.detail,
+                CASE WHEN cut.is_there IS NOT TRUE THEN 'the box does not have the cut of the step' END,
+                CASE WHEN cut.first IS NULL THEN 'the cut names no card of the box' END, cut.wrong,
                 'a conversation goes on in the box that was compacted') AS detail
 FROM {compactions_since} s
 LEFT JOIN public.boxes b ON b.box_id = s.made_box_id AND b.tenant_id = s.project_id
 LEFT JOIN LATERAL (
-    SELECT c.card_id, c.content #>> '{data,first_card_id}' AS first_card_id,
-           c.content @> '{"data": {"within_turn": true}}' AS within_turn, (
-               SELECT f.position FROM public.box_cards f
-               WHERE f.box_id = s.made_box_id AND f.card_id = c.content #>> '{data,first_card_id}') AS first
-    FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
-    WHERE p.box_id = s.made_box_id AND c.metadata ->> 'type' = 'memory.cut'
-      AND c.metadata ->> 'step_id' = s.step_id LIMIT 1) cut ON true
-LEFT JOIN LATERAL (
-    SELECT CASE WHEN n.position IS NULL THEN 'a card that the cut keeps is not in the box'
-                WHEN o.position < k.position THEN 'the box has a card that the cut leaves out'
-                ELSE 'the cards that are kept are not in their order' END AS detail
-    FROM (SELECT coalesce((SELECT f.position FROM public.box_cards f
-                           WHERE f.box_id = s.output_box_id AND f.card_id = cut.first_card_id),
-                          s.read_position + 1) AS position) k
-    CROSS JOIN LATERAL (
-        SELECT x.position, x.card_id FROM public.box_cards x
-        WHERE x.box_id = s.output_box_id AND x.position <= s.read_position) o
-    LEFT JOIN public.box_cards n ON n.box_id = s.made_box_id AND n.card_id = o.card_id
-    WHERE CASE WHEN o.position < k.position
-               THEN EXISTS (
-                   SELECT FROM public.cards c WHERE c.card_id = o.card_id AND CASE
-                       WHEN c.metadata ->> 'type' = 'memory.cut' THEN false
-                       WHEN cut.within_turn AND NOT {cut_within_turn(c, s.agent_turn_id)}
-                            THEN n.position IS NULL AND c.expires_at IS NULL AND c.deleted_at IS NULL
-                       ELSE n.position IS NOT NULL END)
-               ELSE n.position IS NULL OR n.position - cut.first <> o.position - k.position END
-    ORDER BY o.position LIMIT 1) wrong ON true
+    SELECT bool_or(k.is_cut) AS is_there, max(k.made_first) AS first,
+           (array_agg(CASE WHEN k.made IS NULL THEN 'a card that the cut keeps is not in the box'
+                           WHEN k.position < k.read_first THEN 'the box has a card that the cut leaves out'
+                           ELSE 'the cards that are kept are not in their order' END ORDER BY k.position)
+            FILTER (WHERE CASE WHEN k.position IS NULL THEN false
+                               WHEN k.position >= k.read_first
+                                    THEN (k.made - k.made_first = k.position - k.read_first) IS NOT TRUE
+                               WHEN k.type = 'memory.cut' THEN false
+                               WHEN k.within_turn AND NOT k.is_of_steps THEN k.made IS NULL AND k.is_alive
+                               ELSE k.made IS NOT NULL END))[1] AS wrong
+    FROM (
+        SELECT t.*, coalesce(max(t.position) FILTER (WHERE t.card_id = t.first_card_id) OVER (),
+                             s.read_position + 1) AS read_first,
+               max(t.made) FILTER (WHERE t.card_id = t.first_card_id) OVER () AS made_first
+        FROM (
+            SELECT p.*, c.type, c.is_of_steps, c.is_alive, c.is_cut,
+                   max(c.first_card_id) FILTER (WHERE c.is_cut) OVER () AS first_card_id,
+                   bool_or(c.within_turn) FILTER (WHERE c.is_cut) OVER () AS within_turn
+            FROM (
+                SELECT x.card_id, min(x.position) FILTER (WHERE x.box_id = s.output_box_id) AS position,
+                       min(x.position) FILTER (WHERE x.box_id = s.made_box_id) AS made
+                FROM public.box_cards x
+                WHERE x.box_id IN (s.output_box_id, s.made_box_id)
+                  AND (x.box_id = s.made_box_id OR x.position <= s.read_position)
+                GROUP BY x.card_id) p
+            CROSS JOIN LATERAL (
+                SELECT y.metadata ->> 'type' AS type, {cut_within_turn(y, s.agent_turn_id)} AS is_of_steps,
+                       y.expires_at IS NULL AND y.deleted_at IS NULL AS is_alive,
+                       y.content #>> '{data,first_card_id}' AS first_card_id,
+                       y.content @> '{"data": {"within_turn": true}}' AS within_turn,
+                       p.made IS NOT NULL AND y.metadata ->> 'type' = 'memory.cut'
+                           AND y.metadata ->> 'step_id' = s.step_id AS is_cut
+                FROM public.cards y WHERE y.card_id = p.card_id {by_key}) c) t) k) cut ON true
 WHERE b.box_id IS NULL OR b.parent_ids IS DISTINCT FROM ARRAY[s.output_box_id]
-   OR cut.card_id IS NULL OR cut.first IS NULL
-   OR wrong.detail IS NOT NULL OR EXISTS (SELECT FROM state.conversations t WHERE t.output_box_id = s.output_box_id)
+   OR cut.is_there IS NOT TRUE OR cut.first IS NULL OR cut.wrong IS NOT NULL
+   OR EXISTS (SELECT FROM state.conversations t WHERE t.output_box_id = s.output_box_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cuts_are_between_turns :many

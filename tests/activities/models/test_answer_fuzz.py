@@ -99,7 +99,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("cases", [60, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("cases", [60, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_any_stream_is_an_answer_or_an_error_soon(
     stub: RawStub, model: LitellmModel, held: list[float], cases: int, fuzz_report: Report
 ) -> None:
