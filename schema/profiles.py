@@ -21,6 +21,8 @@ DEFAULT_MAX_STEPS = 16
 DEFAULT_KEPT_TURNS = 4
 
 _PROMPT_LIMIT = 524_288
+InText = Literal["tagged", "opened", "never"]
+"""Where a model's text has its reasoning, if its provider has no field for it."""
 _TARGET = r"^[A-Za-z0-9_-]{1,128}$"
 
 
@@ -49,6 +51,9 @@ class LlmConfig(Strict):
         default_factory=list[str], max_length=8, exclude_if=operator.not_
     )
     """Models that are asked in turn where the one before is overloaded, limited, failing or too small."""
+    reasoning_in_text: InText = Field(default="tagged", exclude_if=lambda value: value == "tagged")
+    """`tagged`: a text that begins with `<think>` is reasoning up to `</think>`; `opened`: the text begins within it,
+    since the server's chat template has written `<think>`; `never`: all of the text is the answer."""
 
 
 class Memory(Strict):

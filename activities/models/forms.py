@@ -62,7 +62,7 @@ def _parameters(config: LlmConfig) -> JsonObject:
     if refused := sorted(config.params.keys() - PARAMS):
         message = f"llm_config.params: {', '.join(refused)} not allowed; allowed: {', '.join(sorted(PARAMS))}"
         raise ModelError("model_request_invalid", message, retryable=False)
-    ours = {"model", "params", "timeout_seconds", "fallbacks"}
+    ours = {"model", "params", "timeout_seconds", "fallbacks", "reasoning_in_text"}
     fields = config.model_dump(mode="json", exclude_none=True, exclude=ours)
     return {**copy.deepcopy(config.params), **fields}
 

@@ -17,7 +17,7 @@ from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
 from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
-from turnstile.activities.models.reasoning import ReasoningDraft
+from turnstile.activities.models.reasoning import ReasoningDraft, TaggedReasoning
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,
@@ -90,18 +90,18 @@ class LitellmModel:
             form = {**request_form(request, provider, origin), "model": server.id}
             key, base = self._access.api_key(model) or NO_KEY, server.base
         pieces = sdk.stream(form, api_key=key, api_base=base, timeout=request.timeout_seconds + _GRACE_SECONDS)
-        streaming, calls, reasoning = False, _Calls(), ReasoningDraft(origin, provider)
+        streaming, calls = False, _Calls()
+        reasoning = ReasoningDraft(origin, provider, tags=TaggedReasoning(request.config.reasoning_in_text))
         try:
             async for piece in pieces:
                 if isinstance(piece, End):
+                    for event in _deltas(*reasoning.end()):
+                        yield event
                     yield _done(piece, model, base, reasoning.kept())
                     return
                 streaming = True
-                reasoning.add(piece.reasoning, piece.kept)
-                if piece.reasoning:
-                    yield ReasoningDelta(piece.reasoning)
-                if piece.text:
-                    yield ContentDelta(piece.text)
+                for event in _deltas(*reasoning.add(piece.reasoning, piece.kept, piece.text)):
+                    yield event
                 for call in piece.calls:
                     delta = calls.delta(call)
                     if call.signature is not None:
@@ -177,6 +177,10 @@ def estimated_tokens(form: JsonObject) -> int:
     """The tokens of a request by the size of its messages and tools."""
     text = json.dumps([form["messages"], form.get("tools")], ensure_ascii=False)
     return -(-len(text.encode()) // _BYTES_PER_TOKEN)
+
+
+def _deltas(thought: str, text: str) -> list[ModelEvent]:
+    return [*([ReasoningDelta(thought)] if thought else []), *([ContentDelta(text)] if text else [])]
 
 
 def _done(end: End, model: str, base: str | None, reasoning: Reasoning | None) -> ModelDone:

@@ -3,8 +3,9 @@
 `ReasoningDraft` gathers, from the pieces of one answer, the fields that litellm's form of an assistant message has for
 the provider: signed thinking blocks (Anthropic, Bedrock), signatures of texts and calls (Gemini), encrypted items
 (OpenAI's Responses), reasoning details (OpenRouter), or the text as `reasoning_content` (DeepSeek, Kimi, vLLM and other
-servers that speak OpenAI's chat completions). `put_back` adds them to a message for the same provider, and to no other.
-Reasoning over `REASONING_LIMIT_BYTES` is not kept. Pure.
+servers that speak OpenAI's chat completions). Reasoning that a model writes into its text, between `<think>` and
+`</think>`, is separated by `TaggedReasoning` and goes back as it came, since chat templates expect it there. `put_back`
+adds all this to a message for the same provider, and to no other. Over `REASONING_LIMIT_BYTES` it is not kept. Pure.
 """
 
 import copy
@@ -18,6 +19,7 @@ from pydantic import JsonValue
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Reasoning
 from turnstile.schema.json_reading import storable_object
+from turnstile.schema.profiles import InText
 
 REASONING_LIMIT_BYTES: Final = 262_144
 """Limit of what is kept of one answer, as JSON: a card with it and an answer still fits a message of NATS."""
@@ -26,6 +28,10 @@ SIGNED: Final = ("anthropic", "bedrock", "vertex_ai", "azure_ai", "databricks")
 _TAKE_NO_TEXT: Final = ("anthropic", "gemini", "vertex_ai", "groq", "mistral", "cohere_chat")
 """Providers that send reasoning as text and want none back."""
 _JOINED: Final = ("text", "summary", "data", "signature")
+_OPENING: Final = "<think>"
+_CLOSING: Final = "</think>"
+_MOST_BLANKS: Final = 1_000
+"""Blanks before a tag that are waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,62 @@ class ReasoningPiece:
     thought_signatures: Sequence[str] = ()
     reasoning_details: Sequence[JsonObject] = ()
     reasoning_items: Sequence[JsonObject] = ()
+
+
+@dataclass(slots=True)
+class TaggedReasoning:
+    """Separates what a model writes between `<think>` and `</think>` from its answer, piece by piece.
+
+    Tags count before the answer only: an answer may quote them. A thought without an end is a thought: it is in no
+    answer. What may become a tag waits for the next piece.
+    """
+
+    in_text: InText
+    found: bool = False
+    """Whether there was a thought."""
+    _inside: bool = False
+    _over: bool = False
+    _waiting: str = ""
+
+    def __post_init__(self) -> None:
+        self._inside, self._over = self.in_text == "opened", self.in_text == "never"
+
+    def read(self, piece: str) -> tuple[str, str]:
+        """What of the text so far is reasoning, and what is answer."""
+        text, thoughts = self._waiting + piece, list[str]()
+        self._waiting = ""
+        while not self._over:
+            if self._inside:
+                thought, closing, text = text.partition(_CLOSING)
+                self._inside = not closing
+                self._waiting = "" if closing else thought[len(thought) - _begun(thought) :]
+                thoughts.append(thought.removesuffix(self._waiting))
+                self.found = self.found or bool(thoughts[-1])
+                if not closing:
+                    return "".join(thoughts), ""
+                self.found = True
+                continue
+            begin = text.lstrip()
+            if begin.startswith(_OPENING):
+                self._inside, text = True, begin.removeprefix(_OPENING)
+            elif _OPENING.startswith(begin) and len(text) <= _MOST_BLANKS:
+                self._waiting = text
+                return "".join(thoughts), ""
+            else:
+                self._over, text = True, begin if self.found else text
+        return "".join(thoughts), text
+
+    def end(self) -> tuple[str, str]:
+        """What waited when the answer ended."""
+        waiting, self._waiting = self._waiting, ""
+        if self._inside:
+            return waiting, ""
+        return "", "" if self.found and not waiting.strip() else waiting
+
+
+def _begun(thought: str) -> int:
+    """How many characters at the end may be the begin of the closing tag."""
+    return next((n for n in range(len(_CLOSING) - 1, 0, -1) if thought.endswith(_CLOSING[:n])), 0)
 
 
 @dataclass(slots=True)
@@ -53,16 +115,25 @@ class ReasoningDraft:
     signatures: list[str] = field(default_factory=list[str])
     calls: dict[int, str] = field(default_factory=dict[int, str])
     """The signatures of calls, by the index of the call."""
+    tags: TaggedReasoning = field(default_factory=lambda: TaggedReasoning("never"))
 
-    def add(self, text: str, piece: ReasoningPiece) -> None:
-        """Take the reasoning of one event."""
-        self.text.append(text)
+    def add(self, text: str, piece: ReasoningPiece, content: str = "") -> tuple[str, str]:
+        """Take one event's reasoning, and what is some in its content; returns both as one, and the content without."""
+        tagged, content = self.tags.read(content)
+        self.text += (text, tagged)
         for block in piece.thinking_blocks:
             _extend_block(self.blocks, block)
         for detail in piece.reasoning_details:
             _extend_detail(self.details, detail)
         self.items += piece.reasoning_items
         self.signatures += piece.thought_signatures
+        return f"{text}{tagged}", content
+
+    def end(self) -> tuple[str, str]:
+        """What waited for more until the answer ended: reasoning, and content."""
+        tagged, content = self.tags.end()
+        self.text.append(tagged)
+        return tagged, content
 
     def sign(self, call: int, signature: str) -> None:
         """Take the signature of the call with this index."""
@@ -91,6 +162,8 @@ class ReasoningDraft:
         if self.items:
             return {"reasoning_items": [*self.items]}
         text = "".join(self.text)
+        if text and self.tags.found:
+            return {"content": f"{_OPENING}{text}{_CLOSING}\n\n"}
         return {"reasoning_content": text} if text and self.provider not in _TAKE_NO_TEXT else {}
 
 
@@ -98,7 +171,10 @@ def put_back(form: JsonObject, reasoning: Reasoning | None, origin: str) -> Json
     """The form of an assistant message with its reasoning, if that is this provider's; else the form as it is."""
     if reasoning is None or reasoning.provider != origin:
         return form
-    form = {**form, **copy.deepcopy(reasoning.message)}
+    kept = copy.deepcopy(reasoning.message)
+    if isinstance(tagged := kept.get("content"), str):  # stood before the text
+        kept["content"] = f"{tagged}{form.get('content') or ''}"
+    form = {**form, **kept}
     calls = form.get("tool_calls")
     if isinstance(calls, list):
         signed = [*reasoning.calls, *[None] * len(calls)]

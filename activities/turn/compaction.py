@@ -336,6 +336,7 @@ class FittedStep:
             model=self._policy.summary_model or turn_model.model,
             max_tokens=max(room.summary, _LEAST_SUMMARY),
             timeout_seconds=turn_model.timeout_seconds,
+            reasoning_in_text="tagged" if self._policy.summary_model else turn_model.reasoning_in_text,
         )
         return Question(
             turn=self.step.turn.agent_turn_id,

@@ -19,6 +19,7 @@ OF_ONE_CALL = {
         "_Stream",
         "_Calls",
         "ReasoningDraft",
+        "TaggedReasoning",
         "ChunkWriter",
         "CallNames",
         "_Pairs",

@@ -14,7 +14,7 @@ from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk, Message, TurnAddress
 
 PROMPT = "prompt-marker-0815"
-LIMITS = StepLimits(model_timeout_seconds=10, model_attempts=3, retry_initial_seconds=0.001, retry_max_seconds=0.002)
+LIMITS = StepLimits(model_timeout_seconds=60, model_attempts=3, retry_initial_seconds=0.001, retry_max_seconds=0.002)
 MESSAGES = (ModelMessage(role="system", content="be good"), ModelMessage(role="user", content=PROMPT))
 
 

@@ -17,7 +17,12 @@ from tests.activities.models.provider_stub import Call, ProviderStub, Said, list
 from tests.activities.models.test_conversations import TOOLS, card
 from tests.rules.test_choices import TURN
 from turnstile.activities.models import LitellmModel, ModelAccess
-from turnstile.activities.models.reasoning import REASONING_LIMIT_BYTES, ReasoningDraft, ReasoningPiece
+from turnstile.activities.models.reasoning import (
+    REASONING_LIMIT_BYTES,
+    ReasoningDraft,
+    ReasoningPiece,
+    TaggedReasoning,
+)
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest, decide
@@ -26,7 +31,8 @@ from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.api import CardAnswer
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, Reasoning, seen_card
-from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.profiles import InText, LlmConfig
+from turnstile.schema.states import ChunkType
 
 ModelOf = Callable[[ProviderStub], LitellmModel]
 
@@ -215,3 +221,74 @@ def test_what_is_too_large_or_taken_by_nobody_is_not_kept() -> None:
     assert whole == [True, True, False, False]
     assert kept("groq", iter([ReasoningPiece()]), "x") is None
     assert kept("anthropic", iter([ReasoningPiece(thinking_blocks=[{"type": "thinking", "thinking": "x"}])])) is None
+
+
+@pytest.mark.parametrize(
+    ("in_text", "text", "thought", "answer"),
+    [
+        ("tagged", "<think>a</think>b", "a", "b"),
+        ("tagged", "\n <think>\na\n</think>\n\n b ", "\na\n", "b "),
+        ("tagged", "<think></think>b", "", "b"),
+        ("tagged", "<think>a</think>\n<think>b</think>c", "ab", "c"),
+        ("tagged", "<think>a</think>b <think>c</think>", "a", "b <think>c</think>"),
+        ("tagged", "Write <think>a</think>.", "", "Write <think>a</think>."),
+        ("tagged", "<think>a", "a", ""),
+        ("tagged", "<think>a</thin", "a</thin", ""),
+        ("tagged", "<think>a</think>", "a", ""),
+        ("tagged", "<think>a</think> \n", "a", ""),
+        ("tagged", "<think>a < b </ c</think>d", "a < b </ c", "d"),
+        ("tagged", "<thinker>", "", "<thinker>"),
+        ("tagged", "  <thin", "", "  <thin"),
+        ("tagged", "a</think>b", "", "a</think>b"),
+        ("tagged", " " * 1_200 + "a", "", " " * 1_200 + "a"),
+        ("tagged", "", "", ""),
+        ("opened", "a</think>\n\nb", "a", "b"),
+        ("opened", "<think>a</think>b", "<think>a", "b"),
+        ("opened", "a", "a", ""),
+        ("never", "<think>a</think>b", "", "<think>a</think>b"),
+    ],
+)
+def test_reasoning_in_a_text_is_separated_however_it_is_cut(
+    in_text: InText, text: str, thought: str, answer: str
+) -> None:
+    cuts = {n for n in range(len(text) + 1) if n < 40 or n > len(text) - 40}
+    pieces_of = [[text[:n], text[n:]] for n in sorted(cuts)] + [[*text], [text]]
+    for pieces in pieces_of:
+        tags = TaggedReasoning(in_text)
+        read = [*map(tags.read, pieces), tags.end()]
+        assert ("".join(r for r, _ in read), "".join(a for _, a in read)) == (thought, answer), pieces
+        assert tags.found == (thought != "" or (text.startswith("<think>") and in_text == "tagged"))
+
+
+async def test_reasoning_in_a_text_is_streamed_as_such_and_goes_back_as_it_came(model_of: ModelOf) -> None:
+    turn, instruction = Turn(), card("i", CardType.INSTRUCTION, "Do it.")
+    call = Call("search", ('{"q": "x"}',))
+    thinks = Said(text=("<th", "ink>hm", "m</thi", "nk>", "\n\nI lo", "ok."), calls=(call,))
+    async with OpenAIStub(thinks, Said(text=("Done.",))) as stub:
+        model, messages = model_of(stub), build_messages("", (), [instruction], ())
+        first = await question(model, stub.model, messages=messages, tools=TOOLS)
+        sent = first.chunks.brief()
+        for kind, text in ((ChunkType.REASONING, "hmm"), (ChunkType.CONTENT, "I look.")):
+            assert "".join(piece for _, of, piece in sent if of == kind) == text
+        assert first.said().text == "I look."
+        turn.add(first.said())
+        assert "hmm" not in "".join(str(CardAnswer.of(made)) for made in turn.cards)
+        messages = build_messages("", (), [instruction], turn.cards)
+        await question(model, stub.model, messages=messages, tools=TOOLS)
+        body: Any = stub.bodies[1]
+        back = [message["content"] for message in body["messages"] if message["role"] == "assistant"]
+        assert back == ["<think>hmm</think>\n\nI look."]
+        assert stub.refusals == []
+    async with AnthropicStub(Said(text=("x",))) as other:
+        await question(model_of(other), other.model, messages=messages, tools=TOOLS)
+        assert "hmm" not in json.dumps(other.bodies)
+
+
+async def test_a_thought_without_an_end_is_no_answer(model_of: ModelOf) -> None:
+    never = Said(text=("<think>I wonder", " whether"))
+    async with OpenAIStub(never, never, never) as stub:
+        asked = await question(model_of(stub), stub.model)
+        assert asked.failed().code == "empty_answer"
+        assert (await question(model_of(stub), stub.model, config={"reasoning_in_text": "never"})).said().text == (
+            "<think>I wonder whether"
+        )
