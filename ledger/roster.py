@@ -107,13 +107,13 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
 
 async def _tool_texts(pool: Pool, project: ProjectId, profile: Profile) -> list[str]:
     """Names and descriptions of the tools that the profile offers, if its memory has a limit."""
-    if profile.memory is None or profile.memory.max_context_tokens is None or not profile.allowed_tools:
+    if profile.memory is None or profile.memory.max_context_tokens is None or profile.allowed_tools == []:
         return []
     try:
         tools = await list_tools(pool, project)
     except BadRequest:  # a row that does not parse is offered to no model
         return []
-    return [f"{t.tool_name} {t.description or ''}" for t in tools if t.tool_name in profile.allowed_tools]
+    return [f"{t.tool_name} {t.description or ''}" for t in tools if profile.allows(t.tool_name)]
 
 
 def _settings(profile: Profile, box: BoxId) -> JsonObject:

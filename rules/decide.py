@@ -8,6 +8,7 @@ from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.outgoing import CallOrigin, Outgoing, Unsendable, outgoing
 from turnstile.rules.results import read_result
+from turnstile.rules.text import function_name
 from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, Accepted, Refusal, ending
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
@@ -159,7 +160,7 @@ def _with_calls(request: StepRequest, text: str, thought: tuple[Card, ...], call
 
 def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
     """The call to send, or the `tool.result` that the model gets at once: what it reads, or why it is not sent."""
-    row = None if request.is_last else request.config.tools.get(call.answered.name)
+    row = None if request.is_last else request.config.tool(call.answered.name)
     if row is None and call.answered.name == READ_RESULT and not request.is_last:
         return _read(request, call)
     if row is None:
@@ -225,7 +226,8 @@ def _accept(request: StepRequest, thought: tuple[Card, ...], call: _Call, data: 
 
 
 def _unknown(request: StepRequest, call: _Call) -> str:
-    names = [*(() if request.is_last else request.config.tools), *request.config.choices, SUBMIT_RESULT]
+    tools = () if request.is_last else map(function_name, request.config.tools)
+    names = [*tools, *request.config.choices, SUBMIT_RESULT]
     return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
 
 

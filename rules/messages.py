@@ -20,6 +20,8 @@ Rules for what is rendered:
   within a conversation, others move it.
 - A thought has its reasoning with it: the adapter sends that to the provider that gave it, and to no other.
 - A `memory.summary` or `memory.turn_summary` becomes a user message that says so; a `memory.cut` is not for the model.
+- A card of a type that is not ours, such as v1r4's `task.context`, is a message of its role, of the user where that is
+  the system's. Without a role, or with a content that is neither text nor JSON, it is left out.
 - Images are replaced by a note, since requests hold text only. Recognised are data URIs in a text or result, parts of
   an OpenAI-style content list, and contents of an image type.
 - Memory holds instructions only of turns that remember; the instructions of others are in their context boxes. So it
@@ -34,7 +36,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from turnstile.rules.results import IMAGE, WHOLE, ResultView, ShownResult, compact, shown_result, without_images
-from turnstile.rules.text import PENDING, parse_arguments
+from turnstile.rules.text import PENDING, function_name, parse_arguments
 from turnstile.rules.tool_specs import chosen, fields_of
 from turnstile.runtime.ports import ModelMessage, ModelToolCall
 from turnstile.schema.base import JsonObject
@@ -44,6 +46,7 @@ from turnstile.schema.cards import (
     CardUnreadable,
     JsonContent,
     ResultField,
+    Role,
     TextContent,
     ThoughtCall,
     content_of,
@@ -59,18 +62,12 @@ CONTINUE = "Continue."
 TURN_SUMMARY = "(What you did since is summed up here.)"
 SUMMARY = "(What was said before this is summed up here.)"
 
+_KNOWN = frozenset(CardType)
 _CANCELED = '{"status":"canceled"}'
 
 
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
-_NAME_LENGTH = 64
 _ID_LENGTH = 40
-
-
-def function_name(name: str) -> str:
-    """`name` as a function name."""
-    plain = _OTHER.sub("_", name) or "unnamed"
-    return (plain if plain[0].isalpha() or plain[0] == "_" else f"_{plain}")[:_NAME_LENGTH]
 
 
 class CallNames:
@@ -246,8 +243,23 @@ def _render(
         case CardType.DELIVERABLE:
             if not thoughts.has(card):
                 yield ModelMessage(role="assistant", content=_text(card))
+        case _ if card.type not in _KNOWN:
+            yield from _by_role(card)
         case _:
-            pass  # results are rendered with their calls; other and unknown types are not for the model
+            pass  # results are rendered with their calls; the others are not for the model
+
+
+def _by_role(card: Card) -> Iterable[ModelMessage]:
+    """A card of a type that only its writer knows."""
+    if card.content is None or not isinstance(readable_content(card), TextContent | JsonContent):
+        return
+    match card.metadata.role:
+        case Role.USER | Role.SYSTEM:
+            yield _user(_text(card))
+        case Role.ASSISTANT:
+            yield ModelMessage(role="assistant", content=_text(card))
+        case _:
+            pass
 
 
 def _thought(card: Card, answered: Sequence[_Answered], names: CallNames, results: _Results) -> Iterable[ModelMessage]:

@@ -35,6 +35,7 @@ def profile_warnings(
     `answer_tokens` are reserved for an answer whose profile does not say how many.
     """
     warnings = chain(
+        _not_obeyed(profile),
         _limits(profile, answer_tokens),
         _price(profile, priced=priced),
         _target(profile, {*targets, *_CONVENTIONAL}),
@@ -46,23 +47,31 @@ def profile_warnings(
     return [*first, *(["there are more warnings: mend these first"] if next(warnings, None) is not None else [])]
 
 
+def _not_obeyed(profile: Profile) -> Iterator[str]:
+    """Keys of CommonGround v1r4 that change nothing here."""
+    ignored = [] if profile.llm_config is None else profile.llm_config.not_obeyed()
+    if ignored:
+        yield f"kept and not obeyed: {', '.join(key[:_LONGEST_NAME] for key in ignored[:_MOST_NAMES])}"
+
+
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
     tools = {*tools, *PMO_TOOLS, ASK_HUMAN}  # which the kernel offers without a row
-    asks = sorted(PMO_TOOLS.intersection(profile.allowed_tools))
+    allowed = profile.allowed_tools or ()
+    asks = sorted(PMO_TOOLS.intersection(allowed))
     if asks and profile.delegation_policy is None:
         yield f"without a delegation_policy every call of {asks[0]} is refused"
-    for name in profile.allowed_tools:
+    for name in allowed:
         if name not in tools and name != SUBMIT_RESULT:
             yield f"allowed_tools names {name!r}, which is not a tool of the project yet{_nearest(name, tools)}"
     ending = {*tools, SUBMIT_RESULT}
-    for name in profile.must_end_with:
+    for name in profile.end_tools:
         if name not in ending:
             yield f"must_end_with names {name!r}, which is not a tool of the project yet{_nearest(name, ending)}"
-        elif name != SUBMIT_RESULT and name not in profile.allowed_tools:
+        elif name != SUBMIT_RESULT and not profile.allows(name):
             yield f"must_end_with names {name!r}, which allowed_tools does not offer"
     for name in profile.interrupt_on:
-        if name not in profile.allowed_tools:
-            near = _nearest(name, profile.allowed_tools)
+        if not profile.allows(name):
+            near = _nearest(name, allowed)
             yield f"interrupt_on names {name!r}, which allowed_tools does not offer{near}"
 
 
@@ -72,6 +81,8 @@ def _placeholders(profile: Profile) -> Iterator[str]:
 
 
 def _models(profile: Profile) -> Iterator[str]:
+    if profile.llm_config is None:
+        return
     yield from _model("model", profile.llm_config.model)
     for model in profile.llm_config.fallbacks:
         yield from _model("fallbacks", model)
@@ -85,14 +96,15 @@ def _limits(profile: Profile, answer_tokens: int) -> Iterator[str]:
     for name, value in limits.items():
         if value == 0:
             yield f"its budget has {name} 0, which is nothing: a turn without a budget of its own is refused"
-    most, answer = limits.get("max_tokens", 0), profile.llm_config.max_tokens or answer_tokens
+    config = profile.llm_config
+    most, answer = limits.get("max_tokens", 0), (config and config.max_tokens) or answer_tokens
     if 0 < most <= answer:
         yield f"its budget has {most} tokens, and every answer reserves {answer}: lower llm_config.max_tokens"
 
 
 def _price(profile: Profile, *, priced: bool) -> Iterator[str]:
     """Whether its cost is limited, and its model has no price."""
-    if profile.budget is not None and profile.budget.max_cost and not priced:
+    if profile.budget is not None and profile.budget.max_cost and not priced and profile.llm_config is not None:
         model = profile.llm_config.model
         yield f"its budget limits the cost, and {model!r} has no price: its turns fail as unpriced_model"
 

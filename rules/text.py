@@ -1,6 +1,7 @@
 """Arguments that models write, and texts without secrets. Pure: it never raises, and returns clean text unchanged."""
 
 import json
+import re
 
 from turnstile.schema.base import DEEPEST, JsonObject, too_deep
 from turnstile.schema.errors import BadRequest
@@ -10,6 +11,16 @@ _SHORTEST_SECRET = 4  # removing a shorter value would damage ordinary words
 _CUT = "***"
 PENDING = '{"status":"pending"}'
 """Stands, in a request, for the result of a call that waits for the turn whose request it is."""
+
+
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_NAME_LENGTH = 64
+
+
+def function_name(name: str) -> str:
+    """`name` as a function name that every provider accepts: the tool `skills.load` is offered as `skills_load`."""
+    plain = _OTHER.sub("_", name) or "unnamed"
+    return (plain if plain[0].isalpha() or plain[0] == "_" else f"_{plain}")[:_NAME_LENGTH]
 
 
 def parse_arguments(text: str) -> JsonObject | None:

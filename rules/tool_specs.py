@@ -18,13 +18,13 @@ from pydantic import JsonValue, ValidationError
 from turnstile.rules.answer import AnsweredCall
 from turnstile.rules.arguments import violation
 from turnstile.rules.holds import ASK_HUMAN_ROW
-from turnstile.rules.text import bad_arguments, parse_arguments
+from turnstile.rules.text import bad_arguments, function_name, parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
 from turnstile.schema.profiles import Choice
-from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME, READ_RESULT, SUBMIT_RESULT, ToolRow, options_of
+from turnstile.schema.tools import BUILT_IN, READ_RESULT, SUBMIT_RESULT, TOOL_NAME, ToolRow, options_of
 from turnstile.schema.validation import describe_faults
 
 RESULT_FIELDS_MISSING = "result_fields_missing"
@@ -86,23 +86,31 @@ class ToolSpecs:
 
 
 def build_tool_specs(
-    rows: Sequence[ToolRow], allowed_tools: Sequence[str], choices: Sequence[Choice] = ()
+    rows: Sequence[ToolRow],
+    allowed_tools: Sequence[str] | None,
+    choices: Sequence[Choice] = (),
+    *,
+    submit_result: bool = True,
 ) -> ToolSpecs:
     """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: an empty one allows none.
 
-    If a choice and a row have one name, the choice is offered.
+    None allows all. If a choice and a row have one name, the choice is offered. `submit_result`: whether it is.
     """
     chosen = {choice.name for choice in choices}
+    taken: set[str] = set()
     by_name = {row.tool_name: row for row in rows}
     specs: list[JsonObject] = []
     offered: dict[str, ToolRow] = {}
     unused = sorted(BUILT_IN & by_name.keys())
     warnings = [f"the row of tool {name} is not used: the name is built in" for name in unused]
-    for name in dict.fromkeys(allowed_tools):
+    for name in by_name if allowed_tools is None else dict.fromkeys(allowed_tools):
         row = by_name.get(name)
-        if name in BUILT_IN:
+        if (called := function_name(name)) in BUILT_IN:
             continue
-        if name in chosen:
+        if called in taken:
+            warnings.append(f"allowed tool {name} is not offered: another one is called {called}")
+            continue
+        if called in chosen:
             warnings.append(f"allowed tool {name} is not offered: the turn has a choice of this name")
             continue
         if row is None:
@@ -114,7 +122,9 @@ def build_tool_specs(
             warnings.append(str(error))
         else:
             offered[name] = row
-    return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC), offered, tuple(warnings))
+            taken.add(called)
+    built_in = (SUBMIT_RESULT_SPEC,) if submit_result else ()
+    return ToolSpecs((*specs, *map(choice_spec, choices), *built_in), offered, tuple(warnings))
 
 
 def last_specs(specs: Sequence[JsonObject], choices: Iterable[str]) -> tuple[JsonObject, ...]:
@@ -139,8 +149,10 @@ def choice_spec(choice: Choice) -> JsonObject:
 def tool_spec(row: ToolRow) -> JsonObject:
     """The spec of a row; raises `BadRequest`, which says why, if the row cannot become one."""
     name = row.tool_name
-    if not re.fullmatch(FUNCTION_NAME, name):
-        raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, the first no digit or -")
+    if not re.fullmatch(TOOL_NAME, name):
+        raise BadRequest(
+            f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ . -, the first no digit, . or -"
+        )
     if not row.target_subject and row is not ASK_HUMAN_ROW:
         raise BadRequest(f"tool {name}: it has no target_subject to be sent to")
     options = options_of(row)
@@ -158,7 +170,7 @@ def tool_spec(row: ToolRow) -> JsonObject:
     parameters: JsonObject = {**schema, "type": "object", "properties": visible, "required": needed}
     if not needed:
         del parameters["required"]
-    return function_spec(name, row.description or "", parameters)
+    return function_spec(function_name(name), row.description or "", parameters)
 
 
 class _Submission(Tolerant):
@@ -172,13 +184,21 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
     if arguments is None:
         return f"{bad_arguments(SUBMIT_RESULT, arguments_text)[:-1]}; {form}."
     try:
-        fields = _Submission.model_validate(arguments).fields
+        fields = _Submission.model_validate(_submitted(arguments)).fields
     except ValidationError as error:
         faults = describe_faults(error, _Submission, most=1)
         return f"The arguments of {SUBMIT_RESULT} do not fit: {faults}; {form}."
     if any(not field.name.strip() for field in fields):
         return f"A field of {SUBMIT_RESULT} has an empty name; {form}."
     return fields
+
+
+def _submitted(arguments: JsonObject) -> JsonObject:
+    """The arguments, or those of v1r4: the fields, or an object of names and values, within `result`."""
+    result = arguments.get("result")
+    if "fields" in arguments or not isinstance(result, dict):
+        return arguments
+    return result if "fields" in result else {"fields": [{"name": n, "value": v} for n, v in result.items()]}
 
 
 def has_fields(fields: Sequence[ResultField], deliverable: JsonValue) -> bool:

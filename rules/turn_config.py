@@ -6,15 +6,17 @@ Later steps read these, so that editing a profile during a turn does not change 
 
 import logging
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pydantic import Field, ValidationError
 
 from turnstile.rules.holds import ASK_HUMAN_ROW
-from turnstile.rules.tool_specs import build_tool_specs, last_specs
+from turnstile.rules.text import function_name
+from turnstile.rules.tool_specs import build_tool_specs, last_specs, wanted_fields
 from turnstile.rules.turn_step import BegunStep
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import STORED, JsonObject, Tolerant
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
     Card,
@@ -28,10 +30,20 @@ from turnstile.schema.cards import (
     make_card,
 )
 from turnstile.schema.delegation.definitions import kernel_tools
+from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
 from turnstile.schema.people.approvals import ApprovalRule, rules_of
-from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
+from turnstile.schema.profiles import (
+    DOWNSTREAM_PLACEHOLDERS,
+    ROSTER_PLACEHOLDERS,
+    LlmConfig,
+    Memory,
+    Profile,
+    RuntimeConfig,
+    placeholders,
+    render_prompt,
+)
 from turnstile.schema.tools import INLINE_RESULT_CHARS, ToolRow
 from turnstile.schema.turns import TurnRef
 
@@ -58,6 +70,12 @@ class TurnConfig(Tolerant):
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
 
+    def tool(self, called: str) -> ToolRow | None:
+        """The offered tool that a model calls so."""
+        if (row := self.tools.get(called)) is not None:
+            return row
+        return next((row for name, row in self.tools.items() if function_name(name) == called), None)
+
 
 @dataclass(frozen=True, slots=True)
 class PinnedConfig:
@@ -77,29 +95,85 @@ class PinnedConfig:
         return last_specs(self.specs, self.config.choices)
 
 
+PROMPT_PROFILES = 500
+"""The most profiles that a system prompt names, as in CommonGround v1r4."""
+_LONGEST_LINE, _LONGEST_ROSTER = 512, 65_536
+"""The most characters of one profile, and of all; a display name has a line's."""
+
+
+class PromptProfile(Tolerant):
+    """A profile of the project."""
+
+    name: str
+    tags: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRoster:
+    """What a system prompt may say of its agent, and of the profiles of its project by name."""
+
+    display_name: str | None
+    profiles: Sequence[PromptProfile]
+
+    def values(self, profile: Profile) -> dict[str, str]:
+        """The values of the roster's placeholders."""
+        lines = "\n".join(line[:_LONGEST_LINE] for line in self._lines(profile.delegation_policy))[:_LONGEST_ROSTER]
+        name = (self.display_name or profile.name)[:_LONGEST_LINE]
+        return {"display_name": name, **dict.fromkeys(DOWNSTREAM_PLACEHOLDERS, lines or NOBODY)}
+
+    def _lines(self, policy: DelegationPolicy | None) -> Iterator[str]:
+        if policy is None:
+            return
+        for profile in self.profiles:
+            if policy.allows(profile.name, profile.tags):
+                tags = ", ".join(profile.tags)
+                yield f"- {profile.name} ({tags})" if tags else f"- {profile.name}"
+
+
+NOBODY = "No downstream profiles available."
+"""Stands for the profiles of an agent that may ask nobody."""
+
+
+def asks_roster(begun: BegunStep) -> Profile | None:
+    """The profile, if the step makes its system prompt and that says something of the roster; raises as `pin`."""
+    if begun.head.turn_config is not None:
+        return None
+    profile = _profile(begun.profile)
+    return None if ROSTER_PLACEHOLDERS.isdisjoint(placeholders(profile.system_prompt_template)) else profile
+
+
 def pin(
-    turn: TurnRef, begun: BegunStep, max_steps: int, inline_result_chars: int = INLINE_RESULT_CHARS
+    turn: TurnRef,
+    begun: BegunStep,
+    max_steps: int,
+    inline_result_chars: int = INLINE_RESULT_CHARS,
+    roster: Mapping[str, str] = MappingProxyType({}),
 ) -> PinnedConfig:
-    """Read the pinned configuration, or make it in the first step.
+    """Read the pinned configuration, or make it in the first step. `roster`: the values of its placeholders.
 
     Raises `ModelError` (`model_request_invalid`) if it cannot be read or made, or `CardUnreadable`.
     """
     if begun.head.turn_config is not None:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
+    if profile.llm_config is None:
+        message = f"profile {profile.name} has no llm_config: it is for actions of people only"
+        raise ModelError("model_request_invalid", message, retryable=False)
     runtime = _settings(begun)
     rows = tool_rows(begun.head.tools)
     known = {row.tool_name for row in rows}
     offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
-    rows += [row for row in offered if row.tool_name in profile.allowed_tools and row.tool_name not in known]
-    tools = build_tool_specs(rows, profile.allowed_tools, runtime.choices)
+    named = frozenset(profile.allowed_tools or ())
+    rows += [row for row in offered if row.tool_name in named - known]
+    submits = not profile.hides_submit_result or bool(wanted_fields(begun.context).fields)
+    tools = build_tool_specs(rows, profile.allowed_tools, runtime.choices, submit_result=submits)
     for warning in tools.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
         profile_name=profile.name,
         llm_config=_with_runtime(profile.llm_config, runtime),
         max_steps=min(max_steps, profile.max_steps, runtime.max_steps or max_steps),
-        must_end_with=profile.must_end_with,
+        must_end_with=profile.end_tools,
         tools=tools.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
         memory=profile.memory,
@@ -108,7 +182,8 @@ def pin(
         context_position=begun.context_position,
     )
     parent = begun.head.parent_step_id or ""
-    prompt = render(profile.system_prompt_template, turn.placeholders(step_id(turn.agent_turn_id, 1), parent))
+    ids = turn.placeholders(step_id(turn.agent_turn_id, 1), parent)
+    prompt = render_prompt(profile.system_prompt_template, {**ids, **roster})
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     instructions = _asked(turn, begun) if runtime.remember else ()
@@ -155,7 +230,9 @@ def _profile(cards: Sequence[Card]) -> Profile:
         if card.type == CardType.PROFILE:
             content = content_of(card)
             try:
-                return Profile.model_validate(content.data if isinstance(content, JsonContent) else None)
+                return Profile.model_validate(
+                    content.data if isinstance(content, JsonContent) else None, context=STORED
+                )
             except ValidationError:
                 message = f"the profile in card {card.card_id} does not parse: put it again"
                 raise ModelError("model_request_invalid", message, retryable=False) from None

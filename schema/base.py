@@ -1,6 +1,7 @@
 """The base classes of models: `Strict` for input from outside, `Tolerant` between versions, `Reply`; a field type."""
 
 import json
+from collections.abc import Collection
 from typing import Annotated, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
@@ -40,6 +41,17 @@ class Reply(Tolerant):
 
 
 JsonObject = dict[str, JsonValue]
+
+STORED = {"stored": True}
+"""The validation context of stored rows: it skips checks that were made when the row was written."""
+
+
+def known_fields(value: object, names: Collection[str]) -> object:
+    """An object without the fields that have other names, as a card may have that others wrote."""
+    if not isinstance(value, dict):
+        return value
+    fields = cast("JsonObject", value)
+    return {name: field for name, field in fields.items() if name in names}
 
 
 def _agent_token(value: AgentId) -> AgentId:

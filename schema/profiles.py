@@ -3,18 +3,18 @@
 import json
 import operator
 import re
-from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.base import STORED, JsonObject, Strict, known_fields
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import CardId
 from turnstile.schema.parameters import object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
-from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME
+from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME, SUBMIT_RESULT, TOOL_NAME
 
 DEFAULT_WORKER_TARGET = "worker_generic"
 DEFAULT_MAX_STEPS = 16
@@ -24,6 +24,22 @@ _PROMPT_LIMIT = 524_288
 InText = Literal["tagged", "opened", "never"]
 """Where a model's text has its reasoning, if its provider has no field for it."""
 _TARGET = r"^[A-Za-z0-9_-]{1,128}$"
+UI_TARGETS = frozenset({"ui_worker"})
+"""Targets whose turns are actions of people: no model is asked, so their profiles need none."""
+PROVIDER_PARAMS = frozenset(
+    {
+        *("allowed_openai_params", "cache_control_injection_points", "drop_params", "extra_body", "frequency_penalty"),
+        *("logit_bias", "max_completion_tokens", "metadata", "min_p", "modalities", "parallel_tool_calls"),
+        *("prediction", "presence_penalty", "prompt_cache_key", "repetition_penalty", "response_format"),
+        *("safety_identifier", "safety_settings", "service_tier", "thinking", "tool_choice", "top_k", "user"),
+        *("verbosity", "web_search_options"),
+    }
+)
+"""The parameters that `llm_config.params` may hold, and that `llm_config.provider_options` may set."""
+
+
+def _is_absent(value: object) -> bool:
+    return value is None
 
 
 class LlmConfig(Strict):
@@ -54,6 +70,45 @@ class LlmConfig(Strict):
     reasoning_in_text: InText = Field(default="tagged", exclude_if=lambda value: value == "tagged")
     """`tagged`: a text that begins with `<think>` is reasoning up to `</think>`; `opened`: the text begins within it,
     since the server's chat template has written `<think>`; `never`: all of the text is the answer."""
+    tool_choice: str | JsonObject | None = Field(default=None, exclude_if=_is_absent)
+    """Which tool the model must call, in the provider's terms; as in CommonGround v1r4."""
+    provider_options: JsonObject | None = Field(default=None, max_length=64, exclude_if=_is_absent)
+    """As in CommonGround v1r4: those that `params` may hold are obeyed, the others are kept."""
+    provider: str | None = Field(default=None, max_length=64, exclude_if=_is_absent)
+    """A key of CommonGround v1r4, kept: `model` names the provider."""
+    stream: bool | None = Field(default=None, exclude_if=_is_absent)
+    """A key of CommonGround v1r4, kept: every answer is streamed."""
+    stream_options: JsonObject | None = Field(default=None, max_length=64, exclude_if=_is_absent)
+    """A key of CommonGround v1r4, kept."""
+    save_reasoning_content: bool | None = Field(default=None, exclude_if=_is_absent)
+    """A key of CommonGround v1r4, kept: reasoning is on the thought's card."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_card(cls, value: object, info: ValidationInfo) -> object:
+        # another server or key is never passed over in silence: the prompt would go to somebody else
+        return known_fields(value, {*cls.model_fields, "api_base", "api_key"}) if info.context == STORED else value
+
+    @property
+    def provider_params(self) -> JsonObject:
+        """What the provider gets beside the named parameters, not checked: `params` go before `provider_options`."""
+        options = {name: value for name, value in (self.provider_options or {}).items() if name in PROVIDER_PARAMS}
+        choice: JsonObject = {} if self.tool_choice is None else {"tool_choice": self.tool_choice}
+        return {**options, **choice, **self.params}
+
+    def not_obeyed(self) -> list[str]:
+        """The keys that are kept without effect, and do not say what is done anyway."""
+        provider = self.model.partition("/")[0]
+        options = sorted((self.provider_options or {}).keys() - PROVIDER_PARAMS)
+        same = {"custom_llm_provider"} if (self.provider_options or {}).get("custom_llm_provider") == provider else ()
+        keys = [
+            *(["provider"] if self.provider not in (None, provider) else []),
+            *(f"provider_options.{name}" for name in options if name not in same),
+            *(["stream"] if self.stream is False else []),
+            *(["stream_options"] if self.stream_options else []),
+            *(["save_reasoning_content"] if self.save_reasoning_content is False else []),
+        ]
+        return [f"llm_config.{key}" for key in keys]
 
 
 class Memory(Strict):
@@ -88,14 +143,20 @@ class Profile(Strict):
     """Tags for people."""
     system_prompt_template: str = Field(default="", max_length=_PROMPT_LIMIT)
     """The system prompt; `{agent_id}`, `{project_id}` and the like are filled in."""
-    allowed_tools: list[str] = Field(default_factory=list)
-    """Tools of the project that the model is offered."""
+    allowed_tools: list[str] | None = Field(default_factory=list[str])
+    """Tools of the project that the model is offered; null: all."""
     must_end_with: list[str] = Field(default_factory=list)
     """Tools of which one must end the turn; if empty, text may end it."""
+    allowed_internal_tools: list[str] | None = Field(default=None, max_length=64, exclude_if=_is_absent)
+    """As in CommonGround v1r4: a list without `submit_result` hides it, unless something asks for it."""
+    require_submit_result: bool = Field(default=False, exclude_if=operator.not_)
+    """As in CommonGround v1r4: the same as `submit_result` in `must_end_with`."""
+    description: str | None = Field(default=None, max_length=16_384, exclude_if=_is_absent)
+    """What its agents do, for people."""
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
     """The most steps of one turn."""
-    llm_config: LlmConfig
-    """The model and its parameters."""
+    llm_config: LlmConfig | None = Field(default=None, exclude_if=_is_absent)
+    """The model and its parameters; only a profile of `ui_worker` needs none."""
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
@@ -110,10 +171,42 @@ class Profile(Strict):
     """Whom its agents may delegate to; by default nobody."""
     budget: BudgetLimits | None = Field(default=None, exclude_if=lambda value: value is None)
     """What one of its turns, with all below it, may use, if its request says no less; by default no limit."""
-    interrupt_on: dict[Annotated[str, Field(pattern=FUNCTION_NAME)], InterruptRule] = Field(
+    interrupt_on: dict[Annotated[str, Field(pattern=TOOL_NAME)], InterruptRule] = Field(
         default_factory=dict[str, InterruptRule], max_length=1024, exclude_if=operator.not_
     )
     """Calls that wait for a person's approval, by tool: `true`, or an object that says when and how."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_v1r4(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, dict):
+            return value
+        fields = _without_nulls(cast("JsonObject", value))
+        if info.context == STORED:
+            fields = cast("JsonObject", known_fields(fields, cls.model_fields))
+        return fields
+
+    @model_validator(mode="after")
+    def _has_model(self) -> Self:
+        if self.llm_config is None and self.worker_target not in UI_TARGETS:
+            raise ValueError("llm_config is missing: write its model, as in {model: openai/gpt-4o}")
+        return self
+
+    @property
+    def end_tools(self) -> list[str]:
+        """The tools of which one must end the turn."""
+        required = [SUBMIT_RESULT] if self.require_submit_result else []
+        return list(dict.fromkeys([*self.must_end_with, *required]))
+
+    @property
+    def hides_submit_result(self) -> bool:
+        """Whether the model is not offered `submit_result`, unless a request asks for fields."""
+        internal = self.allowed_internal_tools
+        return internal is not None and SUBMIT_RESULT not in (*internal, *self.end_tools)
+
+    def allows(self, tool: str) -> bool:
+        """Whether it offers the tool, if the project has it."""
+        return self.allowed_tools is None or tool in self.allowed_tools
 
     @field_validator("interrupt_on", mode="before")
     @classmethod
@@ -130,6 +223,24 @@ class Profile(Strict):
         return value
 
 
+_NULLS = ("tags", "system_prompt_template", "must_end_with", "llm_config", "require_submit_result", "max_steps")
+
+
+def _without_nulls(value: JsonObject) -> JsonObject:
+    """A profile whose nulls, other forms of lists and `system_prompt` are what CommonGround v1r4 reads in them."""
+    fields: JsonObject = {name: field for name, field in value.items() if field is not None or name not in _NULLS}
+    prompt = fields.pop("system_prompt", None)
+    if prompt is not None and not fields.get("system_prompt_template"):
+        fields["system_prompt_template"] = prompt
+    if isinstance(tags := fields.get("tags"), str):
+        fields["tags"] = [tag.strip() for tag in tags.split(",") if tag.strip()]
+    if isinstance(end := fields.get("must_end_with"), str):
+        fields["must_end_with"] = [end.strip()] if end.strip() else []
+    if fields.get("llm_config") == {}:
+        del fields["llm_config"]
+    return fields
+
+
 def memory_problem(profile: Profile, tools: Iterable[str]) -> str | None:
     """Why the profile's memory holds no turn, whatever is asked; `tools` are the texts of the tools that it offers.
 
@@ -144,10 +255,6 @@ def memory_problem(profile: Profile, tools: Iterable[str]) -> str | None:
     if prompt + offered < limit:
         return None
     return f"of {limit} tokens (max_context_tokens) the prompt alone takes {prompt} or more, tools {offered} or more"
-
-
-STORED = {"stored": True}
-"""The validation context of stored rows: it skips checks that were made when the row was written."""
 
 
 class Choice(Strict):
@@ -238,13 +345,16 @@ class StoredConfig(RuntimeConfig):
 
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-PROMPT_PLACEHOLDERS = frozenset(
-    {
-        *("project_id", "channel_id", "agent_id", "agent_turn_id", "turn_epoch", "step_id", "parent_step_id"),
-        *("trace_id", "context_box_id"),
-    }
-)
-"""The placeholders of a system prompt (protocol §7.3); a call's arguments have `tool_call_id`, too."""
+_BRACES = re.compile(r"\{([a-z_]+)\}|\{\{|\}\}|\{|\}")
+DOWNSTREAM_PLACEHOLDERS = frozenset({"downstream_profiles_desc", "downstream_roster", "downstream_desc"})
+"""The profiles that the agent may delegate to, as CommonGround v1r4 lists them."""
+ROSTER_PLACEHOLDERS = DOWNSTREAM_PLACEHOLDERS | {"display_name"}
+"""Those that the first step reads the roster for."""
+PROMPT_PLACEHOLDERS = ROSTER_PLACEHOLDERS | {
+    *("project_id", "channel_id", "agent_id", "agent_turn_id", "turn_epoch", "step_id", "parent_step_id"),
+    *("trace_id", "context_box_id"),
+}
+"""The placeholders of a system prompt (protocol §7.3); a call's arguments have those of ids, and `tool_call_id`."""
 
 
 def placeholders(template: str) -> set[str]:
@@ -255,3 +365,30 @@ def placeholders(template: str) -> set[str]:
 def render(template: str, values: dict[str, str]) -> str:
     """Replace the placeholders named in `values` (protocol §7.3); other braces are kept."""
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
+
+
+def render_prompt(template: str, values: Mapping[str, str]) -> str:
+    """`render` of a system prompt, where `{{` and the `}}` that closes it are one brace each.
+
+    A `}}` that closes two single braces stays, so that JSON may be written as it is.
+    """
+    parts: list[str] = []
+    opened: list[str] = []
+    position = 0
+    while (match := _BRACES.search(template, position)) is not None:
+        token, name, end = match[0], match[1], match.end()
+        if name is not None:
+            text = values.get(name, token)
+        elif token in ("{", "{{"):
+            opened.append(token)
+            text = "{"
+        elif token == "}}" and opened[-1:] == ["{{"]:  # noqa: S105 -- a brace
+            opened.pop()
+            text = "}"
+        else:  # one brace at a time: the other may belong to another pair
+            if opened[-1:] == ["{"]:
+                opened.pop()
+            text, end = "}", match.start() + 1
+        parts += [template[position : match.start()], text]
+        position = end
+    return "".join((*parts, template[position:]))

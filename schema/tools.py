@@ -5,7 +5,7 @@ Anyone may have written a row, so it is kept raw; `options_of` parses its option
 
 import re
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,8 @@ PMO_TOOLS = frozenset(str(tool) for tool in PmoTool)
 
 FUNCTION_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 """The function names that every provider accepts."""
+TOOL_NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
+"""The names of tools: a dot is an underscore for the model."""
 _TARGET = re.compile(
     rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
     r"\.cmd\.tool(\.[A-Za-z0-9_-]+){2,}\Z"
@@ -149,9 +151,9 @@ class DefinedOptions(ToolOptions):
 class ToolDefinition(Strict):
     """A tool as `turnstile tool put` reads it (protocol §7.3), checked before it becomes a row."""
 
-    tool_name: str = Field(pattern=FUNCTION_NAME)
-    """The name by which the model calls it."""
-    description: str = Field(min_length=1, max_length=16_384)
+    tool_name: str = Field(pattern=TOOL_NAME)
+    """The name by which the model calls it, with `_` for a dot; a file may call it `name`, as in v1r4."""
+    description: str | None = Field(default=None, max_length=16_384)
     """What it does; the model reads this."""
     parameters: Annotated[JsonObject, AfterValidator(object_schema)] = Field(
         default_factory=lambda: JsonObject(type="object", properties={})
@@ -163,6 +165,14 @@ class ToolDefinition(Strict):
     """Whether its result ends the turn, unless the report says otherwise."""
     options: DefinedOptions = DefinedOptions()
     """Options of its calls."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_v1r4(cls, value: object) -> object:
+        if not isinstance(value, dict) or "tool_name" in value or "name" not in value:
+            return cast("object", value)
+        fields = cast("JsonObject", value)
+        return {"tool_name" if key == "name" else key: field for key, field in fields.items()}
 
     @field_validator("tool_name")
     @classmethod

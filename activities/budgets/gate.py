@@ -141,14 +141,14 @@ def answer_tokens(config: LlmConfig, default: int) -> int:
     """The most tokens of an answer to a request of this configuration."""
     if (limit := _given_limit(config)) is not None:
         return limit
-    thinking = config.params.get("thinking")
+    thinking = config.provider_params.get("thinking")
     thoughts = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     # the limit of an answer is over its thoughts too, and must be larger
     return default + (thoughts if isinstance(thoughts, int) and thoughts > 0 else 0)
 
 
 def _given_limit(config: LlmConfig) -> int | None:
-    params_limit = config.params.get("max_completion_tokens")
+    params_limit = config.provider_params.get("max_completion_tokens")
     limits = [n for n in (config.max_tokens, params_limit) if isinstance(n, int) and n > 0]
     return max(limits, default=None)
 

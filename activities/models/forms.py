@@ -16,19 +16,9 @@ from turnstile.activities.models.reasoning import SIGNED, lacks_signed_thoughts,
 from turnstile.runtime.ports import ModelMessage, ModelRequest, ModelToolCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
-from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.profiles import PROVIDER_PARAMS, LlmConfig
 
-PARAMS = frozenset(
-    {
-        *("allowed_openai_params", "cache_control_injection_points", "drop_params", "extra_body", "frequency_penalty"),
-        *("logit_bias", "max_completion_tokens", "metadata", "min_p", "modalities", "parallel_tool_calls"),
-        *("prediction", "presence_penalty", "prompt_cache_key", "repetition_penalty", "response_format"),
-        *("safety_identifier", "safety_settings", "service_tier", "thinking", "tool_choice", "top_k", "user"),
-        *("verbosity", "web_search_options"),
-    }
-)
-"""The parameters that `llm_config.params` may hold."""
-
+_NAMED = {"temperature", "top_p", "max_tokens", "stop", "seed", "reasoning_effort"}
 _REASONING = ("reasoning_effort", "thinking")
 _CHOICE: list[JsonValue] = [
     {"type": "string"},
@@ -50,7 +40,9 @@ def request_form(request: ModelRequest, provider: str, origin: str | None = None
         "messages": [*messages],
         **_parameters(request.config),
     }
-    if request.tools:
+    if not request.tools:
+        form.pop("tool_choice", None)
+    else:
         form["tools"] = [_tool(tool, provider) for tool in request.tools]
     if provider in SIGNED and lacks_signed_thoughts(messages):
         for name in _REASONING:
@@ -59,12 +51,11 @@ def request_form(request: ModelRequest, provider: str, origin: str | None = None
 
 
 def _parameters(config: LlmConfig) -> JsonObject:
-    if refused := sorted(config.params.keys() - PARAMS):
-        message = f"llm_config.params: {', '.join(refused)} not allowed; allowed: {', '.join(sorted(PARAMS))}"
+    if refused := sorted(config.params.keys() - PROVIDER_PARAMS):
+        message = f"llm_config.params: {', '.join(refused)} not allowed; allowed: {', '.join(sorted(PROVIDER_PARAMS))}"
         raise ModelError("model_request_invalid", message, retryable=False)
-    ours = {"model", "params", "timeout_seconds", "fallbacks", "reasoning_in_text"}
-    fields = config.model_dump(mode="json", exclude_none=True, exclude=ours)
-    return {**copy.deepcopy(config.params), **fields}
+    fields = config.model_dump(mode="json", exclude_none=True, include=_NAMED)
+    return {**copy.deepcopy(config.provider_params), **fields}
 
 
 def _message(message: ModelMessage) -> JsonObject:

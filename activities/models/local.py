@@ -84,7 +84,7 @@ def must_call(request: ModelRequest) -> tuple[JsonObject, ...]:
     """The functions of which the answer has to call one; empty if it is free."""
     functions = tuple(tool["function"] for tool in request.tools)
     offered = tuple(function for function in functions if isinstance(function, dict))
-    match request.config.params.get("tool_choice"):
+    match request.config.provider_params.get("tool_choice"):
         case "required" | "any":
             return offered
         case {"function": {"name": str(name)}}:
@@ -96,7 +96,7 @@ def must_call(request: ModelRequest) -> tuple[JsonObject, ...]:
 def bound_to_call(request: ModelRequest, functions: Sequence[JsonObject]) -> ModelRequest:
     """The request without tools, with the functions in its prompt, and an answer that is the JSON of one call."""
     schema: JsonObject = {"anyOf": [_call_schema(function) for function in functions]}
-    params = {name: value for name, value in request.config.params.items() if name not in _OF_TOOLS}
+    params = {name: value for name, value in request.config.provider_params.items() if name not in _OF_TOOLS}
     form: JsonObject = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
     config = request.config.model_copy(update={"params": {**params, "response_format": form}})
     text = "\n".join((_DESCRIBED, *(json.dumps(function, ensure_ascii=False) for function in functions)))

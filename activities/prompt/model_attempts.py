@@ -412,7 +412,7 @@ def record_chat(
     if under is None:
         return
     attributes: Attributes = {
-        **gen_ai.requested(config.model, {**config.params, **config.model_dump(exclude_none=True)}),
+        **gen_ai.requested(config.model, {**config.provider_params, **config.model_dump(exclude_none=True)}),
         **gen_ai.agent(question.address.agent_id, question.agent_name),
         **gen_ai.conversation(question.address.context, question.box),
         "turnstile.agent_turn_id": question.turn,

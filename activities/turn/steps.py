@@ -25,6 +25,7 @@ from turnstile.activities.prompt.model_attempts import Attempts, Question, StepL
 from turnstile.activities.turn.compaction import Compacted, FittedStep, Windows
 from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
 from turnstile.activities.turn.settle import publish_applied
+from turnstile.ledger.delegation.targets import read_prompt_roster
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
@@ -38,7 +39,7 @@ from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Sus
 from turnstile.rules.outgoing import CallOrigin
 from turnstile.rules.resume import Termination
 from turnstile.rules.timing import agent_name, record_answers, record_begun, record_step, turn_stats
-from turnstile.rules.turn_config import PinnedConfig, pin
+from turnstile.rules.turn_config import PinnedConfig, asks_roster, pin
 from turnstile.rules.turn_ends import STOP_REASON, STOPPED, Ending, fallback_card
 from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
 from turnstile.runtime.faults import Fault, hit
@@ -239,7 +240,7 @@ class StepActivities(Endings):
         pinned: PinnedConfig | None = None
         try:
             step.check_attempts(self.limits)
-            pinned = pin(step.turn, step.begun, self.limits.max_steps, self.limits.inline_result_chars)
+            pinned = await self._pin(step)
             request, messages = step.prepare(pinned, self.limits.patience)
             answer = await self._ask_or_compact(step, pinned, request, messages)
         except BudgetExhausted as error:
@@ -254,6 +255,16 @@ class StepActivities(Endings):
             return await self._continue(step, cards, figures, answer.made_box)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(request, answer), answer)
+
+    async def _pin(self, step: CurrentStep) -> PinnedConfig:
+        """Its configuration; one statement more for a first step whose prompt says something of the roster."""
+        turn, profile = step.turn, asks_roster(step.begun)
+        values: dict[str, str] = {}
+        if profile is not None:
+            policy = profile.delegation_policy
+            roster = await self.pool.run(lambda conn: read_prompt_roster(conn, turn.project_id, turn.agent_id, policy))
+            values = roster.values(profile)
+        return pin(turn, step.begun, self.limits.max_steps, self.limits.inline_result_chars, values)
 
     async def _ask_or_compact(
         self, step: CurrentStep, pinned: PinnedConfig, request: StepRequest, messages: tuple[ModelMessage, ...]

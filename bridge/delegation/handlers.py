@@ -254,6 +254,8 @@ class DelegationLimits:
     max_tasks: int = 1000
     deadline_seconds: float = 900.0
     """Of a batch that names none."""
+    summary_chars: int = 2000
+    """Of a task in a fork's result."""
     admission: Admission = UNLIMITED
 
     @property
@@ -347,6 +349,7 @@ class Delegation:
             fail_fast=arguments.fail_fast,
             losers=arguments.losers,
             partial_at_deadline=ours,
+            summary_chars=self.limits.summary_chars,
         )
         await self._make_batch(call, batch, tasks)
 

@@ -116,7 +116,8 @@ class RosterVerbs:
         except BadRequest as error:
             return (str(error),)
         live = await self._pool.run(list_live_workers)
-        priced = await self._pool.run(lambda conn: has_price(conn, profile.llm_config.model))
+        model = None if profile.llm_config is None else profile.llm_config.model
+        priced = model is None or await self._pool.run(lambda conn: has_price(conn, model))
         targets = {*self._targets, *(worker.worker_target for worker in live)}
         return tuple(profile_warnings(profile, tools, targets, priced=priced, answer_tokens=self._answer_tokens))
 

@@ -339,8 +339,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Tool specs",
         "`submit_result` comes last",
         "rules/tool_specs.py",
-        "return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC),",
-        "return ToolSpecs((SUBMIT_RESULT_SPEC, *specs, *map(choice_spec, choices)),",
+        "return ToolSpecs((*specs, *map(choice_spec, choices), *built_in),",
+        "return ToolSpecs((*built_in, *specs, *map(choice_spec, choices)),",
         "tests/rules/test_choices.py::test_choices_stand_between_tools_and_submit_result",
     ),
     Mutation(

@@ -1,5 +1,6 @@
 """Looks up whom a delegating call names, and what its caller may (protocol §12.1). Only reads, one round trip each."""
 
+import json
 from collections.abc import Collection, Sequence
 from typing import Literal
 
@@ -8,7 +9,8 @@ from pydantic_core import to_json
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.rules.turn_config import PROMPT_PROFILES, PromptProfile, PromptRoster
+from turnstile.schema.base import STORED, JsonObject, Tolerant
 from turnstile.schema.cards import CardType, JsonContent, readable_content
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId
@@ -55,7 +57,7 @@ async def policy_of(conn: Connection, project: ProjectId, profile: BoxId) -> Del
     """The policy of the profile in this box; None if it has none, or one that cannot be read."""
     policy = (await profile_data(conn, project, profile)).get("delegation_policy")
     try:
-        return None if policy is None else DelegationPolicy.model_validate(policy)
+        return None if policy is None else DelegationPolicy.model_validate(policy, context=STORED)
     except ValidationError:
         return None
 
@@ -72,3 +74,15 @@ async def profile_data(conn: Connection, project: ProjectId, profile: BoxId) -> 
 def references(strategies: Sequence[tuple[str, str]]) -> set[tuple[Kind, str]]:
     """What tasks of these strategies and references name."""
     return {("profile" if strategy == "new" else "agent", ref) for strategy, ref in strategies}
+
+
+async def read_prompt_roster(
+    conn: Connection, project: ProjectId, agent: AgentId, policy: DelegationPolicy | None
+) -> PromptRoster:
+    """What the agent's system prompt may say of it and of whom it may ask; one round trip."""
+    named = [] if policy is None else policy.target_profiles
+    names = None if named is None else [name.lower() for name in named]
+    arguments = {"project_id": project, "agent_id": agent, "names": names, "row_limit": PROMPT_PROFILES}
+    row = await query("read_prompt_roster").one(conn, **arguments)
+    profiles = [PromptProfile.model_validate(profile) for profile in json.loads(row["profiles"])]
+    return PromptRoster(row["display_name"], profiles)

@@ -27,3 +27,14 @@ LEFT JOIN LATERAL (
     LIMIT 1) p ON true
 LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = :project_id AND h.status <> 'idle'
 LEFT JOIN LATERAL state.channel_boxes(:project_id, :channel_id, a.agent_id) m ON a.agent_id IS NOT NULL;
+
+-- name: read_prompt_roster :one
+-- What a system prompt may say of an agent and its project: its display name, and profiles by name, those of :names
+-- (lower case) or all.
+SELECT (SELECT a.display_name FROM resource.project_agents a
+        WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS display_name,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('name', p.name, 'tags', p.tags) ORDER BY lower(p.name))
+                 FROM (SELECT p.name, p.tags FROM resource.profiles p
+                       WHERE p.project_id = :project_id
+                         AND (:names::text[] IS NULL OR lower(p.name) = ANY (:names::text[]))
+                       ORDER BY lower(p.name) LIMIT :row_limit::int) p), '[]') AS profiles;

@@ -44,16 +44,17 @@ BEGIN
     END IF;
     INSERT INTO state.pmo_batches (batch_id, project_id, parent_agent_id, parent_agent_turn_id, parent_tool_call_id,
                                    parent_turn_epoch, parent_channel_id, task_count, deadline_at, join_mode, k,
-                                   fail_fast, losers, answer, partial_at_deadline, open_count, failed_count, call_key,
-                                   call_digest)
+                                   fail_fast, losers, answer, partial_at_deadline, summary_chars, open_count,
+                                   failed_count, call_key, call_digest)
     SELECT batch, project, w.agent_id, w.agent_turn_id, call, w.turn_epoch, h.active_channel_id, t.total,
            least(now() + make_interval(secs => p.deadline_seconds), (
                SELECT (i.payload -> 'budget' ->> 'until')::timestamptz FROM state.agent_inbox i
                WHERE i.agent_turn_id = w.agent_turn_id AND i.message_type IN ('turn', 'ui_action') LIMIT 1)),
                    p.join_mode, p.k, p.fail_fast, p.losers, p.answer, p.partial_at_deadline,
+           least(p.summary_chars, greatest(500, 1000000 / greatest(t.total, 1)))::int,  -- a fork's result is one card
            t.total - t.refused, t.refused, key, plan ->> 'call_digest'
     FROM jsonb_to_record(plan) p (deadline_seconds float8, join_mode text, k int, fail_fast boolean, losers text,
-                                  answer text, partial_at_deadline boolean)
+                                  answer text, partial_at_deadline boolean, summary_chars int)
     CROSS JOIN (SELECT count(*) AS total, count(*) FILTER (WHERE x ->> 'error_code' IS NOT NULL) AS refused
         FROM jsonb_array_elements(tasks) x) t
     RETURNING * INTO b;

@@ -26,7 +26,8 @@ BEGIN
                    jsonb_build_object(
                    'task_index', t.task_index, 'label', t.label, 'status',
                    CASE t.status WHEN 'dispatched' THEN late ELSE t.status END, 'summary',
-                   left(state.value_of_card(c.content) #>> '{}', 500), 'output_box_id', t.output_box_id, 'error',
+                   left(state.digest_of(state.value_of_card(c.content)), b.summary_chars),
+                   'output_box_id', t.output_box_id, 'error',
                    CASE t.status WHEN 'dispatched' THEN CASE late WHEN 'timeout' THEN 'deadline'
                    WHEN 'canceled' THEN 'batch_decided' END
                                           ELSE t.error_code END,

@@ -29,6 +29,10 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
 SELECT to_jsonb(x)::text AS row FROM resource.project_agents x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_projects :many
+-- The project as it is listed.
+SELECT to_jsonb(x)::text AS row FROM public.projects x WHERE x.project_id = :project_id;
+
 -- name: export_tools :many
 -- The tools, which all agents share.
 SELECT to_jsonb(x)::text AS row FROM resource.tools x WHERE x.project_id = :project_id;

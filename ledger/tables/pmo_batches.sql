@@ -19,6 +19,7 @@ CREATE TABLE state.pmo_batches (
     losers               text NOT NULL DEFAULT 'stop' CHECK (losers IN ('stop', 'finish')),
     answer               text NOT NULL DEFAULT 'join' CHECK (answer IN ('join', 'child')),
     partial_at_deadline  boolean NOT NULL DEFAULT false,
+    summary_chars        integer NOT NULL DEFAULT 500 CHECK (summary_chars >= 1),
     open_count           integer NOT NULL DEFAULT 0 CHECK (open_count >= 0),
     success_count        integer NOT NULL DEFAULT 0,
     failed_count         integer NOT NULL DEFAULT 0,

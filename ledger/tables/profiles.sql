@@ -14,3 +14,5 @@ CREATE TABLE resource.profiles (
 );
 
 CREATE UNIQUE INDEX profiles_name ON resource.profiles (lower(name), project_id);
+-- Named by v1r4's `ON CONFLICT (project_id, name)`.
+CREATE UNIQUE INDEX profiles_project_name ON resource.profiles (project_id, name);

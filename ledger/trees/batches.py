@@ -73,6 +73,8 @@ class Batch:
     answer: AnswerForm = AnswerForm.JOIN
     partial_at_deadline: bool = False
     """Whether a deadline ends it as `partial` if any child succeeded; else it is a `timeout` (v1r4)."""
+    summary_chars: int = 500
+    """The most characters of a task's `summary`; fewer where there are very many tasks."""
 
 
 class NewAgent(Tolerant):
@@ -293,6 +295,7 @@ async def open_batch(conn: Connection, call: ParentCall, batch: Batch, tasks: Se
         "losers": batch.losers,
         "answer": batch.answer,
         "partial_at_deadline": batch.partial_at_deadline,
+        "summary_chars": batch.summary_chars,
     }
     row = await query("open_batch").one(
         conn,

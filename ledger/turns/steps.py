@@ -14,12 +14,11 @@ from pydantic import Json
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import BoxCache, BoxPrefix, card_columns, card_of
 from turnstile.rules.turn_step import BegunStep, StepHead, StepRecord
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import STORED, JsonObject, Tolerant
 from turnstile.schema.cards import OF_MEMORY
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import era_of, interrupt_id, step_id
 from turnstile.schema.people.interrupts import Hold
-from turnstile.schema.profiles import STORED
 from turnstile.schema.states import HeadStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.tools import ToolCommand

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from turnstile.schema.base import Strict
+from turnstile.schema.base import STORED, Strict, known_fields
 
 _NAMES_LIMIT = 1000
 
@@ -16,6 +16,16 @@ class DelegationPolicy(Strict):
     """Names of profiles; null allows all that pass the tags, an empty list none."""
     target_tags: list[str] = Field(default_factory=list, max_length=_NAMES_LIMIT)
     """A profile needs one of these tags; an empty list asks for none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_card(cls, value: object, info: ValidationInfo) -> object:
+        return known_fields(value, cls.model_fields) if info.context == STORED else value
+
+    @field_validator("target_tags", mode="before")
+    @classmethod
+    def _null_asks_for_none(cls, value: object) -> object:
+        return [] if value is None else value
 
     @field_validator("target_profiles", "target_tags")
     @classmethod

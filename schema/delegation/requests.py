@@ -82,7 +82,7 @@ class TaskAnswer(Tolerant):
     status: str
     """success | partial | failed | canceled | timeout, or running for one that may finish after the join"""
     summary: str | None = None
-    """The beginning of its deliverable, at most 500 characters."""
+    """The beginning of its deliverable, `[pmo].fork_join_summary_chars` at most; of fields `name: value | …`."""
     error: str | None = None
     """Why it did not succeed, as a code."""
     error_detail: JsonObject | None = None

@@ -178,6 +178,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "end_message": hops._Ended,
     "enqueue_turn": ENQUEUED,
     "find_targets": targets.Target,
+    "read_prompt_roster": {"display_name", "profiles"},
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "count_in_hand": recovery.InHand,
     "find_in_hand": lease.LiveTurn,

@@ -22,7 +22,7 @@ from turnstile.rules.tool_specs import (
     last_specs,
 )
 from turnstile.rules.turn_config import TurnConfig
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import STORED, JsonObject
 from turnstile.schema.cards import (
     Card,
     CardType,
@@ -33,7 +33,7 @@ from turnstile.schema.cards import (
     content_of,
 )
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
-from turnstile.schema.profiles import STORED, Choice, LlmConfig, RuntimeConfig
+from turnstile.schema.profiles import Choice, LlmConfig, RuntimeConfig
 from turnstile.schema.states import AfterExecution, TurnStatus
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef

@@ -241,6 +241,24 @@ def test_images_are_left_out_with_a_note() -> None:
     assert json.loads(tool.content)["result"] == f"shot: {IMAGE}"
 
 
+def test_a_card_of_a_strangers_type_is_rendered_by_its_role_if_it_can_be_read() -> None:
+    contents: list[tuple[str, JsonValue]] = [
+        ("user", {"__type__": "TextContent", "text": "known"}),
+        ("assistant", {"__type__": "JsonContent", "data": {"a": 1}}),
+        ("system", {"__type__": "TextContent", "text": "besides"}),
+        ("tool", {"__type__": "TextContent", "text": "of a tool"}),
+        ("", {"__type__": "TextContent", "text": "of nobody"}),
+        ("user", {"__type__": "Theirs", "x": 1}),
+        ("user", None),
+    ]
+    cards = [
+        Card(card_id=CardId(f"c{n}"), content=content, metadata=CardMetadata(type="task.context", role=role))
+        for n, (role, content) in enumerate(contents)
+    ]
+    messages = [("user", "known"), ("assistant", '{"a":1}'), ("user", "besides")]
+    assert brief(build_messages("", [], cards, [])) == messages
+
+
 @pytest.mark.parametrize(
     ("name", "sent"), [("search", "search"), ("9lives", "_9lives"), ("-x", "_-x"), ("ä b", "__b"), ("", "unnamed")]
 )

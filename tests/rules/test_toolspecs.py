@@ -110,6 +110,23 @@ def test_options_that_cannot_be_read_name_tool_and_option() -> None:
         options_of(row(options={"args": []}))
 
 
+def test_a_dotted_name_is_offered_with_underscores_unless_another_tool_has_that() -> None:
+    rows = [row("skills.load"), row("skills_load"), row("submit.result")]
+    for allowed, names in ((None, ["skills_load"]), (["skills.load"], ["skills_load"]), ([], [])):
+        specs = build_tool_specs(rows, allowed, submit_result=allowed is None)
+        called = [*names, *(["submit_result"] if allowed is None else [])]
+        assert [spec["function"]["name"] for spec in specs.specs] == called  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+        assert list(specs.rows) == (["skills.load"] if names else [])
+        assert specs.warnings == (
+            ("allowed tool skills_load is not offered: another one is called skills_load",) if allowed is None else ()
+        )
+
+
+@pytest.mark.parametrize("fields", [{"fields": [{"name": "a", "value": "1"}]}, {"a": "1"}])
+def test_submit_result_is_parsed_as_v1r4_describes_it(fields: JsonObject) -> None:
+    assert parse_submit_result(json.dumps({"result": fields})) == [SubmittedField(name="a", value="1")]
+
+
 def test_submit_result_is_parsed() -> None:
     text = '{"fields": [{"name": "a", "value": {"x": [1, null]}}, {"name": "b", "value": null, "note": 1}]}'
     assert parse_submit_result(text) == [

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 from pydantic import JsonValue, ValidationError
 
+from turnstile.schema.base import STORED
 from turnstile.schema.ids import CardId
-from turnstile.schema.profiles import STORED, Choice, RuntimeConfig, StoredConfig
+from turnstile.schema.profiles import Choice, RuntimeConfig, StoredConfig
 
 WORDS = some.text(some.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 SCHEMAS = some.fixed_dictionaries(

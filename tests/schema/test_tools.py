@@ -32,6 +32,11 @@ def row(tool: ToolDefinition) -> ToolRow:
     return ToolRow.model_validate(tool.model_dump(mode="json") | {"options": tool.options.model_dump(mode="json")})
 
 
+def test_a_file_of_v1r4_may_say_name_have_a_dot_and_no_description() -> None:
+    tool = ToolDefinition.model_validate({"name": "skills.load", "target_subject": TOOL})
+    assert (tool.tool_name, tool.description) == ("skills.load", None)
+
+
 def test_objects_in_options_are_the_services_own_and_are_kept() -> None:
     own = {"mode": "reader", "base_url": "https://reader.example", "auth_env": "READER_KEY"}
     tool = put(options={"reader": own, "ui_allowed": True})

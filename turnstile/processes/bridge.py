@@ -187,6 +187,7 @@ def delegation_limits(settings: Settings) -> DelegationLimits:
         depth_limit=settings.protocol.max_recursion_depth,
         max_tasks=settings.pmo.fork_join_max_tasks,
         deadline_seconds=settings.pmo.fork_join_default_deadline_seconds,
+        summary_chars=settings.pmo.fork_join_summary_chars,
         admission=settings.limits.admission,
     )
 

@@ -269,6 +269,7 @@ class PmoSettings(Strict):
 
     fork_join_max_tasks: int = Field(default=1000, ge=1, le=10_000)
     fork_join_default_deadline_seconds: Seconds = 900.0
+    fork_join_summary_chars: int = Field(default=2000, ge=500, le=100_000)
     accept_timeout_seconds: Seconds = 120.0
 
 

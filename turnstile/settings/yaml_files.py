@@ -40,7 +40,8 @@ async def check_scripted(profile: Profile, scripts: Sequence[Path]) -> None:
     from turnstile.activities.models.scripted import PREFIX, ScriptedModel  # noqa: PLC0415
 
     summary = None if profile.memory is None else profile.memory.summary_model
-    models = (profile.llm_config.model, summary, *profile.llm_config.fallbacks)
+    config = profile.llm_config
+    models = (summary, *(() if config is None else (config.model, *config.fallbacks)))
     named = [model for model in models if model and model.startswith(f"{PREFIX}/")]
     if not named:
         return

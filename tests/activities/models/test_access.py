@@ -10,8 +10,9 @@ from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, Said
 from turnstile.activities.models import LitellmModel, ModelAccess
 from turnstile.activities.models.access import NO_KEY
-from turnstile.activities.models.forms import PARAMS, request_form
+from turnstile.activities.models.forms import request_form
 from turnstile.schema.errors import ModelError
+from turnstile.schema.profiles import PROVIDER_PARAMS
 
 
 async def _refused(model: LitellmModel, model_id: str) -> ModelError:
@@ -112,7 +113,7 @@ def test_a_profile_cannot_move_a_request(name: str) -> None:
         request_form(request_to("openai/gpt-4o", params={name: "x"}), "openai")
     assert (raised.value.code, raised.value.retryable) == ("model_request_invalid", False)
     assert name in str(raised.value)
-    assert name not in PARAMS
+    assert name not in PROVIDER_PARAMS
 
 
 async def test_parameters_are_passed_on() -> None:

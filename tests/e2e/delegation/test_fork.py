@@ -62,10 +62,13 @@ async def test_results_come_in_the_order_of_the_tasks(tenant: Tenant) -> None:
     assert [each["edge_phase"] for each in edges] == ["request", "response"]
 
 
-async def test_a_summary_has_at_most_500_characters(tenant: Tenant) -> None:
+async def test_a_summary_is_the_text_or_the_fields_and_is_bounded(tenant: Tenant) -> None:
     await staff(tenant)
-    ended = await chief_says(tenant, fork([task(instruction=says("word " * 1000))]))
-    assert len(result(ended)["results"][0]["summary"]) == 500
+    fields = [{"name": name, "value": value} for name, value in (("summary", "all"), ("output", ""), ("n", 3))]
+    submits = steps(calling(("submit_result", {"result": {"fields": fields}})))
+    ended = await chief_says(tenant, fork([task(instruction=says("word " * 1000)), task(instruction=submits)]))
+    long, short = (each["summary"] for each in result(ended)["results"])
+    assert (len(long), short) == (2000, "summary: all | n: 3")
 
 
 @pytest.mark.parametrize(

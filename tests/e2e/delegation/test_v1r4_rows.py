@@ -2,12 +2,15 @@
 
 import json
 
+from pydantic import JsonValue
+
 from tests.support.delegation import answers, fork, says, steps, task
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
 from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentId
+from turnstile.schema.cards import TextContent, content_of
+from turnstile.schema.ids import AgentId, new_box_id
 
 TASK: JsonObject = {
     "type": "object",
@@ -31,6 +34,20 @@ FORK: JsonObject = {
     "additionalProperties": False,
 }
 PRINCIPAL = AgentId("principal")
+PROMPT = 'You are {display_name}.\n{downstream_roster}\nSubmit {{"result": {{"fields": []}}}} for {project_id}.'
+SAVE_CARD = """
+    INSERT INTO cards (card_id, tenant_id, content, metadata) VALUES ($1, $2, $3::text::jsonb, $4::text::jsonb)"""
+SAVE_BOX = """
+    INSERT INTO card_boxes (box_id, tenant_id, card_ids, parent_ids, updated_at)
+    VALUES ($1::text::uuid, $2, $3::text::jsonb, NULL, current_timestamp)"""
+UPSERT = """
+    INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled,
+        updated_at)
+    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6, NOW())
+    ON CONFLICT (project_id, name) DO UPDATE SET profile_box_id=EXCLUDED.profile_box_id,
+        worker_target=EXCLUDED.worker_target, tags=EXCLUDED.tags,
+        system_prompt_compiled=EXCLUDED.system_prompt_compiled, updated_at=NOW()
+    RETURNING project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled, updated_at"""
 
 
 async def bootstrapped(tenant: Tenant) -> None:
@@ -48,18 +65,44 @@ async def bootstrapped(tenant: Tenant) -> None:
             json.dumps(parameters),
             json.dumps(options),
         )
-    policy = {"target_tags": ["associate"], "target_profiles": ["Associate_WordCount_Mapper"]}
-    allowed = ["fork_join", "delegate_async"]
-    await tenant.profile("Associate_WordCount_Mapper", "player", tags=["associate"])
-    await tenant.profile(
+    nobody: JsonObject = {"target_tags": [], "target_profiles": []}
+    await put(tenant, "Associate_WordCount_Mapper", "associate", delegation_policy=nobody)
+    policy: JsonObject = {"target_tags": ["associate"], "target_profiles": ["Associate_WordCount_Mapper"]}
+    await put(
+        tenant,
         "Principal_WordCount",
-        "player",
-        tags=["principal"],
-        allowed_tools=allowed,
+        "principal",
+        allowed_tools=["fork_join", "delegate_async"],
         must_end_with=["submit_result"],
         delegation_policy=policy,
     )
-    await add_agent(tenant.pool, tenant.project, PRINCIPAL, "Principal_WordCount")
+    await add_agent(tenant.pool, tenant.project, PRINCIPAL, "Principal_WordCount", display_name="The {Chief}")
+
+
+async def put(tenant: Tenant, name: str, tag: str, **fields: JsonValue) -> None:
+    """A profile as v1r4's API writes it: card, box and row, each with a statement of its own."""
+    [target] = tenant.stack.settings.worker.worker_targets
+    data: JsonObject = {
+        "name": name,
+        "worker_target": target,
+        "tags": [tag],
+        "description": None,
+        "system_prompt_template": PROMPT,
+        "delegation_policy": None,
+        "allowed_tools": [],
+        "allowed_internal_tools": [],
+        "must_end_with": [],
+        "llm_config": {"model": "scripted/player", "temperature": 1.0, "stream": True, "provider": "gemini"},
+        "unknown_key": {"a": 1},
+        **fields,
+    }
+    metadata = {"name": name, "worker_target": target, "tags": [tag], "type": "sys.profile", "author_id": "api"}
+    for _ in range(2):  # a profile that is put again
+        card, box = new_box_id(), new_box_id()
+        content = {"__type__": "JsonContent", "data": data}
+        await tenant.rows(SAVE_CARD, card, tenant.project, json.dumps(content), json.dumps(metadata))
+        await tenant.rows(SAVE_BOX, box, tenant.project, json.dumps([card]))
+        await tenant.rows(UPSERT, tenant.project, box, name, target, json.dumps([tag]), PROMPT)
 
 
 async def test_the_principal_maps_and_submits(tenant: Tenant) -> None:
@@ -67,7 +110,10 @@ async def test_the_principal_maps_and_submits(tenant: Tenant) -> None:
     chunk = '{"chunk_index": %d, "counts_map": {"a": 1}}'
     mapper = "Associate_WordCount_Mapper"
     tasks = [
-        task(mapper, steps(calling(("submit_result", {"fields": [{"name": "summary", "value": chunk % n}]}))))
+        task(
+            mapper,
+            steps(calling(("submit_result", {"result": {"fields": [{"name": "summary", "value": chunk % n}]}}))),
+        )
         for n in range(3)
     ]
     last = calling(("submit_result", {"fields": [{"name": "summary", "value": "a: 3"}]}))
@@ -78,7 +124,12 @@ async def test_the_principal_maps_and_submits(tenant: Tenant) -> None:
     assert forked["status"] == "success"
     results = forked["results"]
     assert isinstance(results, list)
-    assert [str(n) in str(each) for n, each in enumerate(results)] == [True] * 3
+    assert [each["summary"] for each in results] == [f"summary: {chunk % n}" for n in range(3)]  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+    prompts = {card.type: card for card in ended.cards}
+    assert content_of(prompts["sys.rendered_prompt"]) == TextContent(
+        text="You are The {Chief}.\n- Associate_WordCount_Mapper (associate)\n"
+        f'Submit {{"result": {{"fields": []}}}} for {tenant.project}.'
+    )
 
 
 async def test_what_is_ours_is_refused_by_a_row_that_does_not_have_it(tenant: Tenant) -> None:
