@@ -14,8 +14,8 @@ from typing import cast
 
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
-from turnstile.ledger.operations.recovery import Run, list_in_hand
+from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, SafetyRule, WatchdogTimes
+from turnstile.ledger.operations.recovery import RunTransition, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
@@ -95,7 +95,7 @@ class InboxService(Claims):
         A claimed turn may wait here for a free slot; it is not late then. A claim is lost only if the reply to the
         claim statement was.
         """
-        begun = Rule("service", self._begun_before, self._take_up)
+        begun = SafetyRule("service", self._begun_before, self._take_up)
         times = replace(times, dispatched_retry=times.inbox_processing_timeout)
         return LedgerRules(self._pool, self, self._publisher, self._served, times, more=[begun])
 
@@ -131,7 +131,7 @@ class InboxService(Claims):
             self._stopped.add(turn.agent_turn_id)
             task.cancel()
 
-    async def _begun_before(self, run: Run) -> Sequence[LiveTurn]:
+    async def _begun_before(self, run: RunTransition) -> Sequence[LiveTurn]:
         """Turns that have begun and have no task here: an earlier process began them, or a server was lost."""
         turns = [turn async for turn in list_in_hand(run, self._served.now(), older_seconds=0)]
         return [turn for turn in turns if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]

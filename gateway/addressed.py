@@ -17,7 +17,7 @@ GONE: Final = frozenset({"unknown_agent", "unknown_profile", "unknown_project", 
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AddressedTarget:
     """Whom a turn is for."""
 
     named: str
@@ -32,13 +32,13 @@ class Target:
         return {"profile_name" if self.is_profile else "agent_id": self.name}
 
 
-def target_of(addressee: Addressee) -> Target:
+def target_of(addressee: Addressee) -> AddressedTarget:
     """An addressee, as its clients name it."""
     named = PROFILE + addressee.name if addressee.is_profile else addressee.name
-    return Target(named, addressee.name, addressee.is_profile, addressee.since)
+    return AddressedTarget(named, addressee.name, addressee.is_profile, addressee.since)
 
 
-async def look_up(pool: Pool, project: ProjectId, named: str) -> Target | None:
+async def look_up(pool: Pool, project: ProjectId, named: str) -> AddressedTarget | None:
     """The agent or profile of this name that takes turns; None if there is none."""
     if len(named) > TARGET_LIMIT or not named.isprintable():
         return None

@@ -171,7 +171,7 @@ def _verbs(
             "period": budgets.lookup_project,
             "webhook_id": budgets.lookup_project,
         },
-        own={
+        handlers={
             "enqueue": turns.create,
             "rerun": turns.rerun,
             "stop": turns.stop,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.gateway.addressed import Target
+from turnstile.gateway.addressed import AddressedTarget
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
 from turnstile.gateway.http.bearers import Access
@@ -44,7 +44,7 @@ class Kernel:
         return reply.box_id
 
     async def enqueue(
-        self, call: Call[Any, Any], channel: ChannelId, target: Target, fields: JsonObject, key: str | None
+        self, call: Call[Any, Any], channel: ChannelId, target: AddressedTarget, fields: JsonObject, key: str | None
     ) -> TurnView:
         """A turn for the target, the same one for the same `Idempotency-Key`.
 

@@ -62,32 +62,32 @@ class Slot:
     label: str
     schema: JsonObject
     required: bool
-    given: Given
+    value: Given
     kind: InputKind
 
     @property
     def shown(self) -> str:
         """The text of its field before anybody types."""
-        if self.given is MISSING:
+        if self.value is MISSING:
             return ""
         match self.kind:
             case InputKind.TEXT | InputKind.LONG_TEXT:
-                return str(self.given)
+                return str(self.value)
             case InputKind.INTEGER | InputKind.NUMBER:
-                return json.dumps(self.given)
+                return json.dumps(self.value)
             case InputKind.CHOICE:
-                return str(next(n for n, value in enumerate(choices(self.schema)) if _same(value, self.given)))
+                return str(next(n for n, value in enumerate(allowed_values(self.schema)) if _same(value, self.value)))
             case InputKind.LIST:
-                items = cast("list[JsonValue]", self.given)
+                items = cast("list[JsonValue]", self.value)
                 return "\n".join(item if isinstance(item, str) else json.dumps(item) for item in items)
             case InputKind.JSON:
-                return shown_json(self.given)
+                return shown_json(self.value)
 
     def read(self, typed: str) -> Given:
         """The value of what was typed; raises `WrongInput`."""
         text = typed.replace("\r\n", "\n")
-        if text == self.shown.replace("\r\n", "\n") and (self.given is not MISSING or not self.required):
-            return self.given
+        if text == self.shown.replace("\r\n", "\n") and (self.value is not MISSING or not self.required):
+            return self.value
         if not text.strip():
             return self._emptied()
         match self.kind:
@@ -98,7 +98,7 @@ class Slot:
             case InputKind.NUMBER:
                 return _number(text.strip())
             case InputKind.CHOICE:
-                known = choices(self.schema)
+                known = allowed_values(self.schema)
                 if not (text.isascii() and text.isdigit()) or int(text[:4]) >= len(known):
                     raise WrongInput("Choose an item from the list.")
                 return known[int(text)]
@@ -109,7 +109,7 @@ class Slot:
 
     def _emptied(self) -> Given:
         is_text = self.kind in (InputKind.TEXT, InputKind.LONG_TEXT)
-        if self.given is not MISSING and (self.kind is InputKind.LIST or (is_text and self.required)):
+        if self.value is not MISSING and (self.kind is InputKind.LIST or (is_text and self.required)):
             return [] if self.kind is InputKind.LIST else ""
         if self.required:
             raise WrongInput("This field is required.")
@@ -122,7 +122,7 @@ def slot(name: str, label: str, schema: JsonValue, value: Given, *, required: bo
     return Slot(name, label, properties, required, value, _kind(properties, value))
 
 
-def choices(schema: JsonObject) -> list[JsonValue]:
+def allowed_values(schema: JsonObject) -> list[JsonValue]:
     """The scalars that a schema allows; none if it does not name them."""
     if schema.get("type") == "boolean" and "enum" not in schema and "const" not in schema:
         return [True, False]
@@ -199,7 +199,7 @@ def read_json(text: str) -> JsonValue:
 
 
 def _kind(schema: JsonObject, current: Given) -> InputKind:
-    if known := choices(schema):
+    if known := allowed_values(schema):
         return (
             InputKind.CHOICE if current is MISSING or any(_same(value, current) for value in known) else InputKind.JSON
         )

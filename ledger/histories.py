@@ -47,7 +47,7 @@ class History:
     timeline_id: int
 
 
-async def connect(url: str, **options: Any) -> Any:
+async def connect_to_host(url: str, **options: Any) -> Any:
     """Connect to the first suitable host of the address; raises the error of the last one.
 
     asyncpg tries several hosts itself, all within one `timeout`, and none after one that is just starting up.

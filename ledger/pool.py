@@ -78,10 +78,10 @@ class ServerTooOld(TurnstileError):
     code: str = "server_too_old"
     cure: Final = "upgrade it, or leave [database].url empty to use the embedded one"
 
-    def __init__(self, found: str) -> None:
-        """`found` says which server runs what."""
-        self.found = found
-        super().__init__(f"{found}: {self.cure}")
+    def __init__(self, reason: str) -> None:
+        """`reason` says which server runs what."""
+        self.reason = reason
+        super().__init__(f"{reason}: {self.cure}")
 
 
 class _RawPool(Protocol):

@@ -65,7 +65,7 @@ def ready(
     schema = _schema(row, options)
     sent = {name: value for name, value in filled.items() if name not in options.envs}
     checked = {name: sent[name] for name in sent if name not in options.args.fixed or _names(schema, name)}
-    if (problem := violation(row.tool_name, schema, checked, quotes=quotes, added=options.hidden)) is not None:
+    if (problem := schema_violation(row.tool_name, schema, checked, quotes=quotes, added=options.hidden)) is not None:
         return problem
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
     return ReadyCall(filled | from_env, patience.for_tool(row.tool_name, options))
@@ -106,7 +106,7 @@ def _names(schema: JsonObject, name: str) -> bool:
     return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
 
 
-def violation(
+def schema_violation(
     name: str,
     schema: JsonObject,
     arguments: JsonObject,

@@ -13,7 +13,7 @@ from turnstile.rules.text import bad_arguments, parse_arguments
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
 from turnstile.schema.ids import AgentId, CardId, StepId, ToolCallId
-from turnstile.schema.parameters import json_schema
+from turnstile.schema.parameters import checked_schema
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, MOST_SECONDS, ApprovalRule, Decision, approval
 from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import Hold, InterruptReason, ToolPin
@@ -77,7 +77,7 @@ class _Question(Strict):
     choices: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
         default=None, min_length=1, max_length=256
     )
-    response_schema: Annotated[JsonObject, AfterValidator(json_schema)] | None = None
+    response_schema: Annotated[JsonObject, AfterValidator(checked_schema)] | None = None
 
 
 class _ToolQuestion(_Question):

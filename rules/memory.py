@@ -54,7 +54,7 @@ _TOLD = ResultView(4 * SHORT_CHARS)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class BoxMemory:
     """The cards of an output box."""
 
     cards: tuple[Card, ...]
@@ -125,7 +125,7 @@ class Memory:
     def _is_of_turn(self, card: Card) -> bool:
         return self.turn is not None and card.metadata.agent_turn_id == self.turn
 
-    def within(self, place: int, summary: Card | None = None) -> "Memory":
+    def within(self, place: int, summary: Card | None = None) -> "BoxMemory":
         """The box that a cut within the turn in hand at this place makes: with the summary right before it."""
         gone = {card.card_id for card in self.left_out(place)}
         carried = (card for card in self.cards[:place] if card.card_id not in gone)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from turnstile.rules.turn_step import AnsweredCall
+from turnstile.rules.turn_step import ReportedCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     CONTROL_KEY,
@@ -40,12 +40,12 @@ class Termination:
 
 
 def termination(
-    turn: TurnRef, answered: Sequence[AnsweredCall], output: Sequence[Card], tools: Mapping[str, ToolRow]
+    turn: TurnRef, answered: Sequence[ReportedCall], output: Sequence[Card], tools: Mapping[str, ToolRow]
 ) -> Termination | None:
     """How the results end the turn; None if they do not."""
     cards = {card.card_id: card for card in output}
     order = _call_order(turn, output)
-    ending: list[tuple[AnsweredCall, ToolResultContent]] = []
+    ending: list[tuple[ReportedCall, ToolResultContent]] = []
     for call in sorted(answered, key=lambda a: order.get(a.tool_call_id, len(order))):
         content = result_of(cards.get(call.tool_result_card_id))
         if content is not None and _effective(call, content, tools) is AfterExecution.TERMINATE:
@@ -56,7 +56,7 @@ def termination(
     return ended_by(turn, *(failed or ending)[0])
 
 
-def ended_by(turn: TurnRef, call: AnsweredCall, content: ToolResultContent) -> Termination:
+def ended_by(turn: TurnRef, call: ReportedCall, content: ToolResultContent) -> Termination:
     """The end of a turn by the result of this call."""
     deliverable = make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),
@@ -77,7 +77,7 @@ def result_of(card: Card | None) -> ToolResultContent | None:
     return content if isinstance(content, ToolResultContent) else None
 
 
-def _effective(call: AnsweredCall, content: ToolResultContent, tools: Mapping[str, ToolRow]) -> AfterExecution:
+def _effective(call: ReportedCall, content: ToolResultContent, tools: Mapping[str, ToolRow]) -> AfterExecution:
     """The `after_execution` in the result if valid, else the report's, else the tool row's."""
     control = content.result.get(CONTROL_KEY) if isinstance(content.result, dict) else None
     requested = control.get("after_execution") if isinstance(control, dict) else None

@@ -28,7 +28,7 @@ _SHOWN = 80
 """Characters of a name that a log line shows."""
 
 
-def text_of(payload: Payload) -> str:
+def xml_of(payload: Payload) -> str:
     """A payload as XML text, written by `Payload.to_xml` even if its class overrides that."""
     return Payload.to_xml(payload).decode()
 
@@ -38,7 +38,7 @@ def outgoing(payload: Payload) -> str:
 
     It refuses the pump's own two messages and namespaces, which only these have (protocol §9.6).
     """
-    text = text_of(payload)
+    text = xml_of(payload)
     tag = read_root(text.encode()).tag
     if tag.startswith("{") or is_reserved(tag):
         raise BadPayload(PayloadCode.ROOT, f"{type(payload).__name__} has a root of the pump's own")
@@ -50,7 +50,7 @@ def huh(begun: BegunMessage) -> Respond:
     is_out = begun.was is MessageStatus.WAITING and begun.outcome is None
     is_theirs = begun.kind is MessageKind.REQUEST
     error = Huh.of(begun.payload.encode()) if is_theirs else SystemErrorMessage.validation()
-    return Respond(text_of(error), system=True, expired=is_out)
+    return Respond(xml_of(error), system=True, expired=is_out)
 
 
 def unreadable(begun: BegunMessage) -> Effect:
@@ -70,12 +70,12 @@ def unreadable(begun: BegunMessage) -> Effect:
 
 def timed_out(*, expired: bool = False) -> Respond:
     """The answer if none came in time; `expired` if an agent's turn still runs."""
-    return Respond(text_of(SystemErrorMessage.timeout()), system=True, expired=expired)
+    return Respond(xml_of(SystemErrorMessage.timeout()), system=True, expired=expired)
 
 
 def unreachable(*, expired: bool = False) -> Respond:
     """The answer if no turn can be enqueued for a listener's agent; `expired` if a turn of it still runs."""
-    return Respond(text_of(SystemErrorMessage.routing()), system=True, expired=expired)
+    return Respond(xml_of(SystemErrorMessage.routing()), system=True, expired=expired)
 
 
 def read_payload(registry: Registry, listener: Listener | None, begun: BegunMessage) -> Payload | None:
@@ -251,4 +251,4 @@ def _written(listener: Listener, message: str, payload: Payload, effect: Callabl
 
 def _refused(message: Payload) -> Iterate:
     """Deliver a message of the pump to the sender itself, so that the thread continues."""
-    return Iterate(text_of(message), system=True)
+    return Iterate(xml_of(message), system=True)

@@ -142,7 +142,7 @@ def record_answers(telemetry: Telemetry, turn: TurnRef, begun: BegunStep) -> Non
             call_card = cards.get((CardType.TOOL_CALL, call.tool_call_id))
             content = None if call_card is None else readable_content(call_card)
             arguments = content.arguments if isinstance(content, ToolCallContent) else None
-            attributes |= span_content.called(arguments, None if result is None else result.result, tracer.clear)
+            attributes |= span_content.call_content(arguments, None if result is None else result.result, tracer.clear)
         of_turn = turn_attributes(turn, head.context_headers, name)
         times = sent, call.reported_at or head.updated_at
         _record(telemetry, head.context_headers, turn, head.step_count, times, of_turn | attributes, _code(result))

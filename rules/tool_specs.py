@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue, ValidationError
 
 from turnstile.rules.answer import AnsweredCall
-from turnstile.rules.arguments import violation
+from turnstile.rules.arguments import schema_violation
 from turnstile.rules.holds import ASK_HUMAN_ROW
 from turnstile.rules.text import bad_arguments, function_name, parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
@@ -321,6 +321,6 @@ def _choice(call: AnsweredCall, parameters: JsonObject) -> Accepted | Refusal:
     arguments = parse_arguments(call.arguments_text)
     if arguments is None:
         return Refusal(INVALID_CHOICE, bad_arguments(call.name, call.arguments_text))
-    if (problem := violation(call.name, parameters, arguments)) is not None:
+    if (problem := schema_violation(call.name, parameters, arguments)) is not None:
         return Refusal(INVALID_CHOICE, problem)
     return Accepted({"choice": call.name, "arguments": arguments})

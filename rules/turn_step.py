@@ -26,7 +26,7 @@ class OpenedBox(Tolerant):
     upto: int | None
 
 
-class AnsweredCall(Tolerant):
+class ReportedCall(Tolerant):
     """A call whose report was applied; `after_execution` is the report's, None if the report has none."""
 
     tool_call_id: ToolCallId
@@ -67,7 +67,7 @@ class StepHead(Tolerant):
     """The configuration that the first step pinned; None until that step is committed."""
     boxes: tuple[OpenedBox, OpenedBox, OpenedBox]
     """How the profile, context and output boxes were read."""
-    answered: list[AnsweredCall]
+    answered: list[ReportedCall]
     """The calls of the last committed step that were applied or expired, in no order."""
     rerun: RerunOf | None = None
     """The turn that this one runs again."""

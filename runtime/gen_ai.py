@@ -93,7 +93,7 @@ def requested(model: str, settings: Mapping[str, object]) -> Attributes:
     return attributes
 
 
-def usage(counts: JsonObject) -> Attributes:
+def usage_attributes(counts: JsonObject) -> Attributes:
     """The tokens that a provider counted."""
     return {name: int(count) for key, name in _COUNTS.items() if isinstance(count := counts.get(key), int | float)}
 

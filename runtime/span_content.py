@@ -42,7 +42,7 @@ def answered(text: str, calls: Sequence[ModelToolCall], finish_reason: str, clea
     return {"gen_ai.output.messages": _json(bodies)}
 
 
-def called(arguments: JsonValue, result: JsonValue, clear: Clear) -> Attributes:
+def call_content(arguments: JsonValue, result: JsonValue, clear: Clear) -> Attributes:
     """`gen_ai.tool.call.arguments` and, if there is a result, `gen_ai.tool.call.result`."""
     attributes: Attributes = (
         {} if arguments is None else {"gen_ai.tool.call.arguments": _json(_bounded(arguments, clear))}

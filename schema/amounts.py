@@ -82,7 +82,7 @@ def duration(value: float | timedelta | None) -> str:
     return _two(whole // _DAY, "d", whole % _DAY // _HOUR, "h")
 
 
-def about(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """As `duration`, in its largest unit, which is over: `3 min`, `2 h`, `5 d`."""
     whole = int(seconds)
     for size, unit in ((2 * _DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):

@@ -19,8 +19,8 @@ __all__ = [
     "Mismatch",
     "SchemaTooCostly",
     "Unusable",
+    "checked_schema",
     "checks",
-    "json_schema",
     "object_schema",
     "within_bounds",
 ]
@@ -38,17 +38,17 @@ def object_schema(value: JsonObject) -> JsonObject:
     """Return `value` if it is a JSON schema of type object; else raises `ValueError`, which says where it is not."""
     if value.get("type") != "object":
         raise ValueError("must be a JSON schema of type object")
-    return json_schema(value)
+    return checked_schema(value)
 
 
-def json_schema(value: JsonObject) -> JsonObject:
+def checked_schema(value: JsonObject) -> JsonObject:
     """Return `value` if it is a JSON schema that can be enforced; else raises `ValueError`, which says what cannot."""
     checks(value)
     return value
 
 
 def checks(schema: JsonObject) -> Checks:
-    """The checks of a schema, compiled once; raises `ValueError`, which `Unusable` is, as `json_schema` does."""
+    """The checks of a schema, compiled once; raises `ValueError`, which `Unusable` is, as `checked_schema` does."""
     within_bounds([schema])
     text = json.dumps(schema, ensure_ascii=False)
     if len(text) > MOST_BYTES or len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:

@@ -129,7 +129,7 @@ _STOCK = re.compile(r"^(?:[A-Za-z]+ )?(?:[Ii]nput )?(should|must) (not )?")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ValidationFault:
     """One thing that is wrong: where, in dots (empty: with the whole), and what, as the rest of a sentence."""
 
     path: tuple[str | int, ...]
@@ -152,16 +152,18 @@ class Fault:
         return f"{where}: {self.sentence}" if where else self.sentence
 
 
-def faults_in(error: ValidationError, form: object = None, *, most: int = _MOST) -> list[Fault]:
+def faults_in(error: ValidationError, form: object = None, *, most: int = _MOST) -> list[ValidationFault]:
     """The faults, at most so many; `form` is the model (or type) that refused, by which wrong names are answered.
 
     A value that fits no branch of a union is one fault, with what each branch wants.
     """
-    merged: dict[tuple[str | int, ...], list[Fault]] = {}
+    merged: dict[tuple[str | int, ...], list[ValidationFault]] = {}
     for details in _details(error)[: most * _BRANCHES]:
         path, forms = _descend(form, details)
         known = _known(str(path[-1]), forms) if details["type"] in _UNKNOWN_NAME else ()
-        fault = Fault(path, _sentence(details, known), details["type"], cast("object", details.get("input")), known)
+        fault = ValidationFault(
+            path, _sentence(details, known), details["type"], cast("object", details.get("input")), known
+        )
         merged.setdefault(path, []).append(fault)
     return [
         replace(faults[0], sentence=_joined([fault.sentence for fault in faults]))

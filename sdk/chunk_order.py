@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"-s([0-9]+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class ChunkEffect:
     """What a new chunk means for the text before it."""
 
     restarted: bool
@@ -28,7 +28,7 @@ class ChunkOrder:
     def __init__(self) -> None:
         self._last: Chunk | None = None
 
-    def take(self, chunk: Chunk) -> Advance | None:
+    def take(self, chunk: Chunk) -> ChunkEffect | None:
         """What the chunk means, or None if it is late or repeated and must be left out."""
         last = self._last
         if last is not None and last.agent_turn_id != chunk.agent_turn_id:
@@ -42,7 +42,7 @@ class ChunkOrder:
         restarted = last is not None and chunk.attempt > last.attempt
         expected = 0 if last is None or restarted else last.index + 1
         self._last = chunk
-        return Advance(restarted=restarted, missed=chunk.index > expected)
+        return ChunkEffect(restarted=restarted, missed=chunk.index > expected)
 
 
 def step_number(step: StepId) -> int:

@@ -407,11 +407,11 @@ class StreamedText:
     def _card(self, card: _Card, event_id: str) -> list[Chunk]:
         """A model's text that was not streamed, or not to its end, or not as it is."""
         match card.content, _STEP.search(event_id):
-            case ({"text": str(whole)}, re.Match() as found) if card.type == CardType.THOUGHT:
+            case ({"text": str(whole)}, re.Match() as place) if card.type == CardType.THOUGHT:
                 pass
             case _:
                 return []
-        if (step := step_id(self._turn, int(found[1]))) != self._step:
+        if (step := step_id(self._turn, int(place[1]))) != self._step:
             self._begin(step, 1)
         streamed = "".join(self._said)
         if whole == streamed:

@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 def words_of(error: Exception) -> str:
     """A message for an error of NATS: the server's own description where there is one."""
     match error:
-        case APIError(description=str(said), err_code=code):
-            return f"{said} (JetStream error {code})"
+        case APIError(description=str(reason), err_code=code):
+            return f"{reason} (JetStream error {code})"
         case TimeoutError():
             return "no answer in time"
         case ValidationError():

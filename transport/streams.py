@@ -196,9 +196,9 @@ def widened(config: JsonObject, declared: JsonObject, held: int = 0) -> JsonObje
     """
     have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(declared)
     given_up = subjects.ASK_SUBJECTS if config.get("name") == subjects.CMD_STREAM else ()
-    own = [old for old in have.subjects if not any(covers(old, other) for other in given_up)]
-    missing = [new for new in want.subjects if not any(covers(old, new) for old in own)]
-    kept = [old for old in own if not any(covers(new, old) for new in missing)]
+    still = [old for old in have.subjects if not any(covers(old, other) for other in given_up)]
+    missing = [new for new in want.subjects if not any(covers(old, new) for old in still)]
+    kept = [old for old in still if not any(covers(new, old) for new in missing)]
     wider = {**config, "duplicate_window": max(have.duplicate_window, want.duplicate_window)}
     wider["discard"] = declared.get("discard", "old")
     wider["subjects"] = [*kept, *missing]

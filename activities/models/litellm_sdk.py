@@ -71,7 +71,7 @@ class ToolCallFragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """The content of one event of a stream."""
 
     text: str
@@ -124,7 +124,7 @@ class LitellmSdk:
             raise TypeError("litellm gave no number of tokens")
         return counted
 
-    async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[Piece | End, None]:
+    async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[StreamPiece | End, None]:
         """Yields the events of one request, `End` last; raises what litellm raises."""
         heard = overhear()
         wrapper: Any = await self._litellm.acompletion(
@@ -211,9 +211,9 @@ def _transport(ssl_context: Any = None, ssl_verify: bool | None = None, **_: obj
     return OverhearingTransport(verify=ssl_context or ssl_verify is not False)
 
 
-def _piece(delta: Any) -> Piece:
+def _piece(delta: Any) -> StreamPiece:
     calls = tuple(map(_fragment, delta.tool_calls or ()))
-    return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls, _kept(delta))
+    return StreamPiece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls, _kept(delta))
 
 
 def _fragment(call: Any) -> ToolCallFragment:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from turnstile.activities.models.script import Script, ScriptSteps
 from turnstile.schema.errors import ConfigError
-from turnstile.schema.validation import Fault, faults_in
+from turnstile.schema.validation import ValidationFault, faults_in
 
 BUILTIN_SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -66,7 +66,7 @@ def _read_yaml(file: Path) -> tuple[Path, str, Script]:
     return file, steps.name or file.stem, steps
 
 
-def _problem(fault: Fault) -> str:
+def _problem(fault: ValidationFault) -> str:
     """`steps[0].error.code: …`."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault.path).lstrip(".")
     return f"{path or 'the file'}: {fault.sentence}"

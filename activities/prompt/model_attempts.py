@@ -442,7 +442,7 @@ def _answered(draft: AnswerDraft) -> Attributes:
         "turnstile.response_cost": end.response_cost,
     }
     attributes |= {name: value for name, value in named.items() if value is not None}
-    return attributes | gen_ai.usage(end.usage) | gen_ai.server(end.server)
+    return attributes | gen_ai.usage_attributes(end.usage) | gen_ai.server(end.server)
 
 
 def _content(question: Question, draft: AnswerDraft, clear: span_content.Clear) -> Attributes:

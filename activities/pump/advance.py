@@ -30,11 +30,11 @@ from turnstile.rules.routing import (
     effect_of_turn,
     huh,
     read_payload,
-    text_of,
     timed_out,
     turn_settings,
     unreachable,
     unreadable,
+    xml_of,
 )
 from turnstile.rules.thread_metrics import (
     HandlerOutcome,
@@ -265,7 +265,7 @@ class PumpActivities:
             box = await self.pool.run(lambda conn: own_box(conn, thread.project_id, begun.segment_id, fresh))
         request = EnqueueRequest(
             agent_id=listener.agent_id or AgentId(""),
-            instruction=f"Message from {begun.from_id}:\n{text_of(payload)}",
+            instruction=f"Message from {begun.from_id}:\n{xml_of(payload)}",
             output_box_id=box,
             runtime_config=self._settings[listener.name],
             correlation_id=begun.message_id,

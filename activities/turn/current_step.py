@@ -17,7 +17,7 @@ from turnstile.rules.action_turn import action_ended
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest, Suspend, partial_thought
-from turnstile.rules.memory import Memory
+from turnstile.rules.memory import BoxMemory
 from turnstile.rules.messages import build_messages
 from turnstile.rules.results import ResultView
 from turnstile.rules.resume import Termination, termination
@@ -92,10 +92,10 @@ class CurrentStep:
         return request, self.messages(pinned)
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> BoxMemory:
         """What it reads of its output box."""
         rerun, turn = self.begun.head.rerun, self.turn.agent_turn_id
-        return Memory(self.begun.output, frozenset({turn, *(() if rerun is None else rerun.line)}), turn)
+        return BoxMemory(self.begun.output, frozenset({turn, *(() if rerun is None else rerun.line)}), turn)
 
     def messages(
         self,
@@ -104,7 +104,7 @@ class CurrentStep:
         summary: Card | None = None,
         *,
         short: int = 0,
-        memory: Memory | None = None,
+        memory: BoxMemory | None = None,
     ) -> tuple[ModelMessage, ...]:
         """The messages of its request, if the memory begins at this place; raises `CardUnreadable`.
 
@@ -121,8 +121,8 @@ class CurrentStep:
         config = pinned.config.llm_config
         if not config.fallbacks:
             return config
-        own = (card for card in reversed(self.memory.own) if card.type == CardType.THOUGHT)
-        model = next((card.metadata.model for card in own), None)
+        thoughts = (card for card in reversed(self.memory.own) if card.type == CardType.THOUGHT)
+        model = next((card.metadata.model for card in thoughts), None)
         if model is None or model not in config.fallbacks:
             return config
         others = [name for name in (config.model, *config.fallbacks) if name != model]

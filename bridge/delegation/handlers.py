@@ -14,9 +14,9 @@ from turnstile.ledger.delegation.provision import ProvisionCaller, provision_age
 from turnstile.ledger.delegation.targets import Kind, Target, find_targets, policy_of, references
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import (
-    AnswerForm,
     Batch,
-    Child,
+    BatchAnswerForm,
+    ChildTurn,
     ForkedTask,
     ForkLimits,
     NewAgent,
@@ -65,7 +65,7 @@ AUTHOR = "sys.pmo"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class DelegatingCall:
     """The call, its caller's policy, and what its tasks name."""
 
     call: ParentCall
@@ -97,14 +97,14 @@ def check_texts(tool: str, tasks: Sequence[TaskArguments]) -> None:
         raise DelegationRefused("text_too_large", f"{tool}: text in a request is limited to {TEXT_LIMIT_BYTES} bytes")
 
 
-def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> Child:
+def child_of(caller: DelegatingCall, tool: str, task: TaskArguments, index: int = 0) -> ChildTurn:
     """The child that does the task; raises `DelegationRefused`. `tool` begins the sentence of a refusal."""
     target = _target(caller, tool, task)
     inherits = _inherited(caller, tool, task, target)
     call, turn = caller.call, AgentTurnId(uuid7())
     reuses = task.target_strategy == "reuse"
     profile_box, profile = target.profile_box_id or BoxId(""), target.profile_name or ""
-    return Child(
+    return ChildTurn(
         task_index=index,
         agent_id=target.agent_id
         if reuses and target.agent_id is not None
@@ -124,9 +124,11 @@ def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> 
     )
 
 
-def tasks_of(caller: Caller, tool: str, tasks: Sequence[ForkTask], *, alone: bool) -> list[Child | RefusedTask]:
+def tasks_of(
+    caller: DelegatingCall, tool: str, tasks: Sequence[ForkTask], *, alone: bool
+) -> list[ChildTurn | RefusedTask]:
     """The tasks of a batch in their order; `alone`: a bad task fails alone, else it raises `DelegationRefused`."""
-    planned: list[Child | RefusedTask] = []
+    planned: list[ChildTurn | RefusedTask] = []
     reused: set[str] = set()
     for index, task in enumerate(tasks):
         try:
@@ -151,7 +153,7 @@ def _check_reuse(tool: str, task: ForkTask, reused: set[str]) -> None:
     reused.add(task.target_ref)
 
 
-def _too_deep(child: Child) -> RefusedTask:
+def _too_deep(child: ChildTurn) -> RefusedTask:
     return RefusedTask(
         task_index=child.task_index,
         error_code="recursion_depth_exceeded",
@@ -161,7 +163,7 @@ def _too_deep(child: Child) -> RefusedTask:
     )
 
 
-def _target(caller: Caller, tool: str, task: TaskArguments) -> Target:
+def _target(caller: DelegatingCall, tool: str, task: TaskArguments) -> Target:
     """Whom the task names, if the caller's policy allows that."""
     new = task.target_strategy == "new"
     target = caller.targets.get(("profile" if new else "agent", task.target_ref))
@@ -182,7 +184,7 @@ def _target(caller: Caller, tool: str, task: TaskArguments) -> Target:
     return target
 
 
-def _inherited(caller: Caller, tool: str, task: TaskArguments, target: Target) -> tuple[BoxId, ...]:
+def _inherited(caller: DelegatingCall, tool: str, task: TaskArguments, target: Target) -> tuple[BoxId, ...]:
     """The boxes that the child reads, each once; of a clone also the one where its source writes."""
     boxes: list[BoxId] = []
     if task.context_box_id is not None:
@@ -318,7 +320,7 @@ class Delegation:
         if caller.too_deep:
             raise Refused("recursion_depth_exceeded", "the chain of agents that ask each other is too deep")
         if waits:
-            await self._make_batch(call, Batch(self.limits.deadline_seconds, answer=AnswerForm.CHILD), [child])
+            await self._make_batch(call, Batch(self.limits.deadline_seconds, answer=BatchAnswerForm.CHILD), [child])
             return None
         turn = await delegate(self.pool, call, child, self.limits.fork)
         await publish_best_effort(self.publisher, *_rings([turn]))
@@ -353,18 +355,18 @@ class Delegation:
         )
         await self._make_batch(call, batch, tasks)
 
-    async def _make_batch(self, call: ParentCall, batch: Batch, tasks: Sequence[Child | RefusedTask]) -> None:
+    async def _make_batch(self, call: ParentCall, batch: Batch, tasks: Sequence[ChildTurn | RefusedTask]) -> None:
         forked = await fork(self.pool, call, batch, tasks, self.limits.fork)
         rings = [ring.doorbell(SENDER, "join") for ring in forked.rings]
         await publish_best_effort(self.publisher, *_rings(forked.tasks), *rings)
 
-    async def _caller(self, call: ParentCall, tasks: Sequence[TaskArguments], *, waits: bool) -> Caller:
+    async def _caller(self, call: ParentCall, tasks: Sequence[TaskArguments], *, waits: bool) -> DelegatingCall:
         """The call with all that its tasks name."""
         names = references([(task.target_strategy, task.target_ref) for task in tasks])
         policy = await self.pool.run(lambda conn: policy_of(conn, call.project_id, call.profile_box_id))
         project, channel = call.project_id, call.channel_id
         targets = await self.pool.run(lambda conn: find_targets(conn, project, channel, call.agent_turn_id, names))
-        return Caller(call, policy, targets, self.limits.depth_limit, waits=waits)
+        return DelegatingCall(call, policy, targets, self.limits.depth_limit, waits=waits)
 
 
 def _rings(tasks: Sequence[ForkedTask]) -> list[Message]:

@@ -10,7 +10,7 @@ from typing import Final
 from turnstile.bridge.people.steering import publish_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.stop import ring_stop, stop_reason
-from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over
+from turnstile.ledger.people.multitask import DisplacedTurn, MadeWay, Over, enqueue_over
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
@@ -59,7 +59,7 @@ class MultitaskEnqueues:
             raise Refused("principal_required", _NEEDS_PRINCIPAL)
         error = stop_reason(caller)
 
-        def deliverable(turn: FoundTurn) -> Card:
+        def deliverable(turn: DisplacedTurn) -> Card:
             return queued_deliverable(command.project_id, turn, turn.agent_turn_id, error)
 
         reason = f"{command.request.multitask_strategy} by {caller.name}"

@@ -11,9 +11,9 @@ from temporalio.client import Client
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
-from turnstile.bridge.safety.rules import ROW_LIMIT, Rule
+from turnstile.bridge.safety.rules import ROW_LIMIT, SafetyRule
 from turnstile.bridge.safety.visibility import list_executions
-from turnstile.ledger.operations.recovery import Run
+from turnstile.ledger.operations.recovery import RunTransition
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import (
     ThreadTurn,
@@ -54,16 +54,16 @@ class ThreadRules:
     telemetry: Telemetry = SILENT
     trouble: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_LOG_SECONDS))
 
-    def all(self) -> list[Rule[Any]]:
+    def all(self) -> list[SafetyRule[Any]]:
         """All rules, in the order in which they run."""
         return [
-            Rule("thread", self._stalled, self._wake_stalled),
-            Rule("thread_turn", self._canceled, self._stop, self.engine_interval),
-            Rule("thread_reply", self._unannounced, self._announce),
-            Rule("thread_engine", self._lost, self._wake, self.engine_interval),
+            SafetyRule("thread", self._stalled, self._wake_stalled),
+            SafetyRule("thread_turn", self._canceled, self._stop, self.engine_interval),
+            SafetyRule("thread_reply", self._unannounced, self._announce),
+            SafetyRule("thread_engine", self._lost, self._wake, self.engine_interval),
         ]
 
-    async def _stalled(self, run: Run) -> Sequence[ThreadRef]:
+    async def _stalled(self, run: RunTransition) -> Sequence[ThreadRef]:
         """Threads with a message that was not begun, or whose turn is over or late."""
         older = self.older_seconds
         return await run(
@@ -90,7 +90,7 @@ class ThreadRules:
                 break  # Temporal is away: the other rules must not wait for it
         return woken
 
-    async def _canceled(self, run: Run) -> Sequence[ThreadTurn]:
+    async def _canceled(self, run: RunTransition) -> Sequence[ThreadTurn]:
         """Live turns that work for a message that was ended."""
         return await run(lambda conn: list_canceled_turns(conn, self.worker_targets, row_limit=ROW_LIMIT))
 
@@ -98,7 +98,7 @@ class ThreadRules:
         stops = [turn.stop("the message it worked for was ended") for turn in turns]
         return len(turns) if await publish_best_effort(self.publisher, *stops) else 0
 
-    async def _unannounced(self, run: Run) -> Sequence[ThreadReply]:
+    async def _unannounced(self, run: RunTransition) -> Sequence[ThreadReply]:
         """Replies whose event NATS did not acknowledge."""
         older = self.older_seconds
         return await run(
@@ -114,7 +114,7 @@ class ThreadRules:
         record_replies(self.telemetry, replies, marked)
         return len(replies)
 
-    async def _lost(self, run: Run) -> Sequence[ThreadRef]:
+    async def _lost(self, run: RunTransition) -> Sequence[ThreadRef]:
         """Open threads without a visible workflow; visibility lags, and waking a running workflow is harmless."""
         visible = await self._visible()
         lost: list[ThreadRef] = []

@@ -89,7 +89,7 @@ class PushVerbs:
         agent_turn_id: AgentTurnId | None = None,
     ) -> WebhookReply:
         await destination(body.url, self._names, request.project_id, private=self._private)
-        made = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() if body.secret is None else None
+        generated = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() if body.secret is None else None
         await self._pool.run(
             lambda conn: put_webhook(
                 conn,
@@ -97,7 +97,7 @@ class PushVerbs:
                 request.channel_id,
                 webhook,
                 url=body.url,
-                secret=made or body.secret or "",
+                secret=generated or body.secret or "",
                 events=body.events,
                 created_by=by,
                 profile_name=profile_name,
@@ -105,7 +105,7 @@ class PushVerbs:
             )
         )
         hit(Fault.RECEIVER_SET)
-        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=webhook, secret=made)
+        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=webhook, secret=generated)
 
     async def webhook_list(self, request: VerbRequest) -> WebhookListReply:
         """The webhooks of the project and its profiles; raises `Refused` (forbidden)."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from turnstile.ledger.operations.recovery import (
     NewEra,
     PublishedEnd,
-    Run,
+    RunTransition,
     find_uncompared,
     record_beyond,
     record_compared,
@@ -43,7 +43,7 @@ class BeyondLedger:
     pool: Pool
     conn: NatsConnection
 
-    async def list_eras(self, run: Run) -> Sequence[NewEra]:
+    async def list_eras(self, run: RunTransition) -> Sequence[NewEra]:
         """The era, if it is not compared yet."""
         era = await run(find_uncompared)
         return [] if era is None else [era]

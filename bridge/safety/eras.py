@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.safety.visibility import for_each
-from turnstile.ledger.operations.recovery import Run, list_carried, restart_turn
+from turnstile.ledger.operations.recovery import RunTransition, list_carried, restart_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.runtime.faults import Fault, hit
@@ -29,7 +29,7 @@ class Eras:
     starter: Starter
     served: ServedTargets
 
-    async def list_carried(self, run: Run) -> list[LiveTurn]:
+    async def list_carried(self, run: RunTransition) -> list[LiveTurn]:
         """Turns in hand whose workflow is of the era before."""
         return await run(lambda conn: list_carried(conn, self.served.now(), row_limit=_ROW_LIMIT))
 

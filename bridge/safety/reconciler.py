@@ -30,9 +30,9 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.safety.visibility import RPC_TIMEOUT, Visibility, for_each
 from turnstile.ledger.operations.recovery import (
-    EndedTurn,
     InHand,
-    Run,
+    OverTurn,
+    RunTransition,
     confirm_in_hand,
     count_in_hand,
     find_in_hand,
@@ -169,7 +169,7 @@ class Reconciler:
     """How often all open workflows are listed although nothing speaks for it."""
     looks: Looks = field(default_factory=Looks)
 
-    async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
+    async def list_lost(self, run: RunTransition, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
         """Live turns without an open workflow, except leased turns that were never started (rule *dispatched_reap*)."""
         if not self.served.now():
             return []  # a standby, which serves nothing else
@@ -178,7 +178,7 @@ class Reconciler:
             return await self._list_all_lost(run, fresh_seconds)
         return await self._list_lately_lost(run)
 
-    async def _list_all_lost(self, run: Run, fresh_seconds: float) -> list[LiveTurn]:
+    async def _list_all_lost(self, run: RunTransition, fresh_seconds: float) -> list[LiveTurn]:
         targets = self.served.now()
         if self.looks.latest_close is None:
             self.looks.latest_close = await self.visibility.latest_close(targets)
@@ -189,7 +189,7 @@ class Reconciler:
         self.looks.compared_at = -math.inf if lost else time.monotonic()
         return lost
 
-    async def _list_lately_lost(self, run: Run) -> list[LiveTurn]:
+    async def _list_lately_lost(self, run: RunTransition) -> list[LiveTurn]:
         looks, targets = self.looks, self.served.now()
         after = looks.latest_close and looks.latest_close - _OVERLAP
         closed = await self.visibility.list_closed(targets, after=after)
@@ -201,7 +201,7 @@ class Reconciler:
         looks.latest_close = max((c.closed_at for c in closed), default=looks.latest_close)
         return lost
 
-    async def _confirm(self, run: Run, suspects: Sequence[LiveTurn]) -> list[LiveTurn]:
+    async def _confirm(self, run: RunTransition, suspects: Sequence[LiveTurn]) -> list[LiveTurn]:
         flows = await for_each(suspects, self._describe)
         lost = [
             turn
@@ -216,18 +216,18 @@ class Reconciler:
         await self.starter.claim([(turn.project_id, turn.agent_id) for turn in lost], "engine")
         return sum(mended)
 
-    async def list_over(self, run: Run) -> list[EndedTurn]:
+    async def list_over(self, run: RunTransition) -> list[OverTurn]:
         """Turns that ended at least `OVER_SECONDS` ago and have an open workflow."""
         surplus = list(await self._list_surplus(run))
         over = await run(lambda conn: list_over(conn, surplus, older_seconds=OVER_SECONDS)) if surplus else []
         still = await self._list_still_open([turn.agent_turn_id for turn in over])
         return [turn for turn in over if turn.agent_turn_id in still]
 
-    async def close(self, over: Sequence[EndedTurn]) -> int:
+    async def close(self, over: Sequence[OverTurn]) -> int:
         """Cancel the workflow of each turn, or terminate it after `TERMINATE_SECONDS`; returns how many were open."""
         return sum(await for_each(over, self._close))
 
-    async def list_unknown(self, run: Run, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
+    async def list_unknown(self, run: RunTransition, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
         """Turns that the ledger has not known for `older_seconds`, and that have an open workflow of this ledger."""
         surplus = await self._list_surplus(run)
         rows = await run(lambda conn: list_unknown(conn, list(surplus))) if surplus else []
@@ -241,7 +241,7 @@ class Reconciler:
         reason = "the ledger does not know its turn"
         return sum(await for_each(unknown, lambda turn: self._terminate(turn.agent_turn_id, reason)))
 
-    async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
+    async def list_undispatched(self, run: RunTransition, *, older_seconds: float) -> list[LiveTurn]:
         """Turns leased `older_seconds` ago and not begun, although a worker is present, without an open workflow."""
         late = await run(
             lambda conn: list_undispatched(conn, self.served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
@@ -256,7 +256,7 @@ class Reconciler:
         """
         return sum(await for_each(late, self._reap_undispatched))
 
-    async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
+    async def list_silent(self, run: RunTransition, *, older_seconds: float) -> list[LiveTurn]:
         """Turns whose head did not change and whose activities sent no heartbeat for `older_seconds`.
 
         Only turns for whose target a worker is present.
@@ -276,14 +276,14 @@ class Reconciler:
         """What Temporal lists and counts."""
         return Visibility(self.client)
 
-    async def _count(self, run: Run, fresh_seconds: float) -> tuple[int, InHand]:
+    async def _count(self, run: RunTransition, fresh_seconds: float) -> tuple[int, InHand]:
         """The number of open workflows, and then the number of turns in hand."""
         targets = self.served.now()
         self.looks.are_of(await self.visibility.engine())
         opened = await self.visibility.count_open(targets)
         return opened, await run(lambda conn: count_in_hand(conn, targets, older_seconds=fresh_seconds))
 
-    async def _list_open(self, run: Run) -> Collection[AgentTurnId]:
+    async def _list_open(self, run: RunTransition) -> Collection[AgentTurnId]:
         """The turns with an open workflow, according to visibility; keeps those that are not in hand."""
         opened = await self.visibility.list_open(self.served.now())
         surplus = await run(lambda conn: list_not_in_hand(conn, list(opened)))
@@ -291,7 +291,7 @@ class Reconciler:
         self.looks.listed_at = time.monotonic()
         return opened.keys()
 
-    async def _list_surplus(self, run: Run) -> dict[AgentTurnId, WorkflowExecutionInfo]:
+    async def _list_surplus(self, run: RunTransition) -> dict[AgentTurnId, WorkflowExecutionInfo]:
         """The open workflows whose turns were not in hand; listed anew if there are more than turns in hand."""
         if not self.served.now():
             return {}
@@ -394,7 +394,7 @@ class Reconciler:
         await self._terminate(turn.agent_turn_id, "no sign of life")
         return used_up or await self._restart(turn, counted=True)
 
-    async def _close(self, turn: EndedTurn) -> bool:
+    async def _close(self, turn: OverTurn) -> bool:
         if turn.over_seconds > TERMINATE_SECONDS:
             return await self._terminate(turn.agent_turn_id, "its turn is over")
         try:

@@ -20,9 +20,9 @@ from turnstile.bridge.safety.beyond_ledger import BeyondLedger
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.ledger.operations import sweep
-from turnstile.ledger.operations.recovery import Run, follow_clock
+from turnstile.ledger.operations.recovery import RunTransition, follow_clock
 from turnstile.ledger.operations.sweep import DueAgent, MarkedTurn, Orphan, SilentCall, Unannounced, Undecided
-from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
+from turnstile.ledger.people.decisions import ExpiredInterrupt, expire_interrupt, list_expired
 from turnstile.ledger.people.unknown_calls import UnsureCall, list_unsure
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
@@ -63,11 +63,11 @@ class WatchdogTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[T]):
+class SafetyRule(Generic[T]):
     """One rule of §8."""
 
     name: str
-    find: Callable[[Run], Awaitable[Sequence[T]]]
+    find: Callable[[RunTransition], Awaitable[Sequence[T]]]
     mend: Callable[[Sequence[T]], Awaitable[int]]
     """Returns how many were mended."""
     every: float = 0.0
@@ -84,18 +84,18 @@ class LedgerRules:
     served: ServedTargets
     times: WatchdogTimes
     telemetry: Telemetry = SILENT
-    more: Sequence[Rule[Any]] = ()
+    more: Sequence[SafetyRule[Any]] = ()
     """Rules of layers above the kernel, such as the message pump."""
     outcomes: UnknownOutcomes | None = None
     """Settles calls that died; without it (no NATS to ask who runs a call) they are left alone."""
     queue: ClaimQueue | None = None
     """The bridge's claim queue. With it a rule does not wait for starts, so many due rows do not delay other rules."""
 
-    def all(self) -> list[Rule[Any]]:
+    def all(self) -> list[SafetyRule[Any]]:
         """All rules, in the order in which they run."""
         return [*self._by_ledger(), *self.more]
 
-    def _by_ledger(self) -> list[Rule[Any]]:
+    def _by_ledger(self) -> list[SafetyRule[Any]]:
         times = self.times
         return [
             self._rows("claims", sweep.release_stale_claims, times.inbox_processing_timeout, self._claim),
@@ -110,11 +110,11 @@ class LedgerRules:
             self._rows("marked", sweep.list_marked_in_hand, times.stop_grace, self._fence),
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
             *([self._rows("outcome", list_unsure, times.command_retry, self._settle)] if self.outcomes else []),
-            Rule("stranded", self._stranded, self._dispatch),
-            Rule("orphans", self._orphans, self._warn, times.engine_interval),
+            SafetyRule("stranded", self._stranded, self._dispatch),
+            SafetyRule("orphans", self._orphans, self._warn, times.engine_interval),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._take_up),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
-            Rule("clock", lambda run: run(follow_clock), self._claim, times.engine_interval),
+            SafetyRule("clock", lambda run: run(follow_clock), self._claim, times.engine_interval),
         ]
 
     def _rows(
@@ -124,13 +124,13 @@ class LedgerRules:
         older_seconds: float,
         mend: Callable[[Sequence[T]], Awaitable[int]],
         row_limit: int = ROW_LIMIT,
-    ) -> Rule[T]:
+    ) -> SafetyRule[T]:
         """A rule whose `find` is one statement on rows of some age."""
 
         async def find(conn: Connection) -> Sequence[T]:
             return await statement(conn, self.served.now(), older_seconds=older_seconds, row_limit=row_limit)
 
-        return Rule(name, lambda run: run(find), mend)
+        return SafetyRule(name, lambda run: run(find), mend)
 
     async def _claim(self, agents: Sequence[AgentKey]) -> int:
         if self.queue is not None:
@@ -160,7 +160,7 @@ class LedgerRules:
             await self._claim([(ring.project_id, ring.agent_id) for ring in rings])
         return len(decided)
 
-    async def _expire(self, interrupts: Sequence[Expired]) -> int:
+    async def _expire(self, interrupts: Sequence[ExpiredInterrupt]) -> int:
         """Close questions that nobody answered in time, one a transaction, and claim what their calls are answered."""
         closed = [i for i in interrupts if await expire_interrupt(self.pool, i.interrupt_id)]
         await self._claim(list(dict.fromkeys((i.project_id, i.agent_id) for i in closed)))
@@ -183,7 +183,7 @@ class LedgerRules:
         await self._claim(list(dict.fromkeys(answered)))
         return settled
 
-    async def _stranded(self, run: Run) -> Sequence[AgentKey]:
+    async def _stranded(self, run: RunTransition) -> Sequence[AgentKey]:
         return await run(lambda conn: sweep.list_stranded(conn, self.served.now(), row_limit=ROW_LIMIT))
 
     async def _dispatch(self, agents: Sequence[AgentKey]) -> int:
@@ -191,7 +191,7 @@ class LedgerRules:
         await publish_best_effort(self.publisher, *(lease.dispatched(SENDER) for lease in leases))
         return await self._claim([(lease.project_id, lease.agent_id) for lease in leases])
 
-    async def _orphans(self, run: Run) -> Sequence[Orphan]:
+    async def _orphans(self, run: RunTransition) -> Sequence[Orphan]:
         age = self.times.pending_wakeup
         return await run(lambda conn: sweep.end_orphans(conn, older_seconds=age, row_limit=ROW_LIMIT))
 
@@ -223,28 +223,28 @@ class Rules(LedgerRules):
     beyond: BeyondLedger | None = None
     """Without it (no NATS), ends that were published and lost are not looked for."""
 
-    def all(self) -> list[Rule[Any]]:
+    def all(self) -> list[SafetyRule[Any]]:
         """All rules, in the order in which they run."""
         engine, times = self.reconciler, self.times
         return [
             *self._by_ledger(),
-            Rule("era", self.eras.list_carried, self.eras.carry, times.poll_interval),
+            SafetyRule("era", self.eras.list_carried, self.eras.carry, times.poll_interval),
             *self._beyond(),
-            Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
-            Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
-            Rule("engine_unknown", engine.list_unknown, engine.close_unknown, 6 * times.engine_interval),
+            SafetyRule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
+            SafetyRule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
+            SafetyRule("engine_unknown", engine.list_unknown, engine.close_unknown, 6 * times.engine_interval),
             *self._reaps(),
             *self.more,
         ]
 
-    def _beyond(self) -> list[Rule[Any]]:
+    def _beyond(self) -> list[SafetyRule[Any]]:
         if self.beyond is None:
             return []
-        return [Rule("beyond", self.beyond.list_eras, self.beyond.compare, self.times.engine_interval)]
+        return [SafetyRule("beyond", self.beyond.list_eras, self.beyond.compare, self.times.engine_interval)]
 
-    def _reaps(self) -> list[Rule[Any]]:
+    def _reaps(self) -> list[SafetyRule[Any]]:
         engine, times = self.reconciler, self.times
-        silent = Rule(
+        silent = SafetyRule(
             "running_reap",
             lambda run: engine.list_silent(run, older_seconds=times.active_reap),
             engine.reap_silent,
@@ -252,7 +252,7 @@ class Rules(LedgerRules):
         )
         if not times.dispatched_timeout:
             return [silent]
-        undispatched = Rule(
+        undispatched = SafetyRule(
             "dispatched_reap",
             lambda run: engine.list_undispatched(run, older_seconds=times.dispatched_timeout),
             engine.reap_undispatched,

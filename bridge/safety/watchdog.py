@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from turnstile.bridge.safety.rules import LedgerRules, Rule, WatchdogTimes
+from turnstile.bridge.safety.rules import LedgerRules, SafetyRule, WatchdogTimes
 from turnstile.ledger.operations.recovery import record_repairs, take_duty
 from turnstile.ledger.operations.sweep import DueAgent
 from turnstile.ledger.pool import Pool
@@ -30,7 +30,7 @@ class RuleReport:
     """The ids that a rule found and how many it mended, or the error with which it failed."""
 
     rule: str
-    found: Sequence[str] = ()
+    ids: Sequence[str] = ()
     mended: int = 0
     failed: str | None = None
 
@@ -57,7 +57,7 @@ class Watchdog:
             for rules in (others, duties):
                 group.create_task(self._run(rules, stop))
 
-    async def _run(self, rules: Sequence[Rule[Any]], stop: asyncio.Event) -> None:
+    async def _run(self, rules: Sequence[SafetyRule[Any]], stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self._tick(rules, stop)
             with contextlib.suppress(TimeoutError):
@@ -67,7 +67,7 @@ class Watchdog:
         """Run each rule that is due once."""
         await self._tick(self._rules)
 
-    async def _tick(self, rules: Sequence[Rule[Any]], stop: asyncio.Event | None = None) -> None:
+    async def _tick(self, rules: Sequence[SafetyRule[Any]], stop: asyncio.Event | None = None) -> None:
         """Run the rules that are due. No rule begins once `stop` is set: each may wait for an absent server."""
         for rule in rules:
             if stop is not None and stop.is_set():
@@ -97,10 +97,10 @@ class Watchdog:
             self._errors[name] = error
             log.warning("safety net: rule %s failed and is tried again at each tick: %s", name, error)
 
-    async def _run_if_due(self, rule: Rule[Any]) -> RuleReport:
+    async def _run_if_due(self, rule: SafetyRule[Any]) -> RuleReport:
         return await self._find_and_mend(rule) if await self._is_due(rule) else RuleReport(rule.name)
 
-    async def _is_due(self, rule: Rule[Any]) -> bool:
+    async def _is_due(self, rule: SafetyRule[Any]) -> bool:
         """Whether to run the rule now; takes the duty if no bridge of the same targets did within `rule.every`."""
         if not rule.every:
             return True
@@ -111,7 +111,7 @@ class Watchdog:
         duty = f"{rule.name}: {','.join(sorted(self._served.now()))}"
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
-    async def _find_and_mend(self, rule: Rule[Any]) -> RuleReport:
+    async def _find_and_mend(self, rule: SafetyRule[Any]) -> RuleReport:
         rows = await rule.find(self._pool.run)
         mended = await rule.mend(rows) if rows else 0
         if mended:
@@ -122,7 +122,7 @@ class Watchdog:
             await self._pool.run(lambda conn: record_repairs(conn, {rule.name: mended}))
         return RuleReport(rule.name, [_ids(r) for r in rows], mended)
 
-    async def _find_only(self, rule: Rule[Any]) -> RuleReport:
+    async def _find_only(self, rule: SafetyRule[Any]) -> RuleReport:
         rows = await rule.find(self._pool.rehearse)
         return RuleReport(rule.name, [_ids(r) for r in rows])
 

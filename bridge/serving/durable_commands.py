@@ -20,7 +20,7 @@ from functools import partial
 from nats.aio.msg import Msg
 
 from turnstile.bridge.serving.micro_service import (
-    Payload,
+    RequestPayload,
     VerbAnswer,
     VerbHandler,
     VerbRequest,
@@ -60,7 +60,9 @@ class _Command:
 def read_command(msg: Msg) -> _Command:
     """The command in a message; raises `BadRequest` if its subject cannot be read, so no ack event can be addressed."""
     subject, name = subjects.parse(msg.subject), command_id(msg)
-    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, Payload(b""), {}, "command", name)
+    bare = VerbRequest(
+        subject.rest[-1], subject.project_id, subject.channel_id, RequestPayload(b""), {}, "command", name
+    )
     try:
         payload = read_json_object(msg.data, mended=keeps_effects(bare.verb))
     except BadRequest as error:

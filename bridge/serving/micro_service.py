@@ -117,7 +117,7 @@ class ServiceCard:
         }
 
 
-class Payload:
+class RequestPayload:
     """The JSON object of a request: decoded when it is first read; the result of the last parse is kept."""
 
     def __init__(self, content: bytes | JsonObject, *, mended: bool = False) -> None:
@@ -150,7 +150,7 @@ class VerbRequest:
     verb: str
     project_id: ProjectId
     channel_id: ChannelId
-    payload: Payload
+    payload: RequestPayload
     headers: dict[str, str]
     source: Literal["request", "command"]
     command_id: str | None = None
@@ -281,7 +281,7 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
     verb, caller = _verb_and_caller(subject.rest[2:])
     if caller is not None:
         sent = {**sent, headers.SENDER: caller.name}
-    read = Payload(payload, mended=keeps_effects(verb))
+    read = RequestPayload(payload, mended=keeps_effects(verb))
     return VerbRequest(verb, subject.project_id, subject.channel_id, read, sent, source, caller=caller)
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from turnstile.bridge.publishing.best_effort import SENDER
 from turnstile.bridge.serving.instrumented import instrumented
-from turnstile.bridge.serving.micro_service import Payload, VerbRequest, read_request
+from turnstile.bridge.serving.micro_service import RequestPayload, VerbRequest, read_request
 from turnstile.bridge.serving.rate_limits import Throttle
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
@@ -75,7 +75,9 @@ class ActionReply(EnqueueReply):
 def read_action(msg: Msg) -> _ReceivedAction:
     """The action in a message; raises `BadRequest` if its subject cannot be read, so no ack can be addressed."""
     subject = subjects.parse(msg.subject)
-    request = VerbRequest(VERB, subject.project_id, subject.channel_id, Payload(b""), {}, "command", command_id(msg))
+    request = VerbRequest(
+        VERB, subject.project_id, subject.channel_id, RequestPayload(b""), {}, "command", command_id(msg)
+    )
     try:
         payload = read_json_object(msg.data)
     except BadRequest as error:

@@ -36,13 +36,15 @@ def application(codec: PayloadCodec, origin: str) -> web.Application:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
             try:
-                given = json_format.Parse(await request.text(), Payloads()).payloads
-                made = Payloads(payloads=await act(given))
+                payloads = json_format.Parse(await request.text(), Payloads()).payloads
+                result = Payloads(payloads=await act(payloads))
             except (json_format.ParseError, UnicodeDecodeError):
                 return web.Response(status=400, text="no payloads", headers=allowed)
             except ApplicationError as error:
                 return web.Response(status=400, text=error.message, headers=allowed)
-            return web.Response(text=json_format.MessageToJson(made), content_type="application/json", headers=allowed)
+            return web.Response(
+                text=json_format.MessageToJson(result), content_type="application/json", headers=allowed
+            )
 
         return answer
 

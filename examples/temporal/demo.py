@@ -47,9 +47,9 @@ async def process(log: Path, env: dict[str, str], *words: str | Path) -> AsyncGe
 
 async def until_it_says(words: str, log: Path, of: asyncio.subprocess.Process) -> None:
     """Wait until the program's output has these words; raises `RuntimeError` with its end if it ends before."""
-    while words not in (said := log.read_text(errors="replace")):  # noqa: ASYNC240 -- a demo
+    while words not in (output := log.read_text(errors="replace")):  # noqa: ASYNC240 -- a demo
         if of.returncode is not None:
-            raise RuntimeError(f"it ended with {of.returncode}:\n{said[-2000:]}")
+            raise RuntimeError(f"it ended with {of.returncode}:\n{output[-2000:]}")
         await asyncio.sleep(0.1)
 
 
@@ -108,8 +108,8 @@ async def main() -> int:
     """The exit code."""
     playing = asyncio.current_task()
     assert playing is not None  # noqa: S101 -- inside `asyncio.run`
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, playing.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
     with tempfile.TemporaryDirectory(prefix="turnstile-demo-") as directory:
         try:
             await play(Path(directory))

@@ -27,10 +27,12 @@ class Review:
         views = await asyncio.gather(
             *(run_agent(profile_name="critic", instruction=f"As {side}: {text}", with_value=True) for side in SIDES)
         )
-        said = "; ".join(str(view.value) for view in views)
-        verdict = await run_agent(profile_name="editor", instruction=said, with_value=True, budget={"max_seconds": 600})
+        answers = "; ".join(str(view.value) for view in views)
+        verdict = await run_agent(
+            profile_name="editor", instruction=answers, with_value=True, budget={"max_seconds": 600}
+        )
         return {
-            **{side: str(each.value) for side, each in zip(SIDES, views, strict=True)},
+            **{side: str(view.value) for side, view in zip(SIDES, views, strict=True)},
             "editor": str(verdict.value),
         }
 
@@ -40,8 +42,8 @@ async def main(text: str) -> None:
     address = os.environ.get("TEMPORAL_ADDRESS", "localhost:7233")
     client = await Client.connect(address, namespace=os.environ.get("TEMPORAL_NAMESPACE", "default"))
     async with Worker(client, task_queue=QUEUE, workflows=[Review], plugins=[TurnstileAgents()]):
-        said = await client.execute_workflow(Review.run, text, id=f"review-{os.getpid()}", task_queue=QUEUE)
-    for who, what in said.items():
+        answers = await client.execute_workflow(Review.run, text, id=f"review-{os.getpid()}", task_queue=QUEUE)
+    for who, what in answers.items():
         sys.stdout.write(f"{who}: {what}\n")
 
 

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from turnstile import ToolFailed, ToolService
 
-ALLOWED = tuple(each.strip().lower() for each in os.environ.get("FETCH_ALLOWED_HOSTS", "").split(",") if each.strip())
+ALLOWED = tuple(host.strip().lower() for host in os.environ.get("FETCH_ALLOWED_HOSTS", "").split(",") if host.strip())
 LIMIT_BYTES = 100_000
 LIMIT_SECONDS = float(os.environ.get("FETCH_SECONDS", "15"))
 LIMIT_REDIRECTS = 5
@@ -76,7 +76,7 @@ def allowed(url: str) -> SplitResult:
         raise ToolFailed("bad_url", "spaces and characters outside ASCII must be percent-encoded")
     default = port is None or port == PORTS[target.scheme]
     names = {f"{host}:{port or PORTS[target.scheme]}"} | ({host} if default else set[str]())
-    wildcards = tuple(each[1:] for each in ALLOWED if each.startswith("*."))
+    wildcards = tuple(host[1:] for host in ALLOWED if host.startswith("*."))
     if names.isdisjoint(ALLOWED) and not (default and host.endswith(wildcards)):
         raise ToolFailed("host_not_allowed", f"{host} is not allowed; allowed are: {', '.join(ALLOWED) or 'none'}")
     return target

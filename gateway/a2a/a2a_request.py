@@ -10,7 +10,7 @@ from turnstile.gateway.a2a.faults import task_not_found
 from turnstile.gateway.a2a.objects import Task
 from turnstile.gateway.a2a.refusals import RequestId
 from turnstile.gateway.a2a.tasks import task_of
-from turnstile.gateway.addressed import Target
+from turnstile.gateway.addressed import AddressedTarget
 from turnstile.gateway.http.endpoints import Call
 from turnstile.gateway.kernel import Kernel
 from turnstile.ledger.access.tasks import TaskRow, TaskScope, get_task
@@ -36,7 +36,7 @@ class A2aRequest:
 
     kernel: Kernel
     call: Call[Any, Any]
-    target: Target
+    target: AddressedTarget
     request_id: RequestId
     params: JsonObject
     """Its parameters as they were sent."""

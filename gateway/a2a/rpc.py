@@ -32,7 +32,7 @@ from turnstile.gateway.a2a.objects import A2aObject, SentMessage, Task, TaskPage
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.refusals import CARD, RequestId
 from turnstile.gateway.a2a.tasks import moment_of, state_of, task_of
-from turnstile.gateway.addressed import Target, look_up
+from turnstile.gateway.addressed import AddressedTarget, look_up
 from turnstile.gateway.bounds import About
 from turnstile.gateway.events.stream import attend
 from turnstile.gateway.http.bearers import Access
@@ -254,7 +254,7 @@ class Agents:
         body = f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"result":{text}}}'
         return Answer(Response(body.encode("utf-8", "replace"), media_type="application/json"))
 
-    async def _target(self, call: Call[Any, Any]) -> Target:
+    async def _target(self, call: Call[Any, Any]) -> AddressedTarget:
         named = call.path.get("agent", self.about.default_agent)  # the card at the root is of the default agent
         target = await look_up(self.kernel.pool, call.principal.project_id, named)
         if target is None:
@@ -368,7 +368,7 @@ def address_of(base: str, named: str) -> str:
     return f"{base}/a2a/{quote(named, safe=':')}"
 
 
-def agent_card(description: TargetDescription, target: Target, about: About) -> dict[str, Any]:
+def agent_card(description: TargetDescription, target: AddressedTarget, about: About) -> dict[str, Any]:
     """The card as JSON."""
     text = description.description or f"The agent {description.name}, with the profile {description.profile_name}."
     skill = {

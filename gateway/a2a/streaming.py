@@ -34,10 +34,10 @@ from turnstile.gateway.a2a.objects import (
 )
 from turnstile.gateway.a2a.push_configs import add_receiver, checked_receiver
 from turnstile.gateway.a2a.refusals import error_text
-from turnstile.gateway.a2a.tasks import ARTIFACT, answer, artifact_of, as_seen, status_of
+from turnstile.gateway.a2a.tasks import ARTIFACT, answer_artifact, artifact_of, as_seen, status_of
 from turnstile.gateway.events.frames import HEARTBEAT, ResetEvent
 from turnstile.gateway.events.reading import reader_of
-from turnstile.gateway.events.step_log import Event, Piece
+from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.gateway.events.stream import EventStream
 from turnstile.ledger.access.tasks import TaskRow
 from turnstile.runtime.telemetry import Metric
@@ -155,7 +155,7 @@ class AnswerStream:
     def take(self, event: Event) -> Iterator[ArtifactUpdate]:
         """The updates for one of the turn's events; none for its outcome."""
         match event.data:
-            case Piece(kind=ChunkType.CONTENT, text=text) if text:
+            case ChunkPiece(kind=ChunkType.CONTENT, text=text) if text:
                 yield self._piece((event.position.step, event.position.a), text)
             case CardAnswer() as card:
                 text = _text_of(card)
@@ -182,7 +182,9 @@ class AnswerStream:
             self._hash = hashlib.sha256()
         self._hash.update(text.encode("utf-8", "surrogatepass"))
         self._place, self._sent = place, True
-        return ArtifactUpdate(**self._ids, artifact=answer([text_part(text)]), append=appends, last_chunk=False)
+        return ArtifactUpdate(
+            **self._ids, artifact=answer_artifact([text_part(text)]), append=appends, last_chunk=False
+        )
 
     def _has(self, text: str) -> bool:
         """Whether exactly this text was sent."""

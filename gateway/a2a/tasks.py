@@ -94,14 +94,14 @@ def artifact_of(delivered: CardContent | None, *, partial: bool = False) -> Arti
     """What a turn delivered; None for nothing, also where the kernel's own account of that stands in its place."""
     match delivered:
         case TextContent(text=text):
-            return answer([text_part(text)], partial=partial)
+            return answer_artifact([text_part(text)], partial=partial)
         case JsonContent(data=data) if not (isinstance(data, dict) and is_fallback(data)):
-            return answer([data_part(data)], partial=partial)
+            return answer_artifact([data_part(data)], partial=partial)
         case _:
             return None
 
 
-def answer(parts: list[Part], *, partial: bool = False) -> Artifact:
+def answer_artifact(parts: list[Part], *, partial: bool = False) -> Artifact:
     """The artifact with these parts."""
     if partial:
         return Artifact(artifact_id=ARTIFACT, name=ARTIFACT, parts=parts, metadata={"partial": True})
@@ -116,12 +116,12 @@ def _question(question: Interrupt, arguments: Mapping[InterruptId, JsonObject]) 
         "allowedDecisions": [allowed_decision.value for allowed_decision in question.allowed_decisions],
         "expiresAt": question.expires_at.isoformat(),
     }
-    answer: JsonObject = {
+    details: JsonObject = {
         "actionDigest": question.action_digest,
         "responseSchema": question.response_schema,
         "arguments": arguments.get(question.interrupt_id),
     }
-    return request | {name: value for name, value in answer.items() if value is not None}
+    return request | {name: value for name, value in details.items() if value is not None}
 
 
 def _history(row: TaskRow, delivered: Artifact | None) -> list[Message]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ag_ui.core import ResumeEntry, RunAgentInput, UserMessage
 
-from turnstile.gateway.addressed import Target
+from turnstile.gateway.addressed import AddressedTarget
 from turnstile.gateway.agui.answers import decision_in
 from turnstile.gateway.agui.run_input import (
     NOTES,
@@ -25,7 +25,7 @@ from turnstile.gateway.agui.run_input import (
 )
 from turnstile.gateway.asking import key_of
 from turnstile.gateway.events.ends import look
-from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.events.positions import EventPart, Position
 from turnstile.gateway.http.endpoints import Call
 from turnstile.gateway.http.problems import Unsupported
 from turnstile.gateway.kernel import Kernel
@@ -52,7 +52,7 @@ class Thread:
 
     kernel: Kernel
     call: Call[Any, RunAgentInput]
-    target: Target
+    target: AddressedTarget
     channel: ChannelId
 
     def agent_in(self, channel: ChannelId) -> AgentId:
@@ -104,7 +104,7 @@ class Thread:
         decisions = [decision_in(entry, view) for entry, view in zip(entries, views, strict=True)]
         for entry, view, decision in zip(entries, views, decisions, strict=True):
             await self._decide(entry, view, decision)
-        return turn, Position(max(step_number(view.step_id) for view in views), Part.STEP, 0, 0)
+        return turn, Position(max(step_number(view.step_id) for view in views), EventPart.STEP, 0, 0)
 
     @property
     def _principal(self) -> Principal:

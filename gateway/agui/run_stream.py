@@ -46,9 +46,9 @@ from ag_ui.core import (
 )
 
 from turnstile.gateway.events.frames import ResetEvent, StepDone
-from turnstile.gateway.events.positions import END, Part, Position
-from turnstile.gateway.events.step_log import Event, Piece
-from turnstile.gateway.openai.responses.items import ActLog, Called, Entry, Returned, Spoken
+from turnstile.gateway.events.positions import END, EventPart, Position
+from turnstile.gateway.events.step_log import ChunkPiece, Event
+from turnstile.gateway.openai.responses.items import ActLog, Called, PlacedAct, Returned, Spoken
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.ids import AgentTurnId, CardId, step_card_id, step_id
 from turnstile.schema.states import ChunkType, TurnStatus
@@ -119,11 +119,11 @@ class RunStream:
     def take(self, event: Event) -> Events:
         """The events for one of the turn's; nothing for its outcome."""
         match event.data:
-            case Piece(kind=kind, text=text):
+            case ChunkPiece(kind=kind, text=text):
                 yield from self._enter(event.position.step)
                 yield from self._piece(event.position, kind, text)
             case CardAnswer() as card:
-                if event.position.part != Part.RESULTS:
+                if event.position.part != EventPart.RESULTS:
                     yield from self._enter(event.position.step)
                 yield from self._thought_ends()
                 yield from self._entries(self._log.take(event.position, card))
@@ -225,7 +225,7 @@ class RunStream:
             yield ReasoningMessageEndEvent(message_id=named)
             yield ReasoningEndEvent(message_id=named)
 
-    def _entries(self, entries: Sequence[Entry]) -> Events:
+    def _entries(self, entries: Sequence[PlacedAct]) -> Events:
         for position, act in entries:
             match act:
                 case Spoken(card=card, text=text):

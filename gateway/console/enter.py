@@ -11,7 +11,7 @@ from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.forms import read_form
 from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.rendering import bare, own_page, render, see_other
-from turnstile.gateway.console.sessions import begin, check_origin, end, is_loopback
+from turnstile.gateway.console.sessions import begin_session, check_origin, end, is_loopback
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.guard import ADDRESS, ROUTE
@@ -71,7 +71,7 @@ class _Entrance:
         except Refused as error:
             return self._page(target, status_of(error), str(error))
         answer = see_other(target)
-        begin(answer, secret, request.headers)
+        begin_session(answer, secret, request.headers)
         return answer
 
     async def leave(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 from pydantic_core import to_jsonable_python
 
-from turnstile.schema.amounts import about
+from turnstile.schema.amounts import rough_duration
 from turnstile.schema.visible import visible
 
 _SENDER: Final = "token."
@@ -40,7 +40,7 @@ def kept(value: object) -> Kept:
     return Kept("" if value is None else value)
 
 
-def called(labels: Mapping[str, str], sender: str | None) -> Markup | str:
+def caller_name(labels: Mapping[str, str], sender: str | None) -> Markup | str:
     """Who asked: a token by its label with the begin of its id, which no label can stand for; anybody else as named."""
     if sender is None or (label := labels.get(sender)) is None:
         return sender or ""
@@ -72,7 +72,9 @@ def ago(value: datetime | None) -> Markup | str:
         return "never"
     at = value.astimezone(UTC)
     passed = (datetime.now(UTC) - at).total_seconds()
-    words = "now" if abs(passed) < 1 else f"{about(passed)} ago" if passed > 0 else f"in {about(-passed)}"
+    words = (
+        "now" if abs(passed) < 1 else f"{rough_duration(passed)} ago" if passed > 0 else f"in {rough_duration(-passed)}"
+    )
     return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(
         at.isoformat(timespec="milliseconds"), at.strftime("%Y-%m-%d %H:%M:%S"), words
     )

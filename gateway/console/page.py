@@ -98,7 +98,7 @@ class Visit(Generic[Query, Form]):
     """How many questions wait for a person, at most `MOST_COUNTED`."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """What people call tokens, by what the ledger calls them."""
-    told: str = ""
+    notice: str = ""
     """The code of the sentence that this page shows once."""
     fragment: bool = False
     """Whether the script asks for parts of the page alone."""

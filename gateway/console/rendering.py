@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
 
-from turnstile.gateway.console.formats import called
+from turnstile.gateway.console.formats import caller_name
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.templating import CONSOLE, Templates
 from turnstile.gateway.http.problems import Problem, headers_of, problem_of
@@ -64,19 +64,19 @@ NAV: Final = (
 def render(visit: Visit[Any, Any], template: str, /, status: int = 200, **context: object) -> Response:
     """A template as a page of this session.
 
-    Beside `context` templates have `visit`, `principal`, `csrf`, `may("ask")`, `who(sender)`, `nav`, `current`, `told`
-    and `fragment`.
+    Beside `context` templates have `visit`, `principal`, `csrf`, `may("ask")`, `who(sender)`, `nav`, `current`,
+    `notice` and `fragment`.
     """
     shared = {
         "visit": visit,
         "principal": visit.principal,
         "csrf": visit.csrf,
         "may": visit.may,
-        "who": partial(called, visit.labels),
+        "who": partial(caller_name, visit.labels),
         "nav": NAV,
         "current": _current(visit.request.url.path),
         "approvals": _counted(visit.open_approvals),
-        "told": SENTENCES.get(visit.told, ""),
+        "notice": SENTENCES.get(visit.notice, ""),
         "fragment": visit.fragment,
     }
     return _page(visit.console.templates.render(template, **shared, **context), status)
@@ -84,7 +84,7 @@ def render(visit: Visit[Any, Any], template: str, /, status: int = 200, **contex
 
 def bare(templates: Templates, template: str, status: int = 200, **context: object) -> Response:
     """A template as a page of nobody's session."""
-    shared = {"visit": None, "told": "", "fragment": False, "current": ""}
+    shared = {"visit": None, "notice": "", "fragment": False, "current": ""}
     return _page(templates.render(template, **shared, **context), status)
 
 
@@ -102,7 +102,7 @@ def see_other(path: str, notice: str | None = None) -> Response:
     return Response(status_code=303, headers={**HEADERS, "location": f"{page}{query}{mark}{place}"})
 
 
-def refused(visit: Visit[Any, Any], error: TurnstileError, back: str | None = None) -> Response:
+def refusal_page(visit: Visit[Any, Any], error: TurnstileError, back: str | None = None) -> Response:
     """A page that says why it was not done, what to do, and the way back: to where the browser came from."""
     problem, back = problem_of(error), _came_from(visit.headers) if back is None else back
     answer = render(visit, "refused.html", problem.status, problem=problem, back=back)

@@ -34,7 +34,7 @@ from turnstile.gateway.console.page import Console, NoForm, Page, Visit
 from turnstile.gateway.console.people.approvals import pages as approval_pages
 from turnstile.gateway.console.people.chat_page import pages as chat_pages
 from turnstile.gateway.console.people.conversations import pages as conversation_pages
-from turnstile.gateway.console.rendering import HEADERS, MOST_COUNTED, refused, see_other
+from turnstile.gateway.console.rendering import HEADERS, MOST_COUNTED, refusal_page, see_other
 from turnstile.gateway.console.sessions import CSRF, check_csrf, check_origin, csrf_of, session_of
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.console.turns.pages import pages as turn_pages
@@ -150,7 +150,7 @@ class PageDispatch:
                 form = parsed(self.page.form, fields, "form")
             return await self.page.handler(self._visit(request, principal, secret, query, form, known))
         except TurnstileError as error:
-            return refused(plain, error)
+            return refusal_page(plain, error)
         finally:
             if self.page.method == "POST":
                 self._console.feeds.ends.nudge(principal.project_id)
@@ -192,7 +192,7 @@ class PageDispatch:
             csrf=csrf_of(secret),
             open_approvals=count,
             labels=labels,
-            told=request.query_params.get(_TOLD, ""),
+            notice=request.query_params.get(_TOLD, ""),
             fragment="x-console-fragment" in request.headers,
         )
 

@@ -41,7 +41,7 @@ def session_of(request: Request) -> Secret | None:
     return None if held is None else read_secret(held)
 
 
-def begin(response: Response, secret: Secret, headers: Headers) -> None:
+def begin_session(response: Response, secret: Secret, headers: Headers) -> None:
     """Let the browser that gets this response be the token's."""
     _set(response, secret.text, SESSION_SECONDS, headers)
 

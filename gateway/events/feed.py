@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from turnstile.gateway.events.ends import Seen, look
 from turnstile.gateway.events.frames import ResetEvent, StateChange, StepDone, frame
-from turnstile.gateway.events.positions import END, Part, Position, are_places, reset_position
+from turnstile.gateway.events.positions import END, EventPart, Position, are_places, reset_position
 from turnstile.gateway.events.step_log import Event, StepLog
 from turnstile.gateway.outputs import output_of
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
@@ -335,7 +335,7 @@ class TurnFeed:
         rows = await self._sources.pool.run(
             lambda conn: list_turn_progress(conn, project, self.turn, known_steps=steps, known_cards=self._known)
         )
-        return [row for row in rows if row.part == Part.CARDS or row.card is not None]
+        return [row for row in rows if row.part == EventPart.CARDS or row.card is not None]
 
     async def _committing(self, rows: Sequence[TurnCard]) -> Sequence[TurnCard]:
         """Wait a moment for the last chunks of the steps that these rows are of."""
@@ -354,17 +354,17 @@ class TurnFeed:
         """Take the cards of committed steps, and applied results."""
         for number in sorted({step_number(row.step_id) for row in rows}):
             of_step = [row for row in rows if step_number(row.step_id) == number]
-            cards = [row for row in of_step if row.part == Part.CARDS]
+            cards = [row for row in of_step if row.part == EventPart.CARDS]
             if cards:
                 self._commit(number, cards)
             for row in of_step:
-                if row.part == Part.RESULTS and row.card is not None and row.card.card_id not in self._known:
+                if row.part == EventPart.RESULTS and row.card is not None and row.card.card_id not in self._known:
                     self._log.apply(number, self._card(number, row, row.card))
 
     def _commit(self, number: int, rows: Sequence[TurnCard]) -> None:
         cards = [(row, row.card) for row in rows if row.card is not None and row.card.type in SHOWN]
         events = [self._card(number, row, card) for row, card in cards]
-        position = Position(number, Part.STEP, 0, 0)
+        position = Position(number, EventPart.STEP, 0, 0)
         event = StepDone(step_id=rows[0].step_id, status=rows[0].step_status or "", finish_reason=rows[0].finish_reason)
         events.append(Event(position, frame("step", event, position.id(self.turn)), event))
         self._log.commit(number, events, [text for _, card in cards if (text := _text_of(card)) is not None])

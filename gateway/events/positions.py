@@ -16,7 +16,7 @@ _LAST = 999_999_999
 _STEPS = 1_000_000
 
 
-class Part(IntEnum):
+class EventPart(IntEnum):
     """The parts of a step's events, in their order."""
 
     CHUNKS = 0
@@ -43,11 +43,11 @@ class Position:
     @property
     def in_chunks(self) -> bool:
         """Whether its client has begun to hear the text of a step, and not heard of its end."""
-        return self.part == Part.CHUNKS and 0 < self.a < _LAST
+        return self.part == EventPart.CHUNKS and 0 < self.a < _LAST
 
 
-BEGIN = Position(0, Part.CHUNKS, 0, 0)
-END = Position(_LAST, Part.RESULTS, _LAST, _LAST)
+BEGIN = Position(0, EventPart.CHUNKS, 0, 0)
+END = Position(_LAST, EventPart.RESULTS, _LAST, _LAST)
 
 
 def are_places(step: int, attempt: int, index: int) -> bool:
@@ -57,7 +57,7 @@ def are_places(step: int, attempt: int, index: int) -> bool:
 
 def reset_position(step: int) -> Position:
     """The place after a reset of a step's text: behind all its chunks."""
-    return Position(step, Part.CHUNKS, _LAST, _LAST)
+    return Position(step, EventPart.CHUNKS, _LAST, _LAST)
 
 
 def read_id(text: str) -> tuple[AgentTurnId, Position]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from turnstile.gateway.events.frames import ResetEvent, StepDone, chunk_frame
-from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.events.positions import EventPart, Position
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
@@ -18,7 +18,7 @@ from turnstile.schema.wire.events import Chunk
 _EARLY = 1000
 
 
-class Piece(NamedTuple):
+class ChunkPiece(NamedTuple):
     """What a chunk says; its position has step, attempt and index."""
 
     kind: ChunkType
@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
     position: Position
     frame: bytes
-    data: Piece | ResetEvent | CardAnswer | StepDone | Turn
+    data: ChunkPiece | ResetEvent | CardAnswer | StepDone | Turn
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class StepLog:
         return self.dropped + len(self.chunks)
 
     def _append(self, chunk: Chunk) -> None:
-        position = Position(self.number, Part.CHUNKS, chunk.attempt, chunk.index)
-        event = Event(position, chunk_frame(chunk, position), Piece(chunk.chunk_type, chunk.content))
+        position = Position(self.number, EventPart.CHUNKS, chunk.attempt, chunk.index)
+        event = Event(position, chunk_frame(chunk, position), ChunkPiece(chunk.chunk_type, chunk.content))
         self.chunks.append(event)
         self.size += len(event.frame)
         if chunk.chunk_type is ChunkType.CONTENT:
@@ -128,4 +128,4 @@ class StepLog:
                 return []
             first = cursor.b + 1 - self.dropped if cursor.a == self.attempt else 0
             return self.chunks[first:]
-        return self.chunks[:] if self.dropped == 0 and cursor < Position(self.number, Part.CHUNKS, 1, 0) else []
+        return self.chunks[:] if self.dropped == 0 and cursor < Position(self.number, EventPart.CHUNKS, 1, 0) else []

@@ -56,7 +56,7 @@ def may_be_asked(question: Interrupt, principal: Principal) -> bool:
     return principal.may(Right.DECIDE) and not is_own_request
 
 
-def form_of(view: InterruptView) -> ElicitRequestFormParams | None:
+def question_form(view: InterruptView) -> ElicitRequestFormParams | None:
     """The question as a form; None if it cannot be shown as a whole."""
     is_question = view.reason is InterruptReason.INPUT_REQUIRED
     arguments = "" if view.arguments is None else shown_json(view.arguments)

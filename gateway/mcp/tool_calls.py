@@ -25,7 +25,7 @@ from mcp_types import (
     TextContent,
 )
 
-from turnstile.gateway.addressed import GONE, Target, look_up
+from turnstile.gateway.addressed import GONE, AddressedTarget, look_up
 from turnstile.gateway.events.ends import Ends, Seen, look
 from turnstile.gateway.http.endpoints import Call, parsed
 from turnstile.gateway.http.problems import problem_of
@@ -36,8 +36,8 @@ from turnstile.gateway.mcp.elicited import (
     MOST_ASKED,
     RequestState,
     decision_of,
-    form_of,
     may_be_asked,
+    question_form,
     read_state,
     reply_name,
     responses_in,
@@ -88,7 +88,7 @@ class ToolCalls:
                     case _:
                         return await self._ask(asker, params)
         except TurnstileError as error:
-            return refused(error)
+            return refused_result(error)
         finally:
             for name in [name for name, waiting in self.asking.items() if waiting is asker]:
                 del self.asking[name]
@@ -162,7 +162,7 @@ class ToolCalls:
             await turns.abandon(principal, view)  # nobody can find it again
         return answer
 
-    async def _target(self, principal: Principal, tool: str) -> Target:
+    async def _target(self, principal: Principal, tool: str) -> AddressedTarget:
         """Whom a tool asks; raises `MCPError`."""
         named = named_by(tool)
         target = None if named is None else await look_up(self.kernel.pool, principal.project_id, named)
@@ -170,7 +170,7 @@ class ToolCalls:
             raise _unknown(tool)
         return target
 
-    async def _enqueued(self, asker: Asker, target: Target, ask: Ask, key: str | None) -> TurnView:
+    async def _enqueued(self, asker: Asker, target: AddressedTarget, ask: Ask, key: str | None) -> TurnView:
         """The one turn of this call."""
         fields: JsonObject = ask.model_dump(mode="json", exclude_none=True, exclude={"wait_seconds"})
         channel = self.kernel.turns.asking.channel(asker.principal, None)
@@ -199,7 +199,7 @@ class ToolCalls:
                 if name in answers and not await self.decide(asker.call, InterruptId(name), digest, answers[name]):
                     dismissed.add(InterruptId(name))
         except TurnstileError as error:
-            return refused(error, view)
+            return refused_result(error, view)
         return await self._watched(asker, view, seconds, dismissed, is_patient=is_patient)
 
     async def _watched(
@@ -250,7 +250,7 @@ class ToolCalls:
                         conn, principal.project_id, named, with_added=principal.sees_added
                     )
                 )
-                if view is not None and (form := form_of(view)) is not None:
+                if view is not None and (form := question_form(view)) is not None:
                     forms.append((view, form))
         return forms
 
@@ -310,7 +310,7 @@ def ended(view: TurnView, output: Output | None) -> CallToolResult:
     return _result(answer, text, is_error=status not in _DELIVERED)
 
 
-def refused(error: TurnstileError, view: TurnView | None = None) -> CallToolResult:
+def refused_result(error: TurnstileError, view: TurnView | None = None) -> CallToolResult:
     """Why nothing was done; of a turn, why a decision about it was not taken."""
     problem = problem_of(error)
     answer: JsonObject = {"status": "refused", "error_code": problem.code, "error": problem.detail}

@@ -2,7 +2,7 @@
 
 from turnstile.gateway.http.endpoints import Endpoint
 from turnstile.gateway.kernel import Kernel
-from turnstile.gateway.openai.chat import Chat
+from turnstile.gateway.openai.chat import ChatCompletions
 from turnstile.gateway.openai.chat_answer import ChatCompletion
 from turnstile.gateway.openai.chat_request import ChatCreate
 from turnstile.gateway.openai.conversations import (
@@ -15,7 +15,7 @@ from turnstile.gateway.openai.conversations import (
     ItemsInclude,
     OpenAIConversations,
 )
-from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
+from turnstile.gateway.openai.models import ModelEndpoints, ModelEntry, ModelList
 from turnstile.gateway.openai.responses.objects import ItemList, Response
 from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreate, ResponseRetrieve
 from turnstile.gateway.openai.responses.response_handlers import Responses
@@ -27,14 +27,14 @@ __all__ = ["Kernel", "openai_endpoints"]
 def openai_endpoints(kernel: Kernel) -> list[Endpoint]:
     """All of them."""
     return [
-        *_models(Models(kernel.pool)),
-        *_chat(Chat(kernel)),
+        *_models(ModelEndpoints(kernel.pool)),
+        *_chat(ChatCompletions(kernel)),
         *_responses(Responses(kernel)),
         *_conversations(OpenAIConversations(kernel)),
     ]
 
 
-def _models(models: Models) -> list[Endpoint]:
+def _models(models: ModelEndpoints) -> list[Endpoint]:
     return [
         Endpoint(
             name="openai_list_models",
@@ -57,7 +57,7 @@ def _models(models: Models) -> list[Endpoint]:
     ]
 
 
-def _chat(chat: Chat) -> list[Endpoint]:
+def _chat(chat: ChatCompletions) -> list[Endpoint]:
     return [
         Endpoint(
             name="openai_create_chat_completion",

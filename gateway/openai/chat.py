@@ -18,25 +18,25 @@ from typing import Final
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
-from turnstile.gateway.addressed import Target
+from turnstile.gateway.addressed import AddressedTarget
 from turnstile.gateway.events.frames import HEARTBEAT, ResetEvent, StepDone
 from turnstile.gateway.events.reading import Change, Reader, reader_of
-from turnstile.gateway.events.step_log import Event, Piece
+from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Problem, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import (
     AssistantMessage,
+    ChatChoice,
     ChatCompletion,
-    Choice,
     Frames,
+    delivered_text,
     error_frame,
     reason_of,
-    text_of,
     usage_of,
 )
-from turnstile.gateway.openai.chat_request import ChatCreate, texts_in
+from turnstile.gateway.openai.chat_request import ChatCreate, message_texts
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.models import find_target, known_model
@@ -68,7 +68,7 @@ class TurnFailed(TurnstileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatCompletions:
     """The handler."""
 
     kernel: Kernel
@@ -78,7 +78,7 @@ class Chat:
         kernel, body = self.kernel, call.body
         with ExitStack() as stack:
             stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
-            prompt, key = composed(texts_in(body.messages)), key_in(call.headers)
+            prompt, key = composed(message_texts(body.messages)), key_in(call.headers)
             target = await find_target(kernel.pool, call.principal.project_id, body.model)
             fields = await self._fields(call, target, prompt, key)
             try:
@@ -97,7 +97,7 @@ class Chat:
         return self.kernel.turns.asking.channel(call.principal, None)
 
     async def _fields(
-        self, call: Call[object, ChatCreate], target: Target, prompt: Composed, key: str | None
+        self, call: Call[object, ChatCreate], target: AddressedTarget, prompt: Composed, key: str | None
     ) -> JsonObject:
         """What the enqueue says."""
         fields: JsonObject = {"runtime_config": call.body.runtime_config(prompt.instructions)}
@@ -168,7 +168,9 @@ class _ChatAnswer:
         async with contextlib.aclosing(self._events()) as batches:
             async for change in batches:
                 if (turn := _outcome(change)) is not None:
-                    choice = Choice(message=AssistantMessage(content=text_of(turn)), finish_reason=reason_of(turn))
+                    choice = ChatChoice(
+                        message=AssistantMessage(content=delivered_text(turn)), finish_reason=reason_of(turn)
+                    )
                     return ChatCompletion(
                         id=self._id,
                         created=self._created,
@@ -190,7 +192,7 @@ class _ChatAnswer:
                     if text := sent_text.take(change.events):
                         yield frames.text(text)
                     if (turn := _outcome(change)) is not None:
-                        if text := sent_text.deliver(text_of(turn)):
+                        if text := sent_text.deliver(delivered_text(turn)):
                             yield frames.text(text)
                         yield frames.ended(reason_of(turn), await self._usage())
                         return
@@ -262,7 +264,7 @@ class SentText:
 
     def _take(self, event: Event) -> str:
         match event.data:
-            case Piece() as piece:
+            case ChunkPiece() as piece:
                 self._enter(event.position.step, event.position.a)
                 return self._say(piece.text) if piece.kind is ChunkType.CONTENT else ""
             case ResetEvent():

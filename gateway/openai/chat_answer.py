@@ -45,7 +45,7 @@ class AssistantMessage(BaseModel):
     refusal: None = None
 
 
-class Choice(BaseModel):
+class ChatChoice(BaseModel):
     """The one answer."""
 
     index: Literal[0] = 0
@@ -61,7 +61,7 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChatChoice]
     usage: Usage
 
 
@@ -140,7 +140,7 @@ def usage_of(usage: TurnUsage) -> Usage:
     )
 
 
-def text_of(turn: Turn) -> str:
+def delivered_text(turn: Turn) -> str:
     """What a turn delivered, as text; JSON as its text, and nothing if its card is gone."""
     output = turn.output
     if output is None:

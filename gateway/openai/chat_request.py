@@ -105,7 +105,7 @@ class ChatCreate(OpenAiRequest):
         return notes_of(self.metadata, user=self.user, safety_identifier=self.safety_identifier)
 
 
-def texts_in(messages: Sequence[JsonValue]) -> list[SpokenText]:
+def message_texts(messages: Sequence[JsonValue]) -> list[SpokenText]:
     """What the messages say; raises `BadField`, or `Unsupported` for what no turn can read, such as images."""
     texts = [_text(message, f"messages.{place}") for place, message in enumerate(messages)]
     if not any(t.speaker == "user" and t.text for t in texts):

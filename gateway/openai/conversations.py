@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from turnstile.gateway.addressed import Target
+from turnstile.gateway.addressed import AddressedTarget
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.kernel import Kernel
@@ -23,7 +23,7 @@ from turnstile.gateway.openai.fields import OpenAiRequest, notes_of, unsupported
 from turnstile.gateway.openai.messages import SpokenText
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.objects import Item, UserMessage
-from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, texts_in
+from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, item_texts
 from turnstile.gateway.openai.responses.response_reading import items_of
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.chats import KeptConversation, find_kept_conversations
@@ -174,7 +174,9 @@ class OpenAIConversations:
         await self._put(call, kept.channel_id, {**_named(kept), **fields})
         return Answer(_shown(await self._find(call.principal, name)))
 
-    async def joined(self, call: Call[Any, Any], channel: ChannelId, conversation: str, target: Target) -> None:
+    async def joined(
+        self, call: Call[Any, Any], channel: ChannelId, conversation: str, target: AddressedTarget
+    ) -> None:
         """Before a turn in a conversation that was made here: it becomes its agent's, if it was nobody's.
 
         Raises `Refused` (unknown_conversation, conversation_of_another). Names of other kinds begin with their turn.
@@ -219,7 +221,7 @@ class OpenAIConversations:
         self, call: Call[Any, Any], channel: ChannelId, items: Sequence[JsonValue], key: str | None
     ) -> BoxId:
         """A box of these items; raises `BadField` and `Unsupported`, which name the item."""
-        entries: list[SpokenText | ItemRef] = texts_in(items, "items")
+        entries: list[SpokenText | ItemRef] = item_texts(items, "items")
         for part in entries:
             if isinstance(part, SpokenText) and part.speaker == "instructions":
                 hint = "system and developer messages apply to one response: send them as its instructions"

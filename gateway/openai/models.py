@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from turnstile.gateway.addressed import GONE, TARGET_LIMIT, Target, look_up, target_of
+from turnstile.gateway.addressed import GONE, TARGET_LIMIT, AddressedTarget, look_up, target_of
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import UnknownModel
 from turnstile.ledger.access.addressees import list_addressees
@@ -36,7 +36,7 @@ class ModelList(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelEndpoints:
     """The handlers, over one ledger."""
 
     pool: Pool
@@ -53,11 +53,11 @@ class Models:
         return Answer(_entry(project, await find_target(self.pool, project, call.path["model"])))
 
 
-def _entry(project: ProjectId, target: Target) -> ModelEntry:
+def _entry(project: ProjectId, target: AddressedTarget) -> ModelEntry:
     return ModelEntry(id=target.named, created=int(target.since.timestamp()), owned_by=project)
 
 
-async def find_target(pool: Pool, project: ProjectId, model: str) -> Target:
+async def find_target(pool: Pool, project: ProjectId, model: str) -> AddressedTarget:
     """The agent or profile of this name that takes turns; raises `UnknownModel`."""
     target = await look_up(pool, project, model)
     if target is None:

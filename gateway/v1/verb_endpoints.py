@@ -31,13 +31,13 @@ class VerbEndpoints:
     asking: Asking
     lookups: Mapping[str, Lookup]
     """By the argument that a path names (`Route.key`)."""
-    own: Mapping[str, Handler]
+    handlers: Mapping[str, Handler]
     """Handlers of their own, by verb."""
 
     def endpoints(self) -> list[Endpoint]:
         """All of them."""
         served = [(verb, verb.route) for verb in VERBS if verb.route is not None]
-        return [Endpoint.of(route, self.own.get(verb.name, partial(self.ask, verb))) for verb, route in served]
+        return [Endpoint.of(route, self.handlers.get(verb.name, partial(self.ask, verb))) for verb, route in served]
 
     async def ask(self, verb: Verb[Any, Reply], call: Call[Any, BaseModel]) -> Answer:
         """Ask the bridge; raises as `Asking.ask` and the lookup do."""

@@ -1037,8 +1037,8 @@ MUTATIONS: Sequence[Mutation] = (
         "System messages",
         "It keeps the thread alive",
         "rules/routing.py",
-        "return Iterate(text_of(message), system=True)",
-        "return Respond(text_of(message), system=True)",
+        "return Iterate(xml_of(message), system=True)",
+        "return Respond(xml_of(message), system=True)",
         "tests/rules/test_routing.py::test_an_unknown_target_a_forbidden_one_and_an_unknown_tag_are_told_alike",
     ),
     Mutation(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.queries import Query, all_queries
 
 
@@ -394,7 +394,7 @@ async def mutate(url: str, name: str | None) -> str:
     mutation = _named(name)
     if mutation is None or not mutation.functions():
         return url
-    session = await connect(url)
+    session = await connect_to_host(url)
     try:
         for function, old, new in mutation.functions():
             right = await session.fetchval(_DEFINITION, f"state.{function}")

@@ -17,8 +17,8 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import FRESH_SECONDS, UNKNOWN_SECONDS, Reconciler, UnknownTurn, Workflow
-from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
-from turnstile.ledger.operations.recovery import EndedTurn, Run, list_in_hand, list_undispatched
+from turnstile.bridge.safety.rules import Rules, SafetyRule, WatchdogTimes
+from turnstile.ledger.operations.recovery import OverTurn, RunTransition, list_in_hand, list_undispatched
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn
 from turnstile.schema.turns import TurnRef
@@ -98,24 +98,24 @@ class LostEngine(Reconciler):
     def __init__(self, pool: Pool, starter: Starter) -> None:
         super().__init__(pool, cast("Client", None), starter, SilentPublisher(), ServedTargets([TARGET]))
 
-    async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
+    async def list_lost(self, run: RunTransition, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
         """As the reconciler does where no workflow is open."""
         suspects = list_in_hand(run, self.served.now(), older_seconds=fresh_seconds)
         return await self._confirm(run, [turn async for turn in suspects])
 
-    async def list_over(self, run: Run) -> list[EndedTurn]:
+    async def list_over(self, run: RunTransition) -> list[OverTurn]:
         """No workflow is open."""
         return []
 
-    async def list_unknown(self, run: Run, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
+    async def list_unknown(self, run: RunTransition, *, older_seconds: float = UNKNOWN_SECONDS) -> list[UnknownTurn]:
         """No workflow is open."""
         return []
 
-    async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
+    async def list_silent(self, run: RunTransition, *, older_seconds: float) -> list[LiveTurn]:
         """No workflow is open: the rule *engine* finds each of these turns."""
         return []
 
-    async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
+    async def list_undispatched(self, run: RunTransition, *, older_seconds: float) -> list[LiveTurn]:
         """As the reconciler does, without a look at the engine's health."""
         return await run(
             lambda conn: list_undispatched(conn, self.served.now(), older_seconds=older_seconds, row_limit=500)
@@ -126,7 +126,7 @@ class LostEngine(Reconciler):
         return Workflow(known=row["known"])
 
 
-def rules_on(pool: Pool) -> dict[str, Rule[Any]]:
+def rules_on(pool: Pool) -> dict[str, SafetyRule[Any]]:
     """The bridge's rules by name, on this pool and on a Temporal that loses everything."""
     starter = LostStarter(pool)
     served = ServedTargets([TARGET])

@@ -22,7 +22,7 @@ from lab.explore.graph import Graph, Violation
 from lab.explore.states.folding import Key, Rows, fold
 from lab.explore.states.place import LonePool, LostWrites, Place
 from lab.explore.world import Move, View, World
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.schema.errors import TurnstileError
@@ -277,7 +277,7 @@ async def _arena(url: str, explorer: Explorer) -> AsyncGenerator[_Arena]:
         for pool in (*pools, held):
             stack.push_async_callback(pool.close)
         held.hold(await stack.enter_async_context(held.connection()))
-        sessions = [await connect(url), await connect(url)]
+        sessions = [await connect_to_host(url), await connect_to_host(url)]
         for session in sessions:
             stack.push_async_callback(session.close)
         yield _Arena(explorer, held, pools, *sessions)

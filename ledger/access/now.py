@@ -125,7 +125,7 @@ class LiveTurns(Tolerant):
     turns: Json[list[TurnNow]]
 
 
-class FoundTurn(Tolerant):
+class SearchHit(Tolerant):
     """A turn that a search found."""
 
     agent_turn_id: AgentTurnId
@@ -243,12 +243,12 @@ async def page_turns_with_use(
 
 async def search_turns(
     conn: Connection, project: ProjectId, text: str, *, channel: ChannelId | None, row_limit: int
-) -> list[FoundTurn]:
+) -> list[SearchHit]:
     """The newest turns whose id begins with the text, or which their caller named so."""
     names = [text] if channel is None else [text, f"{channel}/{text}"]
     return await query("search_turns").all_as(
         conn,
-        FoundTurn,
+        SearchHit,
         project_id=project,
         channel_id=channel,
         beginning=text,

@@ -27,7 +27,7 @@ _A_DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AuditRule:
     """A rule: its name, its section of the protocol, and what must hold, in a sentence."""
 
     name: str
@@ -132,7 +132,7 @@ class _UntimedConnection:
 
 
 @functools.cache
-def rules() -> Mapping[str, Rule]:
+def rules() -> Mapping[str, AuditRule]:
     """Every rule of the files `audit*.sql` but `audit_setup.sql`, by name, in the order of the checks."""
     folder = resources.files("turnstile.ledger").joinpath("operations")
     names = sorted(path.name for path in folder.iterdir() if path.name.startswith("audit"))
@@ -141,11 +141,11 @@ def rules() -> Mapping[str, Rule]:
     return {q.name: _rule(q) for text in texts for q in parse(text).values()}
 
 
-def _rule(q: Query) -> Rule:
+def _rule(q: Query) -> AuditRule:
     purpose = _PURPOSE.fullmatch(q.purpose)
     if purpose is None:
         raise ValueError(f"audit rule {q.name} names no section of the protocol")
-    return Rule(q.name, purpose["section"], purpose["says"], q)
+    return AuditRule(q.name, purpose["section"], purpose["says"], q)
 
 
 def arguments(scope: Scope, bounds: Bounds, row_limit: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_lim
     return Audit(results, violations)
 
 
-def violation(rule: Rule, finding: Finding) -> Violation:
+def violation(rule: AuditRule, finding: Finding) -> Violation:
     """The violation for a row of a rule's query; ids that are null are left out."""
     ids = {name: value for name, value in finding.ids.items() if value is not None}
     return Violation(rule=rule.name, section=rule.section, ids=ids, detail=finding.detail)

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.pool import Session
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of
 from turnstile.ledger.queries import query
@@ -40,7 +40,7 @@ class LockTimes:
 LOCK_TIMES = LockTimes()
 
 
-class Hold:
+class ExclusiveLock:
     """A lock that this process holds until `lost` is set."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Hold:
             self.lost.set()
 
 
-class Held(Exception):
+class LockTaken(Exception):
     """Another session holds the lock; `holder` is that session's name."""
 
     def __init__(self, holder: str) -> None:
@@ -69,17 +69,17 @@ class _Raw(Session, Protocol):
 
 
 @asynccontextmanager
-async def try_hold(url: str, name: str, holder: str, pace: LockTimes = LOCK_TIMES) -> AsyncGenerator[Hold]:
+async def try_hold(url: str, name: str, holder: str, pace: LockTimes = LOCK_TIMES) -> AsyncGenerator[ExclusiveLock]:
     """Hold the lock `name` during the block, or until `Hold.lost` is set.
 
-    `holder` is the name that `Held` shows to other processes. Raises `Held` if another session has the lock,
+    `holder` is the name that `LockTaken` shows to other processes. Raises `LockTaken` if another session has the lock,
     `ServerUnavailable` if no session can be opened, `ConfigError` behind a pooler in transaction mode.
     """
     conn = await _connect(url, holder, pace)
     watching: asyncio.Task[None] | None = None
     try:
         backend = await _take(conn, name)
-        hold = Hold()
+        hold = ExclusiveLock()
         conn.add_termination_listener(lambda _: hold.lose("its connection was closed"))
         watching = asyncio.create_task(_watch(conn, name, backend, hold, pace))
         yield hold
@@ -93,7 +93,7 @@ async def try_hold(url: str, name: str, holder: str, pace: LockTimes = LOCK_TIME
 async def _connect(url: str, holder: str, pace: LockTimes) -> _Raw:
     settings = {"application_name": holder, "idle_session_timeout": str(int(pace.silent * 1000)), "jit": "off"}
     try:
-        conn: _Raw = await connect(
+        conn: _Raw = await connect_to_host(
             url, timeout=10, command_timeout=pace.give_up, statement_cache_size=0, server_settings=settings
         )
     except DRIVER_ERRORS as error:
@@ -114,7 +114,7 @@ async def _take(conn: _Raw, name: str) -> int:
             raise ServerUnavailable("the server is read-only, and a lock there keeps nobody else away")
         if not taken["held"]:
             holder = await query("holder_of").opt(conn, name=name)
-            raise Held("another process" if holder is None else holder["holder"] or "another process")
+            raise LockTaken("another process" if holder is None else holder["holder"] or "another process")
         if not (await query("still_holds").one(conn, name=name, backend=backend))["held"]:
             raise ConfigError(
                 f"{name}: the lock needs a session of its own, and this connection has another one for each statement: "
@@ -127,7 +127,7 @@ async def _take(conn: _Raw, name: str) -> int:
     return backend
 
 
-async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTimes) -> None:
+async def _watch(conn: _Raw, name: str, backend: int, hold: ExclusiveLock, pace: LockTimes) -> None:
     """Check periodically that the session still holds the lock; sets `lost` if not, or if the answer is late."""
     clock = asyncio.get_running_loop().time
     proven = clock()

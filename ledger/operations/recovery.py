@@ -20,7 +20,7 @@ _PAGE = 1000
 _NO_BOX = "00000000-0000-0000-0000-000000000000"
 
 
-class Run(Protocol):
+class RunTransition(Protocol):
     """Runs a transition: `Pool.run`, or `Pool.rehearse`."""
 
     async def __call__(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
@@ -28,7 +28,7 @@ class Run(Protocol):
         ...
 
 
-class EndedTurn(Tolerant):
+class OverTurn(Tolerant):
     """A turn that has its outcome."""
 
     agent_turn_id: AgentTurnId
@@ -98,7 +98,7 @@ async def follow_clock(conn: Connection) -> list[AgentKey]:
 
 
 async def list_in_hand(
-    run: Run, worker_targets: Sequence[str], *, older_seconds: float, but: Collection[AgentTurnId] = ()
+    run: RunTransition, worker_targets: Sequence[str], *, older_seconds: float, but: Collection[AgentTurnId] = ()
 ) -> AsyncGenerator[LiveTurn]:
     """Yields every active turn whose head has not changed for that long, but for those given, page by page."""
     box = _NO_BOX
@@ -196,9 +196,9 @@ async def record_compared(conn: Connection, era: int) -> None:
     await query("record_compared").many(conn, era=era)
 
 
-async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:
+async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[OverTurn]:
     """Those of the turns that ended at least that long ago."""
-    return await query("list_over").all_as(conn, EndedTurn, agent_turn_ids=list(turns), older_seconds=older_seconds)
+    return await query("list_over").all_as(conn, OverTurn, agent_turn_ids=list(turns), older_seconds=older_seconds)
 
 
 async def list_unknown(conn: Connection, turns: Sequence[AgentTurnId]) -> list[AgentTurnId]:

@@ -55,7 +55,7 @@ class Pruned(Tolerant):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetentionLimits:
     """What to remove (rows that ended before a moment, of one project or all), and the size and pause of batches."""
 
     before: datetime
@@ -70,7 +70,7 @@ class Limits:
 class _Batch:
     """The range of one batch: a number of rows after an id, up to another id."""
 
-    limits: Limits
+    limits: RetentionLimits
     after: str
     until: str | None
     dry_run: bool
@@ -119,7 +119,9 @@ async def ledger_time(conn: Connection) -> datetime:
     return (await query("ledger_time").one(conn))["now"]
 
 
-async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Report = lambda _: None) -> Pruned:
+async def prune(
+    pool: Pool, limits: RetentionLimits, *, dry_run: bool = False, report: Report = lambda _: None
+) -> Pruned:
     """Remove what the limits allow; calls `report` after each batch. The pool needs two connections.
 
     Raises `RetentionBusy`, or `ServerUnavailable` if the server stays down; rows removed by then stay removed.

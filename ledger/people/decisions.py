@@ -107,7 +107,7 @@ class DecisionOutcome(Tolerant):
     """Of the call that is to be sent, or whose tool has asked."""
 
 
-class Expired(Tolerant):
+class ExpiredInterrupt(Tolerant):
     """A question whose time is over."""
 
     interrupt_id: InterruptId
@@ -152,7 +152,7 @@ async def decide_interrupt(
     return DecisionOutcome.model_validate(decided)
 
 
-list_expired = rule_rows("list_expired", Expired)
+list_expired = rule_rows("list_expired", ExpiredInterrupt)
 """Rule 'interrupts': the open questions whose time is over."""
 
 

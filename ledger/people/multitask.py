@@ -25,7 +25,7 @@ NO_CONVERSATION = (
 )
 
 
-class FoundTurn(RequestedStop):
+class DisplacedTurn(RequestedStop):
     """A turn that makes way; `inbox_id` is that of its own row if it is queued, else that of its stop."""
 
     agent_turn_id: AgentTurnId
@@ -36,7 +36,7 @@ class MadeWay:
     """The new turn, and the turns that make way for it: with their ends if they were queued."""
 
     enqueued: Enqueued
-    stopped: Sequence[tuple[FoundTurn, QueuedStop | None]] = ()
+    stopped: Sequence[tuple[DisplacedTurn, QueuedStop | None]] = ()
     marked: Sequence[AgentTurnId] = ()
     """The turn in hand and those below it that were marked."""
 
@@ -55,7 +55,7 @@ class Over:
 
     caller: Caller
     reason: str
-    deliverable: Callable[[FoundTurn], Card]
+    deliverable: Callable[[DisplacedTurn], Card]
     error: tuple[str, str]
     """The code and the text."""
 
@@ -95,7 +95,7 @@ async def make_way(conn: Connection, command: Enqueue, how: Over) -> MadeWay:
             raise TurnInProgress(verdict["agent_turn_id"])
         case _:
             pass
-    turns = [FoundTurn.model_validate(dict(row)) for row in ways]
+    turns = [DisplacedTurn.model_validate(dict(row)) for row in ways]
     stopped = [(t, await _end(conn, command.project_id, t, how.deliverable(t), how.error)) for t in turns]
     marked: list[AgentTurnId] = []
     for way in turns:
@@ -109,7 +109,7 @@ async def make_way(conn: Connection, command: Enqueue, how: Over) -> MadeWay:
 
 
 async def _end(
-    conn: Connection, project: ProjectId, turn: FoundTurn, card: Card, error: tuple[str, str]
+    conn: Connection, project: ProjectId, turn: DisplacedTurn, card: Card, error: tuple[str, str]
 ) -> QueuedStop | None:
     if turn.verdict != "queued":
         return None

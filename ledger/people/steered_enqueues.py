@@ -65,8 +65,8 @@ async def _make_way(conn: Connection, command: Enqueue, how: Over, steer: SteerI
         way, busy = None, AgentTurnId("")
         try:
             way = await make_way(conn, command, how)
-        except TurnInProgress as found:
-            busy = found.agent_turn_id
+        except TurnInProgress as error:
+            busy = error.agent_turn_id
         earlier = await _found(conn, command, steer)  # a repeat may have been first, before the head was ours
         if way is None or earlier is not None:
             raise _Instead(earlier, busy)

@@ -52,7 +52,7 @@ _REFUSALS = {
 }
 
 
-class AnswerForm(StrEnum):
+class BatchAnswerForm(StrEnum):
     """What the parent's call is answered with."""
 
     JOIN = "join"
@@ -70,7 +70,7 @@ class Batch:
     k: int = 1
     fail_fast: bool = False
     losers: Losers = "stop"
-    answer: AnswerForm = AnswerForm.JOIN
+    answer: BatchAnswerForm = BatchAnswerForm.JOIN
     partial_at_deadline: bool = False
     """Whether a deadline ends it as `partial` if any child succeeded; else it is a `timeout` (v1r4)."""
     summary_chars: int = 500
@@ -88,7 +88,7 @@ class NewAgent(Tolerant):
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildTurn:
     """A turn to make, with its new ids. `cards` come after what it inherits; their ids derive from `agent_turn_id`."""
 
     task_index: int
@@ -125,7 +125,7 @@ class RefusedTask:
     label: str | None = None
 
 
-Task = Child | RefusedTask
+Task = ChildTurn | RefusedTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ async def fork(
     await pool.run(lambda conn: open_batch(conn, call, batch, tasks))
     hit(Fault.BATCH_OPENED)
     batch_id = batch_of(call)
-    children = sorted((task for task in tasks if isinstance(task, Child)), key=lambda t: t.task_index)
+    children = sorted((task for task in tasks if isinstance(task, ChildTurn)), key=lambda t: t.task_index)
     leases: dict[int, NewLease] = {}
     for first in range(0, len(children), CHILDREN_AT_ONCE):
         some = children[first : first + CHILDREN_AT_ONCE]
@@ -314,7 +314,7 @@ async def open_batch(conn: Connection, call: ParentCall, batch: Batch, tasks: Se
 
 
 async def enqueue_children(
-    conn: Connection, call: ParentCall, children: Sequence[Child], batch_id: str | None, limits: ForkLimits
+    conn: Connection, call: ParentCall, children: Sequence[ChildTurn], batch_id: str | None, limits: ForkLimits
 ) -> list[EnqueuedChild]:
     """Enqueue these children, of the batch those that are pending; returns what this statement enqueued or refused.
 
@@ -335,7 +335,7 @@ async def enqueue_children(
     return [EnqueuedChild.model_validate(dict(row) | {"project_id": call.project_id}) for row in rows[1:]]
 
 
-async def delegate(pool: "Pool", call: ParentCall, child: Child, limits: ForkLimits = UNLIMITED_FORK) -> ForkedTask:
+async def delegate(pool: "Pool", call: ParentCall, child: ChildTurn, limits: ForkLimits = UNLIMITED_FORK) -> ForkedTask:
     """Enqueue a child that nobody waits for; a repeat returns the first one. Raises `Refused` with the code."""
     earlier = await pool.run(lambda conn: _delegated(conn, call, child))
     if earlier is not None:
@@ -389,7 +389,7 @@ async def _forked(conn: Connection, call: ParentCall, batch_id: str, leases: dic
     return Forked(batch_id, status, tasks, () if status == "running" else await rings_of(conn, [batch_id]))
 
 
-async def _delegated(conn: Connection, call: ParentCall, child: Child) -> ForkedTask | None:
+async def _delegated(conn: Connection, call: ParentCall, child: ChildTurn) -> ForkedTask | None:
     row = await query("find_delegated").opt(
         conn,
         project_id=call.project_id,
@@ -404,7 +404,7 @@ async def _delegated(conn: Connection, call: ParentCall, child: Child) -> Forked
 
 def _planned(task: Task) -> JsonObject:
     match task:
-        case Child():
+        case ChildTurn():
             box: str | None = task.profile_box_id
             error: tuple[str | None, str | None] = (None, None)
         case RefusedTask():
@@ -415,7 +415,7 @@ def _planned(task: Task) -> JsonObject:
     return named | {"profile_box_id": box, "error_code": error[0], "error": error[1]}
 
 
-def _child(call: ParentCall, child: Child) -> JsonObject:
+def _child(call: ParentCall, child: ChildTurn) -> JsonObject:
     """A child as the statement reads it. Depth and lineage are the statement's own."""
     traceparent = child.traceparent or call.context_headers.get(headers.TRACEPARENT, "")
     conversation = call.context_headers.get(headers.CONVERSATION_ID, call.output_box_id)

@@ -58,7 +58,7 @@ class BadPayload(TurnstileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DocumentLimits:
     """The limits of a document: bytes, depth of elements, number of elements.
 
     The parser's own limits apply as well: 256 nested elements, 10 MB of text in one piece.
@@ -69,7 +69,7 @@ class Limits:
     elements: int = 20_000
 
 
-LIMITS = Limits()
+LIMITS = DocumentLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Root:
     element: Element
 
 
-def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
+def read_root(data: bytes, limits: DocumentLimits = LIMITS) -> Root:
     """Parse a document; raises `BadPayload` unless it is UTF-8 XML 1.0 of elements and text within `limits`.
 
     Comments and processing instructions are dropped. A document type declaration and any attribute are refused.
@@ -118,7 +118,7 @@ def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
     return Root(root.tag, root)
 
 
-def read_json(data: bytes, limits: Limits = LIMITS) -> object:
+def read_json(data: bytes, limits: DocumentLimits = LIMITS) -> object:
     """Parse a JSON document within `limits`, counted like XML with the same values; raises `BadPayload`."""
     check_size(data, limits)
     try:
@@ -144,7 +144,7 @@ def read_json(data: bytes, limits: Limits = LIMITS) -> object:
 class _Meter:
     """Counts elements while they are parsed; raises `BadPayload` at the first that breaks a rule."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: DocumentLimits) -> None:
         self._limits = limits
         self._depth = 0
         self._elements = 0
@@ -166,7 +166,7 @@ class _Meter:
                 raise BadPayload(PayloadCode.ATTRIBUTES, "an element has an attribute: payloads have none")
 
 
-def _check_bytes(data: bytes, limits: Limits) -> None:
+def _check_bytes(data: bytes, limits: DocumentLimits) -> None:
     check_size(data, limits)
     try:
         data.decode("utf-8")
@@ -184,7 +184,7 @@ def _check_bytes(data: bytes, limits: Limits) -> None:
         raise _doctype()
 
 
-def check_size(data: bytes, limits: Limits) -> None:
+def check_size(data: bytes, limits: DocumentLimits) -> None:
     """Raises `BadPayload` if `data` is longer than `limits` allow."""
     if len(data) > limits.size:
         raise BadPayload(PayloadCode.TOO_LARGE, f"{len(data)} bytes, more than {limits.size}")

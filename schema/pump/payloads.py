@@ -27,8 +27,8 @@ from turnstile.schema.pump import lexical
 from turnstile.schema.pump.documents import (
     LIMITS,
     BadPayload,
+    DocumentLimits,
     Element,
-    Limits,
     PayloadCode,
     Root,
     check_size,
@@ -36,7 +36,7 @@ from turnstile.schema.pump.documents import (
     read_root,
 )
 from turnstile.schema.pump.lexical import NOT_XML, Kind, fitted
-from turnstile.schema.pump.shapes import NAME, BadPayloadClass, Leaf, Occurs, Part, Shape, nested_in, shape_of
+from turnstile.schema.pump.shapes import NAME, BadPayloadClass, ElementShape, Leaf, Occurs, Shape, nested_in, shape_of
 from turnstile.schema.validation import faults_in
 
 _OCCURS = {
@@ -82,7 +82,7 @@ def _type_names(root: Shape) -> dict[Shape, str]:
     return names
 
 
-def _element(part: Part, names: dict[Shape, str], prefix: str) -> list[str]:
+def _element(part: ElementShape, names: dict[Shape, str], prefix: str) -> list[str]:
     opening = f"      <xs:element name={quoteattr(part.tag)}"
     documentation = _documentation(part.description, "        ")
     choices: list[str] = []
@@ -147,7 +147,7 @@ def _write(shape: Shape, value: object, pieces: list[str]) -> int:
     return count
 
 
-def _values(part: Part, value: object) -> Iterator[object]:
+def _values(part: ElementShape, value: object) -> Iterator[object]:
     match part.occurs:
         case Occurs.MANY:
             yield from cast("list[object]", value)
@@ -212,7 +212,7 @@ def _inside(shape: Shape, value: object) -> object:
     return completed(shape, value)
 
 
-def _body(shape: Shape, part: Part, element: Element, prefix: str) -> object:
+def _body(shape: Shape, part: ElementShape, element: Element, prefix: str) -> object:
     if isinstance(part.body, Shape):
         return read(part.body, element, prefix)
     if len(element):
@@ -356,7 +356,7 @@ class Payload(Strict):
         """The class's XML Schema."""
         return form_of(cls).xsd
 
-    def to_xml(self, limits: Limits = LIMITS) -> bytes:
+    def to_xml(self, limits: DocumentLimits = LIMITS) -> bytes:
         """Canonical XML; raises `BadPayload` if it exceeds `limits`, since it could not be read then."""
         form = form_of(type(self))
         document, elements = written(form.opening, form.name, form.shape, self)
@@ -366,7 +366,7 @@ class Payload(Strict):
         return document
 
     @classmethod
-    def from_xml(cls, data: bytes, limits: Limits = LIMITS) -> Self:
+    def from_xml(cls, data: bytes, limits: DocumentLimits = LIMITS) -> Self:
         """Parse a document; raises `BadPayload`."""
         return cls.from_root(read_root(data, limits))
 
@@ -386,7 +386,7 @@ class Payload(Strict):
         return self.model_dump_json().encode()
 
     @classmethod
-    def from_json(cls, data: bytes, limits: Limits = LIMITS) -> Self:
+    def from_json(cls, data: bytes, limits: DocumentLimits = LIMITS) -> Self:
         """Parse a JSON object; raises `BadPayload`. Of duplicate keys the last one counts."""
         return cls.from_value(read_json(data, limits))
 

@@ -15,7 +15,7 @@ from pydantic_core.core_schema import CoreSchema, DecimalSchema
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.pump.payloads import Payload, form_of
-from turnstile.schema.pump.shapes import Leaf, Occurs, Part
+from turnstile.schema.pump.shapes import ElementShape, Leaf, Occurs
 
 RESPONSE_WARNING = (
     "Before you respond, complete ALL sub-tasks. To respond returns to your caller and ends everything below you: each "
@@ -104,7 +104,7 @@ def _section(name: str, description: str, payload_class: type[Payload]) -> str:
     return "\n".join([*lines, f"</{form.name}>"])
 
 
-def _example(part: Part, indent: str) -> list[str]:
+def _example(part: ElementShape, indent: str) -> list[str]:
     note = _note(part)
     if isinstance(part.body, Leaf):
         return [f"{indent}<{part.tag}>{_sample(part.body)}</{part.tag}>{note}"]
@@ -116,7 +116,7 @@ def _sample(leaf: Leaf) -> str:
     return " | ".join(leaf.choices) if leaf.choices else _SAMPLES.get(leaf.kind, leaf.kind.value)
 
 
-def _note(part: Part) -> str:
+def _note(part: ElementShape) -> str:
     """A comment on what the example element does not show."""
     occurs = {Occurs.ONCE: "", Occurs.MANY: "any number", Occurs.OPTIONAL: "optional", Occurs.DEFAULTED: "optional"}
     words = [occurs[part.occurs], " ".join((part.description or "").split())]

@@ -49,7 +49,7 @@ class Occurs(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ElementShape:
     """A field as an element: `name` in Python, `tag` in XML and JSON."""
 
     name: str
@@ -64,7 +64,7 @@ class Shape:
     """A model as elements: its parts, in the order in which they are written."""
 
     model: str
-    parts: tuple[Part, ...]
+    parts: tuple[ElementShape, ...]
     description: str | None
     depth: int = field(init=False)
     """The depth of nested elements, itself included."""
@@ -128,7 +128,7 @@ def _check_class(model: type[BaseModel]) -> None:
 
 def _part(
     model: type[BaseModel], name: str, info: FieldInfo, base: type[BaseModel], nested: dict[type[BaseModel], Shape]
-) -> Part:
+) -> ElementShape:
     where = f"{model.__name__}.{name}"
     if name in vars(base):
         raise BadPayloadClass(f"{where}: every payload has a method of this name: use another, and an alias")
@@ -146,7 +146,7 @@ def _part(
         raise BadPayloadClass(f"{where}: an absent element means None: use None as the default, or no | None")
     if occurs is Occurs.MANY and not info.is_required() and not _empty(info):
         raise BadPayloadClass(f"{where}: absent elements mean an empty list: use an empty default")
-    return Part(name, tag, body, occurs, info.description)
+    return ElementShape(name, tag, body, occurs, info.description)
 
 
 def _empty(info: FieldInfo) -> bool:

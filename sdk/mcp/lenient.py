@@ -68,8 +68,8 @@ class Lenient:
     def heard(self, message: SessionMessage) -> SessionMessage:
         """The message as the protocol says it."""
         match message.message:
-            case types.JSONRPCResponse(id=said, result=result):
-                number = self._number(said) or said
+            case types.JSONRPCResponse(id=sent, result=result):
+                number = self._number(sent) or sent
                 try:
                     mended = self._mended(self._methods.pop(number, ""), result)
                 except (_TooMany, RecursionError) as error:
@@ -149,7 +149,7 @@ class Lenient:
             case "tools/call":
                 if _values(result) > MOST_VALUES:
                     raise _TooMany(f"the server's answer has more than {MOST_VALUES} values: ask for less")
-                return called(result)
+                return call_result(result)
             case _:
                 return result
 
@@ -281,7 +281,7 @@ def _names(value: Any) -> Any:
     return parts
 
 
-def called(result: Raw) -> Raw:
+def call_result(result: Raw) -> Raw:
     """A result of a call, whose parts are of known types."""
     content: Any = result.get("content")
     if content is None:

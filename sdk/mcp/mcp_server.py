@@ -44,7 +44,7 @@ def server_name(value: str) -> str:
     return value
 
 
-def target_of(server: str) -> str:
+def server_target(server: str) -> str:
     """The target of a server's calls, as in `cmd.tool.{target}.call`."""
     return token(f"mcp-{server_name(server)}", "target")
 

@@ -26,7 +26,7 @@ from turnstile.schema.people.digests import canonical
 from turnstile.sdk.mcp.mcp_connection import worded
 from turnstile.sdk.mcp.mcp_link import McpLink
 from turnstile.sdk.mcp.mcp_results import result_of
-from turnstile.sdk.mcp.mcp_server import SEPARATOR, SUFFIX, McpServer, call_meta, target_of
+from turnstile.sdk.mcp.mcp_server import SEPARATOR, SUFFIX, McpServer, call_meta, server_target
 from turnstile.sdk.mcp.tool_pins import RemoteTool, seen
 from turnstile.sdk.tools.answer import ToolFailed
 from turnstile.sdk.tools.call import ToolCall
@@ -50,7 +50,7 @@ class McpTools:
     def add_to(self, service: ToolService, entry: McpServer) -> None:
         """Let the service answer the server's calls."""
         name, seconds = self._link.name, entry.timeout_seconds
-        terms = ToolTerms(target_of(name), SUFFIX, timeout_seconds=seconds, concurrency=entry.concurrency)
+        terms = ToolTerms(server_target(name), SUFFIX, timeout_seconds=seconds, concurrency=entry.concurrency)
         service.add(any_spec(self.answer, terms, f"The tools of the MCP server {name}."))
 
     async def answer(self, arguments: JsonObject, call: ToolCall) -> JsonObject:
@@ -142,10 +142,12 @@ async def ask_person(server: str, call: ToolCall, params: types.ElicitRequestPar
         return types.ElicitResult(action="decline")
     if not isinstance(answer.response, dict):
         return types.ElicitResult(action="accept")
-    return types.ElicitResult(action="accept", content=content_of(form, answer.response))
+    return types.ElicitResult(action="accept", content=answer_content(form, answer.response))
 
 
-def content_of(form: JsonObject, response: JsonObject) -> dict[str, str | int | float | bool | list[str] | None] | None:
+def answer_content(
+    form: JsonObject, response: JsonObject
+) -> dict[str, str | int | float | bool | list[str] | None] | None:
     """What the server is given: the answer, and the defaults of the fields that it leaves out; raises `ToolFailed`."""
     fields = form.get("properties")
     named = fields.items() if isinstance(fields, dict) else ()

@@ -15,13 +15,13 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.parameters import json_schema, object_schema
+from turnstile.schema.parameters import checked_schema, object_schema
 from turnstile.schema.people.digests import NotCanonical, canonical
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.visible import hidden_places, visible
 from turnstile.schema.wire import subjects
-from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, target_of, tool_key
+from turnstile.sdk.mcp.mcp_server import SUFFIX, McpServer, row_name, server_target, tool_key
 
 LONGEST_DESCRIPTION = 8192
 _LONGEST_NAME = 512
@@ -65,7 +65,7 @@ class RemoteTool:
             "tool_name": row_name(server, self.name),
             "description": self.description,
             "parameters": self.parameters,
-            "target_subject": subjects.tool_target(target_of(server), SUFFIX),
+            "target_subject": subjects.tool_target(server_target(server), SUFFIX),
             "options": {
                 "timeout_seconds": entry.timeout_seconds,
                 "mcp": {"server": server, "tool": self.name, "digest": self.digest},
@@ -150,6 +150,6 @@ def _texts(value: JsonValue) -> Iterator[str]:
 
 def _check(what: str, schema: JsonObject) -> None:
     try:
-        json_schema(schema)
+        checked_schema(schema)
     except ValueError as error:
         raise Unacceptable(f"{what} {str(error)[:200]}") from None

@@ -13,7 +13,7 @@ from turnstile.bridge.inbox.claim_queue import ClaimQueue, FairQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.prompt_claims import MOST_STARTS, PromptClaims
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.bridge.serving.micro_service import Payload, VerbHandler, VerbRequest, run_verb
+from turnstile.bridge.serving.micro_service import RequestPayload, VerbHandler, VerbRequest, run_verb
 from turnstile.bridge.serving.rate_limits import throttled
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim
@@ -153,7 +153,7 @@ async def test_which_verbs_the_rate_refuses_and_how() -> None:
     behind = throttled(verbs, Throttle(1, 1, Clock()))
 
     async def asked(verb: str) -> tuple[object, object, object]:
-        request = VerbRequest(verb, FLOOD, ChannelId("public"), Payload(b"{}"), {}, "request")
+        request = VerbRequest(verb, FLOOD, ChannelId("public"), RequestPayload(b"{}"), {}, "request")
         reply = (await run_verb(behind, request)).reply
         return reply["status"], reply["error_code"] or reply["error"], reply.get("retry_after_seconds")
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstile.gateway.events.feed import TurnLog
-from turnstile.gateway.events.positions import BEGIN, END, Part, Position, read_id
-from turnstile.gateway.events.step_log import Event, Piece
+from turnstile.gateway.events.positions import BEGIN, END, EventPart, Position, read_id
+from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.schema.ids import AgentTurnId, step_id
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
@@ -87,7 +87,7 @@ def history_of(turn: Sequence[Step]) -> list[Happened]:
 def event(position: Position, kind: str, **data: Any) -> Event:
     """An event as a feed makes it."""
     head = f"id: {position.id(TURN)}\nevent: {kind}\ndata: "
-    return Event(position, (head + json.dumps(data) + "\n\n").encode(), Piece(ChunkType.CONTENT, ""))
+    return Event(position, (head + json.dumps(data) + "\n\n").encode(), ChunkPiece(ChunkType.CONTENT, ""))
 
 
 @dataclass
@@ -113,12 +113,12 @@ class Gateway:
             step = self.turn[each.step - 1]
             match each.kind:
                 case "commit":
-                    card = event(Position(each.step, Part.CARDS, 1, 0), "card", step=each.step, text=step.text)
-                    done = event(Position(each.step, Part.STEP, 0, 0), "step", step=each.step)
+                    card = event(Position(each.step, EventPart.CARDS, 1, 0), "card", step=each.step, text=step.text)
+                    done = event(Position(each.step, EventPart.STEP, 0, 0), "step", step=each.step)
                     self.log.commit(each.step, [card, done], [step.text])
                 case "results":
                     for place in range(step.results):
-                        self.log.apply(each.step, event(Position(each.step, Part.RESULTS, place + 1, 0), "result"))
+                        self.log.apply(each.step, event(Position(each.step, EventPart.RESULTS, place + 1, 0), "result"))
                 case "over":
                     self.log.end(event(END, "outcome"))
                 case _:
@@ -246,7 +246,7 @@ def test_a_result_that_was_applied_is_told_before_the_text_after_it() -> None:
     assert 2 not in client.text
     gateway.look(world.past)
     client.read(gateway.log, None)
-    assert client.got[-1] == Position(1, Part.RESULTS, 1, 0)
+    assert client.got[-1] == Position(1, EventPart.RESULTS, 1, 0)
     assert client.text[2] == "b"
     world.end()
     assert client.got == whole(turn)
@@ -256,8 +256,8 @@ def whole(turn: Sequence[Step]) -> list[Position]:
     """The places of all that is no text."""
     found: list[Position] = []
     for number, step in enumerate(turn, 1):
-        found += [Position(number, Part.CARDS, 1, 0), Position(number, Part.STEP, 0, 0)]
-        found += [Position(number, Part.RESULTS, place + 1, 0) for place in range(step.results)]
+        found += [Position(number, EventPart.CARDS, 1, 0), Position(number, EventPart.STEP, 0, 0)]
+        found += [Position(number, EventPart.RESULTS, place + 1, 0) for place in range(step.results)]
     return [*found, END]
 
 

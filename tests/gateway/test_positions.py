@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.gateway.events.positions import BEGIN, END, Part, Position, are_places, read_id, reset_position
+from turnstile.gateway.events.positions import BEGIN, END, EventPart, Position, are_places, read_id, reset_position
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId
 
@@ -40,9 +40,9 @@ def test_what_no_event_had_is_refused(text: str) -> None:
 
 
 def test_a_step_is_told_in_its_order() -> None:
-    chunks = [Position(2, Part.CHUNKS, attempt, index) for attempt in (1, 2) for index in (0, 1, 10)]
-    rest = [Position(2, Part.CARDS, 1, 0), Position(2, Part.CARDS, 2, 0), Position(2, Part.STEP, 0, 0)]
-    order = [BEGIN, *chunks, reset_position(2), *rest, Position(2, Part.RESULTS, 1, 0), Position(3, 0, 1, 0), END]
+    chunks = [Position(2, EventPart.CHUNKS, attempt, index) for attempt in (1, 2) for index in (0, 1, 10)]
+    rest = [Position(2, EventPart.CARDS, 1, 0), Position(2, EventPart.CARDS, 2, 0), Position(2, EventPart.STEP, 0, 0)]
+    order = [BEGIN, *chunks, reset_position(2), *rest, Position(2, EventPart.RESULTS, 1, 0), Position(3, 0, 1, 0), END]
     assert order == sorted(order)
     assert [place.in_chunks for place in chunks] == [True] * 6
     assert not any(place.in_chunks for place in (BEGIN, reset_position(2), *rest, END))

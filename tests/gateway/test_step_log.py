@@ -1,8 +1,8 @@
 """The text of one step as it streams: gaps, attempts, what is kept, and what a client that goes on gets."""
 
 from turnstile.gateway.events.frames import ResetEvent
-from turnstile.gateway.events.positions import Part, Position, reset_position
-from turnstile.gateway.events.step_log import Event, Piece, StepLog
+from turnstile.gateway.events.positions import EventPart, Position, reset_position
+from turnstile.gateway.events.step_log import ChunkPiece, Event, StepLog
 from turnstile.schema.ids import AgentTurnId, step_id
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
@@ -25,7 +25,7 @@ def chunk(index: int, text: str = "x", *, attempt: int = 1, end: bool = False) -
 
 def at(index: int, attempt: int = 1) -> Position:
     """The place of a chunk."""
-    return Position(1, Part.CHUNKS, attempt, index)
+    return Position(1, EventPart.CHUNKS, attempt, index)
 
 
 def void(_: int) -> Event:
@@ -38,7 +38,7 @@ def positions(events: list[Event]) -> list[Position]:
     return [event.position for event in events]
 
 
-CARD = Event(Position(1, Part.CARDS, 1, 0), b"card", Piece(ChunkType.CONTENT, "card"))
+CARD = Event(Position(1, EventPart.CARDS, 1, 0), b"card", ChunkPiece(ChunkType.CONTENT, "card"))
 
 
 def filled(*chunks: Chunk) -> StepLog:

@@ -8,7 +8,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as na
 
 from turnstile.runtime import gen_ai
 from turnstile.runtime.ports import ModelMessage, ModelToolCall
-from turnstile.runtime.span_content import LIMIT_BYTES, answered, asked, called
+from turnstile.runtime.span_content import LIMIT_BYTES, answered, asked, call_content
 from turnstile.schema.base import JsonObject
 from turnstile.schema.wire import headers
 
@@ -32,8 +32,8 @@ def test_every_attribute_is_one_of_the_conventions() -> None:
         **gen_ai.conversation({headers.CONVERSATION_ID: "c"}, "box"),
         **gen_ai.tool("look", "call_1"),
         **gen_ai.requested("openai/gpt-4o", {**dict.fromkeys(PARAMETERS, 1), "stop": ["x"]}),
-        **gen_ai.usage(EVERY),
-        **called({}, {}, plain),
+        **gen_ai.usage_attributes(EVERY),
+        **call_content({}, {}, plain),
         **asked((), plain),
         **answered("", (), "stop", plain),
     }
@@ -78,7 +78,7 @@ def test_whatever_is_written_becomes_json_of_a_bounded_size() -> None:
     wide: Any = {f"k{n}": "é" * 5000 for n in range(200)}
     odd: list[Any] = [deep, wide, "\ud800", {"a": float("inf")}, [None] * 1000]
     for value in odd:
-        found = called(value, value, plain)
+        found = call_content(value, value, plain)
         for text in map(str, found.values()):
             assert len(text.encode(errors="replace")) <= LIMIT_BYTES
             assert "Infinity" not in text
@@ -92,7 +92,7 @@ def test_whatever_is_written_becomes_json_of_a_bounded_size() -> None:
 def test_a_secret_is_taken_out_before_a_text_is_cut() -> None:
     key = "sk-123456789"
     text = "x" * 4090 + key
-    [given] = called({"text": text, key: 1}, None, lambda said: said.replace(key, "***")).values()
+    [given] = call_content({"text": text, key: 1}, None, lambda said: said.replace(key, "***")).values()
     assert "sk-" not in str(given)
     tool = ModelMessage(role="tool", content=json.dumps({"key": key}), tool_call_id="1")
     assert key not in str(asked([tool], lambda said: said.replace(key, "***")))

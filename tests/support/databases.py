@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.pool import Pool, Session
 from turnstile.schema.ids import uuid7
 
@@ -142,7 +142,7 @@ class Databases:
 
     async def _connect(self, name: str, **settings: str) -> Session:
         own = {"application_name": "keeper", "jit": "off", "plan_cache_mode": "force_generic_plan", **settings}
-        return await connect(self.url(name), server_settings=own, max_cacheable_statement_size=0)
+        return await connect_to_host(self.url(name), server_settings=own, max_cacheable_statement_size=0)
 
     async def _is_alone(self, conn: Session) -> bool:
         """Whether nobody else is connected; a session ends a moment after its client closed it."""

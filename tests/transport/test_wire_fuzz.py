@@ -18,7 +18,7 @@ from tests.support.fuzz import MODELS, Dice, Report, Tally
 from tests.support.memory import resident_bytes
 from turnstile.bridge.inbox.doorbells import _agent
 from turnstile.bridge.serving.durable_commands import read_command
-from turnstile.bridge.serving.micro_service import Payload, VerbRequest, read_request
+from turnstile.bridge.serving.micro_service import RequestPayload, VerbRequest, read_request
 from turnstile.bridge.verbs.ui_actions import read_action
 from turnstile.ledger.turns.cards import card_of
 from turnstile.schema.cards import (
@@ -60,7 +60,14 @@ def read_verb(dice: Dice, _: Path) -> None:
     found = read_request(message(dice, f"req.sys.bridge.{verb.name}", dice.payload(verb.request)), "request", b"")
     headers.context_headers(found.headers)
     asked = VerbRequest(
-        *(verb.name, found.project_id, found.channel_id, Payload(dice.payload(verb.request)), found.headers, "request")
+        *(
+            verb.name,
+            found.project_id,
+            found.channel_id,
+            RequestPayload(dice.payload(verb.request)),
+            found.headers,
+            "request",
+        )
     ).parse(verb.request)
     asked.model_dump_json()
 

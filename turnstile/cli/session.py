@@ -175,7 +175,7 @@ class Session:
         async with self.bridge() as client:
             while True:
                 request = ListRequest(after=after, limit=1000)
-                more, after = page(await self.patiently(lambda asked=request: client.call(verb, asked)))
+                more, after = page(await self.patiently(lambda body=request: client.call(verb, body)))
                 rows += more
                 if after is None:
                     return rows

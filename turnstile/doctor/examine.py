@@ -304,7 +304,7 @@ async def _postgres(url: str) -> list[Check]:
         era = None if missing else await pool.run(find_era)
         await probe_storage(pool)
     except ServerTooOld as error:  # it runs, and its log says nothing
-        return [Check(name="PostgreSQL", status="fail", says=error.found, hint=error.cure)]
+        return [Check(name="PostgreSQL", status="fail", says=error.reason, hint=error.cure)]
     finally:
         await pool.close()
     if missing:

@@ -57,7 +57,7 @@ class Moved:
     """A listener that has another port in this run, because another program uses its own."""
 
     name: str
-    wanted: int
+    usual: int
     port: int
 
 

@@ -64,7 +64,7 @@ class Ready(_Message):
     pid: int
 
 
-class Held(_Message):
+class StillRunning(_Message):
     """Processes of an earlier run do not end; the warden gives up."""
 
     event: Literal["held"]
@@ -94,5 +94,5 @@ class Exited(_Message):
     code: int
 
 
-Event = Annotated[Ready | Held | Started | NotStarted | Exited, Field(discriminator="event")]
-EVENT: TypeAdapter[Ready | Held | Started | NotStarted | Exited] = TypeAdapter(Event)
+Event = Annotated[Ready | StillRunning | Started | NotStarted | Exited, Field(discriminator="event")]
+EVENT: TypeAdapter[Ready | StillRunning | Started | NotStarted | Exited] = TypeAdapter(Event)

@@ -16,13 +16,13 @@ from turnstile.embedded.protocol import (
     EVENT,
     Command,
     Exited,
-    Held,
     KillProcess,
     NotStarted,
     Ready,
     Shutdown,
     Started,
     StartProcess,
+    StillRunning,
     StopProcess,
 )
 from turnstile.embedded.server_errors import EmbeddedError, ServerNotRunning, StillStopping, WardenLost
@@ -206,11 +206,11 @@ class Supervisor:
                 self._handle(EVENT.validate_json(line))
         self._lose()
 
-    def _handle(self, event: Ready | Held | Started | NotStarted | Exited) -> None:
+    def _handle(self, event: Ready | StillRunning | Started | NotStarted | Exited) -> None:
         match event:
             case Ready():
                 self._ready.set_result(None)
-            case Held():
+            case StillRunning():
                 self._ready.set_exception(StillStopping(self._data))
             case Started(name=name, pid=pid):
                 self._runs[name].started.set_result(pid)

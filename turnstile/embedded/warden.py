@@ -40,7 +40,7 @@ class Waiting:
 
 
 @dataclass
-class Child:
+class ServerProcess:
     """A server that runs."""
 
     process: subprocess.Popen[bytes]
@@ -75,7 +75,7 @@ class Warden:
         self.closing = False
         self.ready_deadline = time.monotonic() + LOCK_WAIT
         self.waiting: dict[str, Waiting] = {}
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ServerProcess] = {}
         self.received = b""
 
     def run(self) -> None:
@@ -188,7 +188,7 @@ class Warden:
         finally:
             os.close(waiting.lock)
 
-    def spawn(self, command: dict[str, Any], lock: int) -> Child:
+    def spawn(self, command: dict[str, Any], lock: int) -> ServerProcess:
         plan = {key: command[key] for key in ("user", "group", "keep_search", "death_signal")}
         plan |= {"warden": os.getpid(), "private": command["private"]}
         launch = [sys.executable, "-I", "-S", str(LAUNCH), json.dumps(plan)]
@@ -203,7 +203,7 @@ class Warden:
                 pass_fds=(lock,),
                 start_new_session=True,
             )
-        return Child(process, command["stop_signal"], command["grace_seconds"])
+        return ServerProcess(process, command["stop_signal"], command["grace_seconds"])
 
     def stop(self, name: str) -> None:
         if (waiting := self.waiting.pop(name, None)) is not None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from turnstile.ledger.operations.exclusive import LOCK_TIMES, Held, Hold, try_hold
+from turnstile.ledger.operations.exclusive import LOCK_TIMES, ExclusiveLock, LockTaken, try_hold
 from turnstile.schema.errors import ServerUnavailable, TargetHeld
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ExclusiveTarget:
                     log.info("%s: taken, to be served in %g s", who, LOCK_TIMES.settle)
                     await _while_held(hold, stop, serve, who)
                 logged = ""
-            except Held as held:
+            except LockTaken as held:
                 if not self.standby:
                     raise TargetHeld(f"{worker_target} belongs to one {role}, and {held.holder} has it") from None
                 if logged != held.holder:
@@ -57,7 +57,7 @@ class ExclusiveTarget:
             await _first(stop, seconds=_LOOK_SECONDS)
 
 
-async def _while_held(hold: Hold, stop: asyncio.Event, serve: Serve, who: str) -> None:
+async def _while_held(hold: ExclusiveLock, stop: asyncio.Event, serve: Serve, who: str) -> None:
     await _first(stop, hold.lost, seconds=LOCK_TIMES.settle)
     if not stop.is_set() and not hold.lost.is_set():
         log.info("%s: served here", who)
@@ -66,7 +66,7 @@ async def _while_held(hold: Hold, stop: asyncio.Event, serve: Serve, who: str) -
         log.error("%s: no longer served here: %s", who, hold.why)
 
 
-async def _serve(hold: Hold, stop: asyncio.Event, serve: Serve) -> None:
+async def _serve(hold: ExclusiveLock, stop: asyncio.Event, serve: Serve) -> None:
     """Run `serve` until `stop`, the loss of the lock, or its own end; the lock is kept until it has returned."""
     ending = asyncio.Event()
     serving = asyncio.ensure_future(serve(ending))

@@ -63,7 +63,7 @@ class ServerDied(TurnstileError):
     code: str = "server_died"
 
 
-class Stopped(Exception):
+class StoppedEarly(Exception):
     """`stop` was set before everything was up."""
 
 
@@ -118,7 +118,7 @@ async def run_up(
             resources.push_async_callback(_end_servers, servers, beside, stopped, say)
             for moved in servers.moved:
                 say(
-                    f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program uses, to "
+                    f"WARNING: the port of {moved.name} has moved from {moved.usual}, which another program uses, to "
                     f"{moved.port}: programs that use the old address, as in NATS_URL, need the new one"
                 )
             migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
@@ -130,7 +130,7 @@ async def run_up(
                 ready(Running(servers.announce_gateway(url), servers.embedded, migrated))
 
             await _serve(settings, servers, local, stop, say, serves, health, watch or WatchTimes(), OneTimeLinks(data))
-    except Stopped:
+    except StoppedEarly:
         return
 
 
@@ -148,14 +148,14 @@ def check_data(data: Path) -> None:
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` and return its result; cancels it and raises `Stopped` if `stop` is set first."""
+    """Await `work` and return its result; cancels it and raises `StoppedEarly` if `stop` is set first."""
     task = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Stopped
+        raise StoppedEarly
     finally:
         for waiter in (task, stopping):
             waiter.cancel()

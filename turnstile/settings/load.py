@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 
 from turnstile.schema.errors import ConfigError
-from turnstile.schema.validation import Fault, faults_in
+from turnstile.schema.validation import ValidationFault, faults_in
 from turnstile.settings.model import ENV_PREFIX, Settings
 
 DEFAULT_FILE = Path("config.toml")
@@ -82,7 +82,7 @@ def _allowed(word: str, known: Iterable[str]) -> str:
     return f"allowed: {', '.join([*close, *(name for name in names if name not in close)])}"
 
 
-def _problem(fault: Fault, file: Path) -> str:
+def _problem(fault: ValidationFault, file: Path) -> str:
     location = tuple(str(part) for part in fault.path)
     key = ".".join(location[:2])
     where = _origin(location, file)

@@ -11,7 +11,7 @@ from turnstile.schema.errors import ConfigError, ModelError
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerEntry, ListenerFile
 from turnstile.schema.tools import ToolDefinition
-from turnstile.schema.validation import Fault, faults_in
+from turnstile.schema.validation import ValidationFault, faults_in
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -72,7 +72,7 @@ def _read(file: Path, form: type[Form], noun: str) -> Form:
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems)) from None
 
 
-def _problem(fault: Fault, value: object) -> str:
+def _problem(fault: ValidationFault, value: object) -> str:
     key = _key(value, fault.path)
     if fault.kind == "extra_forbidden":
         return f"unknown key {key!r}; allowed: {', '.join(fault.known)}"

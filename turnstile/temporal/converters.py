@@ -90,11 +90,11 @@ class AesGcmCodec(PayloadCodec):
         cipher = self._ciphers.get(name.decode("utf-8", "replace"))
         if cipher is None:
             known = ", ".join(self._ciphers)
-            raise unreadable(f"it is encrypted under key {_shown(name)}, and this process has {known}")
+            raise undecryptable(f"it is encrypted under key {_shown(name)}, and this process has {known}")
         try:
             plain = cipher.decrypt(payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:], name)
         except (InvalidTag, ValueError):
-            raise unreadable(f"key {_shown(name)} of this process is another than it was encrypted under") from None
+            raise undecryptable(f"key {_shown(name)} of this process is another than it was encrypted under") from None
         return Payload.FromString(plain)
 
 
@@ -203,11 +203,11 @@ class IdsOnlyPayloadConverter(CompositePayloadConverter):
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type[Any]] | None = None) -> list[Any]:
         """Convert; raises `PayloadUnreadable` if a payload is encrypted and there is no codec."""
         if any(payload.metadata.get("encoding") == ENCRYPTED for payload in payloads):
-            raise unreadable("it is encrypted, and this process has no codec")
+            raise undecryptable("it is encrypted, and this process has no codec")
         return super().from_payloads(payloads, type_hints)
 
 
-def unreadable(why: str) -> ApplicationError:
+def undecryptable(why: str) -> ApplicationError:
     """The error for a payload that this process cannot decrypt; it is retried: another process may have the key."""
     return ApplicationError(f"a payload cannot be read: {why}; see [temporal].codec", type="PayloadUnreadable")
 

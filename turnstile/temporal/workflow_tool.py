@@ -152,7 +152,7 @@ class WorkflowTool:
             return await client.start_workflow(
                 self._workflow,
                 args=arguments,
-                id=workflow_id(call),
+                id=tool_workflow_id(call),
                 task_queue=self._task_queue,
                 execution_timeout=left + _MARGIN,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
@@ -160,7 +160,7 @@ class WorkflowTool:
                 static_summary=f"{self._name}, a tool call of agent {call.agent_id}",
             )
         except exceptions.WorkflowAlreadyStartedError:  # and closed
-            return client.get_workflow_handle_for(self._workflow, workflow_id(call))
+            return client.get_workflow_handle_for(self._workflow, tool_workflow_id(call))
 
     async def _cancel_until_done(self, call: ToolCall) -> None:
         while True:
@@ -173,7 +173,7 @@ class WorkflowTool:
     async def _cancel(self, call: ToolCall) -> None:
         """Cancel the call's workflow, unless it is closed or never began."""
         try:
-            await (await self._connected()).get_workflow_handle(workflow_id(call)).cancel()
+            await (await self._connected()).get_workflow_handle(tool_workflow_id(call)).cancel()
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -185,7 +185,7 @@ class WorkflowTool:
             return self._client
 
 
-def workflow_id(call: ToolCall) -> str:
+def tool_workflow_id(call: ToolCall) -> str:
     """The id of the workflow of a call."""
     return f"tool-{call.tool_call_id}"
 

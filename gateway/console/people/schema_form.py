@@ -11,7 +11,16 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from turnstile.gateway.schema_slots import MISSING, InputKind, Slot, WrongInput, choice_text, choices, hints, slot
+from turnstile.gateway.schema_slots import (
+    MISSING,
+    InputKind,
+    Slot,
+    WrongInput,
+    allowed_values,
+    choice_text,
+    hints,
+    slot,
+)
 from turnstile.schema.base import JsonObject
 from turnstile.schema.parameters import Mismatch, checks
 from turnstile.schema.people.digests import parameters_digest
@@ -214,11 +223,12 @@ def _unfit(schema: JsonObject | None, value: JsonValue) -> str | None:
 def _field(field_slot: Slot, typed: str | None, fault: str) -> Field:
     text = field_slot.shown if typed is None else typed
     options = [
-        ChoiceField(str(n), choice_text(value), text == str(n)) for n, value in enumerate(choices(field_slot.schema))
+        ChoiceField(str(n), choice_text(value), text == str(n))
+        for n, value in enumerate(allowed_values(field_slot.schema))
     ]
     if field_slot.kind is not InputKind.CHOICE:
         options = []
-    elif not field_slot.required or field_slot.given is MISSING:
+    elif not field_slot.required or field_slot.value is MISSING:
         options.insert(0, ChoiceField("", "Choose…" if field_slot.required else "not set", text == ""))
     about = field_slot.schema.get("description")
     return Field(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Visit
 from turnstile.gateway.console.rendering import render, see_other
-from turnstile.gateway.console.turns.waits import Wait, stall_of, waits_of
+from turnstile.gateway.console.turns.waits import TurnWait, stall_of, waits_of
 from turnstile.gateway.v1.cursors import cursor_of, place_of
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.access.now import (
@@ -74,7 +74,7 @@ class LiveLine:
     """A live turn as it is shown."""
 
     turn: TurnNow
-    waits: list[Wait]
+    waits: list[TurnWait]
     stall: str | None
 
 

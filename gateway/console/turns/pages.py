@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from turnstile.gateway.console.formats import part
 from turnstile.gateway.console.page import Console, Page, Visit
-from turnstile.gateway.console.rendering import refused, see_other
+from turnstile.gateway.console.rendering import refusal_page, see_other
 from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.console.turns.now import NowQuery, TurnListQuery, now_page, turns_page
 from turnstile.gateway.console.turns.tree import TreePageQuery, tree_page
@@ -95,7 +95,7 @@ async def _acted(visit: Visit[Any, Any], action: Callable[[AgentTurnId], Awaitab
     try:
         return await action(turn)
     except TurnstileError as error:
-        return refused(visit, error, "/console" if error.code == "unknown_turn" else _page(turn))
+        return refusal_page(visit, error, "/console" if error.code == "unknown_turn" else _page(turn))
 
 
 def _page(turn: AgentTurnId) -> str:

@@ -23,7 +23,7 @@ _CLAIMED: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class TurnWait:
     """Something that a turn waits for; `href` leads there."""
 
     text: str
@@ -31,11 +31,11 @@ class Wait:
     of_people: bool = False
 
 
-def waits_of(turn: TurnNow) -> list[Wait]:
+def waits_of(turn: TurnNow) -> list[TurnWait]:
     """What the turn waits for now, at most six things."""
     match turn.status:
         case HeadStatus.DISPATCHED:
-            return [Wait(_CLAIMED.get(turn.defer_reason or "", "a worker to begin it") + _tries(turn))]
+            return [TurnWait(_CLAIMED.get(turn.defer_reason or "", "a worker to begin it") + _tries(turn))]
         case HeadStatus.RUNNING:
             return [_of_model(turn)]
         case HeadStatus.SUSPENDED:
@@ -43,44 +43,44 @@ def waits_of(turn: TurnNow) -> list[Wait]:
         case _:
             agent = f"/console/agents/{part(turn.agent_id)}"
             because = turn.queued_because
-            return [Wait(_QUEUED.get(because or "", "its lease: it is next"), agent if because else None)]
+            return [TurnWait(_QUEUED.get(because or "", "its lease: it is next"), agent if because else None)]
 
 
 def _tries(turn: TurnNow) -> str:
     return f" (tried {counted(turn.retry_count, 'time')})" if turn.defer_reason is not None else ""
 
 
-def _of_model(turn: TurnNow) -> Wait:
+def _of_model(turn: TurnNow) -> TurnWait:
     words = f"model {turn.model or 'unknown'}, step {turn.steps + 1}"
     if turn.step_attempt > 1:
         words += f", attempt {turn.step_attempt}"
     if turn.model_failures:
         words += f", {counted(turn.model_failures, 'failure')}"
-    return Wait(words)
+    return TurnWait(words)
 
 
-def _of_calls(turn: TurnNow) -> Iterator[Wait]:
+def _of_calls(turn: TurnNow) -> Iterator[TurnWait]:
     calls = turn.calls or []
     for call in calls:
         yield _of_call(turn, call)
     if turn.open_calls > len(calls):
-        yield Wait(f"{turn.open_calls - len(calls)} more calls")
+        yield TurnWait(f"{turn.open_calls - len(calls)} more calls")
     if not calls:
-        yield Wait("its next step: all calls are answered")
+        yield TurnWait("its next step: all calls are answered")
 
 
-def _of_call(turn: TurnNow, call: OpenCall) -> Wait:
+def _of_call(turn: TurnNow, call: OpenCall) -> TurnWait:
     if call.question_id is not None:
         href = f"/console/approvals/{part(call.question_id)}"
-        return Wait(f"a person, about {call.tool_name}", href, of_people=True)
+        return TurnWait(f"a person, about {call.tool_name}", href, of_people=True)
     if call.wait_status == WaitStatus.RECEIVED:
-        return Wait(f"its next step: {call.tool_name} has answered")
+        return TurnWait(f"its next step: {call.tool_name} has answered")
     if call.only_turn_id is not None:
-        return Wait(f"a turn that {call.tool_name} started", f"/console/turns/{part(call.only_turn_id)}")
+        return TurnWait(f"a turn that {call.tool_name} started", f"/console/turns/{part(call.only_turn_id)}")
     if call.tasks:
         text = f"{call.tasks_done or 0} of {call.tasks} turns of {call.tool_name} are over"
-        return Wait(text, f"/console/turns/{part(turn.agent_turn_id)}/tree")
-    return Wait(f"tool {call.tool_name}", "/console/calls")
+        return TurnWait(text, f"/console/turns/{part(turn.agent_turn_id)}/tree")
+    return TurnWait(f"tool {call.tool_name}", "/console/calls")
 
 
 def stall_of(turn: TurnNow, now: datetime, usual_seconds: float | None) -> str | None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
-from turnstile.gateway.events.positions import END, Part, Position
+from turnstile.gateway.events.positions import END, EventPart, Position
 from turnstile.gateway.openai.responses.objects import Item, McpCall, Message, OutputText
 from turnstile.gateway.outputs import is_fallback
 from turnstile.schema.api import CardAnswer, Turn
@@ -65,7 +65,7 @@ class Returned:
     """Why it failed, if it did."""
 
 
-class Entry(NamedTuple):
+class PlacedAct(NamedTuple):
     """An act, and where it is among the turn's events; `b` numbers the acts of one card."""
 
     position: Position
@@ -79,17 +79,17 @@ class ActLog:
         self._said: str | None = None
         self._delivered: set[CardId] = set()
 
-    def take(self, position: Position, card: CardAnswer) -> list[Entry]:
+    def take(self, position: Position, card: CardAnswer) -> list[PlacedAct]:
         """The acts of a card."""
-        return [Entry(replace(position, b=n), act) for n, act in enumerate(self._acts_of(card))]
+        return [PlacedAct(replace(position, b=n), act) for n, act in enumerate(self._acts_of(card))]
 
-    def end(self, turn: Turn) -> list[Entry]:
+    def end(self, turn: Turn) -> list[PlacedAct]:
         """The deliverable, if no step made it."""
         output = turn.output
         if output is None or output.card_id in self._delivered:
             return []
         acts = self._delivery(output.card_id, output.data if output.text is None else output.text)
-        return [Entry(END, act) for act in acts]
+        return [PlacedAct(END, act) for act in acts]
 
     def _acts_of(self, card: CardAnswer) -> list[Spoken | Called | Returned]:
         content = read_content(card.content) if isinstance(card.content, dict) else None
@@ -156,7 +156,7 @@ class ItemLog:
             item = self.items[index]
             if isinstance(item, McpCall) and item.status == "in_progress" and step < before:
                 self.items[index] = item = item.model_copy(update={"status": status})
-                placed.append(Placed(Position(step, Part.RESULTS, _CLOSING, number), index, item, is_new=False))
+                placed.append(Placed(Position(step, EventPart.RESULTS, _CLOSING, number), index, item, is_new=False))
         return placed
 
     def end(self, turn: Turn) -> list[Placed]:
@@ -165,7 +165,7 @@ class ItemLog:
         placed = [self._placed(entry) for entry in self._acts.end(turn)]
         return [*self.close(END.step, status), *(item for item in placed if item is not None)]
 
-    def _placed(self, entry: Entry) -> Placed | None:
+    def _placed(self, entry: PlacedAct) -> Placed | None:
         position, act = entry
         match act:
             case Spoken(card=card, text=text, goes_on=goes_on):

@@ -109,7 +109,7 @@ class ResponseCreate(OpenAiRequest):
         if isinstance(self.input, str):
             texts.append(SpokenText("user", self.input))
         elif isinstance(self.input, list):
-            texts += texts_in(self.input, "input")
+            texts += item_texts(self.input, "input")
         elif self.input is not None:
             raise BadField("input: must be a string or a list of messages", "input")
         if not any(isinstance(text, ItemRef) or (text.text and text.speaker != "instructions") for text in texts):
@@ -171,7 +171,7 @@ class ResponseRetrieve(Strict):
     include_obfuscation: Literal["false"] = "false"
 
 
-def texts_in(items: Sequence[JsonValue], param: str) -> list[SpokenText | ItemRef]:
+def item_texts(items: Sequence[JsonValue], param: str) -> list[SpokenText | ItemRef]:
     """What input items say; raises `BadField` and `Unsupported`, which name the item."""
     entries = [_text_or_ref(item, f"{param}.{place}") for place, item in enumerate(items)]
     return [entry for entry in entries if entry is not None]

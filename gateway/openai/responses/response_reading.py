@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
 from turnstile.gateway.events.feed import SHOWN
-from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.events.positions import EventPart, Position
 from turnstile.gateway.openai.error_objects import code_of
 from turnstile.gateway.openai.fields import NOTES
 from turnstile.gateway.openai.responses.items import ItemLog, call_item_id, message_id
@@ -106,7 +106,7 @@ def items_of(cards: Sequence[Card]) -> list[UserMessage | Item]:
         if card.type == CardType.INSTRUCTION and text:
             items.append(UserMessage(id=message_id(card.card_id), content=[InputText(text=text)]))
             continue
-        for placed in log.take(Position(number, Part.CARDS, 1, 0), CardAnswer.of(card)):
+        for placed in log.take(Position(number, EventPart.CARDS, 1, 0), CardAnswer.of(card)):
             if placed.is_new:
                 places[placed.index] = len(items)
                 items.append(placed.item)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from turnstile.gateway.events.positions import BEGIN, END, Part, Position
-from turnstile.gateway.events.step_log import Event, Piece
+from turnstile.gateway.events.positions import BEGIN, END, EventPart, Position
+from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.gateway.openai.responses.items import APART, ItemLog, Placed, message_id
 from turnstile.gateway.openai.responses.numbers import CREATED, IN_PROGRESS, QUEUED, Mark, Sub
 from turnstile.gateway.openai.responses.objects import (
@@ -74,7 +74,7 @@ class ResponseStream:
             return BEGIN
         if position == END:
             return replace(END, b=END.b - 1)
-        if position.part != Part.CHUNKS:
+        if position.part != EventPart.CHUNKS:
             return replace(position, a=position.a - 1, b=_FAR)
         if sub == Sub.DELTA or not position.in_chunks:
             return position
@@ -107,7 +107,7 @@ class ResponseStream:
         if not isinstance(event.data, Turn):
             yield from self._entries(self._log.close(event.position.step))
         match event.data:
-            case Piece(kind=kind, text=text):
+            case ChunkPiece(kind=kind, text=text):
                 if self._open is not None and (self._open.step, self._open.attempt) != (
                     event.position.step,
                     event.position.a,

@@ -15,7 +15,7 @@ from lab.bench.gateway.clients import Answer, Reader, Readers
 from lab.bench.gateway.process import GatewayProcess, open_clients, read_all
 from lab.bench.load_client import CHANNEL
 from lab.bench.system import System
-from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.events.positions import EventPart, Position
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.events import Chunk
 
@@ -80,4 +80,4 @@ def _added(answers: list[Answer], heard: list[tuple[float, bytes]], since: float
 
 def _event_id(chunk: Chunk) -> str:
     step = int(chunk.step_id.rpartition("-s")[2])
-    return Position(step, Part.CHUNKS, chunk.attempt, chunk.index).id(chunk.agent_turn_id)
+    return Position(step, EventPart.CHUNKS, chunk.attempt, chunk.index).id(chunk.agent_turn_id)

@@ -15,7 +15,7 @@ from lab.bench.ledgers.ended_turns import fill
 from lab.bench.yardsticks.postgres import scratch_database
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.operations.audit import Audit, Bounds, Scope, audit
-from turnstile.ledger.operations.retention import Limits, prune
+from turnstile.ledger.operations.retention import RetentionLimits, prune
 from turnstile.ledger.pool import Pool
 from turnstile.schema.base import JsonObject
 
@@ -49,7 +49,7 @@ async def run_audit(environment: Environment, bars: Bars) -> Result:
 async def run_retention(environment: Environment, bars: Bars) -> Result:
     """Count what retention would remove, remove it, prune again, and audit what is left."""
     async with _filled(environment, "retention", bars) as (pool, seconds):
-        limits = Limits(datetime.now(UTC) - _KEPT)
+        limits = RetentionLimits(datetime.now(UTC) - _KEPT)
         figures, details = [Figure(name="to write the turns", value=seconds, unit="s")], JsonObject()
         for what, dry_run in (("dry run", True), ("prune", False), ("second prune", False)):
             began = time.monotonic()

@@ -15,7 +15,7 @@ from typing import Protocol
 import asyncpg
 
 from turnstile.ledger.address import read_address
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.pool import Session
 from turnstile.ledger.queries import Query, parse
 from turnstile.schema.errors import ConfigError
@@ -35,7 +35,7 @@ class _Raw(Session, Protocol):
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[_Raw]:
     """A connection to that database, closed at the end."""
-    conn: _Raw = await connect(url)
+    conn: _Raw = await connect_to_host(url)
     try:
         yield conn
     finally:

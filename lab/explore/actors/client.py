@@ -3,7 +3,7 @@
 from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, is_marked, of_turn, turn_ref
 from lab.explore.net import TARGET
 from lab.explore.world import Move, View
-from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
+from turnstile.ledger.people.multitask import DisplacedTurn, Over, enqueue_over
 from turnstile.ledger.people.steers import steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import end_by_fallback
@@ -68,7 +68,7 @@ async def enqueues(pool: Pool, script: Script) -> str:
     return enqueued.reply.status.value
 
 
-def _farewell(stopped: FoundTurn) -> Card:
+def _farewell(stopped: DisplacedTurn) -> Card:
     """The deliverable of a queued turn that makes way."""
     turn = stopped.agent_turn_id
     content = TextContent(text="stopped")

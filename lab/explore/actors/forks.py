@@ -15,7 +15,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import (
     UNLIMITED_FORK,
-    Child,
+    ChildTurn,
     ParentCall,
     batch_of,
     enqueue_children,
@@ -131,8 +131,8 @@ async def _decide(pool: Pool, batch_id: str) -> str:
     return "decided" if await expire_batch(pool, batch_id) else "not due"
 
 
-def _child(asks: ParentCall, place: int, script: Script, box: BoxId | None = None) -> Child:
-    return Child(
+def _child(asks: ParentCall, place: int, script: Script, box: BoxId | None = None) -> ChildTurn:
+    return ChildTurn(
         task_index=place,
         agent_id=script.agent,
         profile_box_id=asks.profile_box_id,

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.explore.states.folding import Rows
 from lab.explore.world import World
-from turnstile.ledger.operations.audit import Finding, Rule, Scope, arguments, rules, violation
+from turnstile.ledger.operations.audit import AuditRule, Finding, Scope, arguments, rules, violation
 
 _LIMIT = 20
 _TYPES = {"project_id": "text", "since": "timestamptz", "since_id": "text", "row_limit": "int", "depth_limit": "int"}
@@ -26,7 +26,7 @@ _VIEWS = {
 }
 
 
-def audited() -> list[Rule]:
+def audited() -> list[AuditRule]:
     """The rules that are checked in every state."""
     return [rule for rule in rules().values() if rule.name not in _LEFT_OUT]
 
@@ -43,14 +43,14 @@ def audit_function(world: World) -> str:
     )
 
 
-def _checked(rule: Rule, names: list[str]) -> str:
+def _checked(rule: AuditRule, names: list[str]) -> str:
     numbers = {f"${n}": f"${names.index(name) + 1}" for n, name in enumerate(rule.query.parameters, 1)}
     sql = re.sub(r"\$[0-9]+", lambda match: numbers[match[0]], rule.query.sql)
     query = f"RETURN QUERY SELECT '{rule.name}', x.ids, x.detail::text FROM ({sql}) x;"  # noqa: S608 -- our own files
     return f"IF '{rule.name}' = ANY (${len(names) + 1}) THEN {query} END IF;"
 
 
-def _tables(rule: Rule) -> set[str]:
+def _tables(rule: AuditRule) -> set[str]:
     named = set(_TABLE.findall(rule.query.sql))
     return named.union(*(_VIEWS[view] for view in named & _VIEWS.keys()))
 

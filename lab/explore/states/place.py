@@ -15,7 +15,7 @@ import asyncpg
 from lab.explore.states.folding import Key, Rows
 from turnstile.ledger.budgets.steering import refusal_of
 from turnstile.ledger.gathered import GatheredWrites, Write
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Again, Connection
 
@@ -128,7 +128,7 @@ class Place:
     async def open(self) -> None:
         """Connect; the database has the functions of `prepare_database`."""
         settings = {"session_replication_role": "replica", "plan_cache_mode": "force_generic_plan", "jit": "off"}
-        self.loader = await connect(self._url, server_settings=settings)
+        self.loader = await connect_to_host(self._url, server_settings=settings)
         self._held = self.pool.connection()
         self.pool.hold(await self._held.__aenter__())
         await self._read_all()
@@ -183,7 +183,7 @@ class Place:
 
 async def prepare_database(url: str, audit_function: str) -> None:
     """Make the functions with which states are loaded, read and audited."""
-    loader = await connect(url)
+    loader = await connect_to_host(url)
     try:
         await loader.execute("SELECT set_config('explore.tables', $1, false)", ",".join(TABLES))
         await loader.execute(_SQL.read_text("utf-8"))

@@ -12,7 +12,7 @@ from lab.explore.states.auditing import audit_function
 from lab.explore.states.place import prepare_database
 from lab.explore.world import World
 from turnstile.embedded import EmbeddedServers
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import uuid7
@@ -83,7 +83,7 @@ async def prepare_world(url: str, world: World) -> None:
 
 async def _keep_era(url: str) -> None:
     """The copy of a ledger is another database: the first session of ours would begin an era in it."""
-    conn = await connect(url)
+    conn = await connect_to_host(url)
     try:
         await conn.execute(
             "UPDATE state.ledger_era SET database_oid = d.oid::bigint"

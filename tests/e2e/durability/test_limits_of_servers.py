@@ -24,7 +24,7 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.safety.reconciler import FRESH_SECONDS
 from turnstile.embedded import EmbeddedServers, nats_server, postgres_server, temporal_server
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.pool import Pool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
@@ -77,7 +77,7 @@ async def no_session_left(url: str) -> AsyncGenerator[None]:
     async def take() -> None:
         with contextlib.suppress(asyncpg.TooManyConnectionsError):
             while True:
-                held.append(await connect(url, server_settings={"application_name": "greedy"}))
+                held.append(await connect_to_host(url, server_settings={"application_name": "greedy"}))
 
     await take()
     others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND application_name <> 'greedy'"

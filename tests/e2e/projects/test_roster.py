@@ -9,7 +9,7 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.serving.micro_service import Payload, VerbRequest, handlers_of
+from turnstile.bridge.serving.micro_service import RequestPayload, VerbRequest, handlers_of
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
@@ -77,7 +77,7 @@ async def test_a_resume_that_fails_after_its_commit_is_done(
     monkeypatch.setenv("TURNSTILE_FAULTS", f"{point}=throw")
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
     asked: JsonObject = {"agent_id": agent}
-    request = VerbRequest("agent.resume", tenant.project, CHANNEL, Payload(asked), {}, "request")
+    request = VerbRequest("agent.resume", tenant.project, CHANNEL, RequestPayload(asked), {}, "request")
     with pytest.raises(FaultStruckError):
         await verbs["agent.resume"](request)
     assert (await verbs["agent.resume"](request)).model_dump()["duplicate"]
@@ -200,14 +200,16 @@ async def test_what_fails_after_its_commit_is_done(
     verbs = handlers_of(RosterVerbs(tenant.pool, NatsPublisher(tenant.stack.conn), answer_tokens=1000))
     monkeypatch.setenv("TURNSTILE_FAULTS", f"{point}=throw,{Fault.TOOL_REMOVED}=throw")
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
-    request = VerbRequest(verb, tenant.project, CHANNEL, Payload(arguments), {}, "request")
+    request = VerbRequest(verb, tenant.project, CHANNEL, RequestPayload(arguments), {}, "request")
     with pytest.raises(FaultStruckError):
         await verbs[verb](request)
     reply = (await verbs[verb](request)).model_dump()
     assert reply["status"] == "accepted"
     assert {name: reply[name] for name in repeat} == repeat
     if verb == "tool.put":
-        removing = VerbRequest("tool.remove", tenant.project, CHANNEL, Payload({"tool_name": "search"}), {}, "request")
+        removing = VerbRequest(
+            "tool.remove", tenant.project, CHANNEL, RequestPayload({"tool_name": "search"}), {}, "request"
+        )
         with pytest.raises(FaultStruckError):
             await verbs["tool.remove"](removing)
         with pytest.raises(Refused, match="no tool"):

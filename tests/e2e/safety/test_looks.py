@@ -193,8 +193,8 @@ def a_minute_later(net: Net) -> None:
 
 async def test_an_open_workflow_whose_turn_this_ledger_lost_is_terminated(tenant: Tenant, net: Net) -> None:
     turn = await beyond(tenant, net)
-    assert (await net.look("engine_unknown")).found == []  # seen for the first time
-    assert (await net.look("engine_unknown")).found == []
+    assert (await net.look("engine_unknown")).ids == []  # seen for the first time
+    assert (await net.look("engine_unknown")).ids == []
     a_minute_later(net)
     before = (await repairs(tenant.pool)).get("engine_unknown", 0)
     assert await net.look("engine_unknown", dry_run=True) == RuleReport("engine_unknown", [f"agent_turn_id={turn}"])
@@ -206,7 +206,7 @@ async def test_an_open_workflow_whose_turn_this_ledger_lost_is_terminated(tenant
 async def test_an_open_workflow_of_another_ledger_is_left_alone(tenant: Tenant, net: Net) -> None:
     turns = [await beyond(tenant, net, str(uuid.uuid4())), await stranger(tenant.stack)]
     for _ in range(2):
-        assert (await net.look("engine_unknown")).found == []
+        assert (await net.look("engine_unknown")).ids == []
         a_minute_later(net)
     assert [await status_of(tenant.stack, turn) for turn in turns] == [OPEN, OPEN]
     await terminate(tenant.stack, *turns)

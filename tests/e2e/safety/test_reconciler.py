@@ -116,7 +116,7 @@ async def test_a_turn_whose_head_has_just_changed_is_not_suspected(tenant: Tenan
         turn = await hand.suspended(calling("search"), TEXT)
         await terminate(tenant.stack, turn)
         await pass_time(tenant, -AGO)  # however long all this took
-        assert (await net.look("engine")).found == []
+        assert (await net.look("engine")).ids == []
         await pass_time(tenant, 2 * AGO)
         assert (await net.look("engine")).mended == 1
         await hand.report(call_of(turn))
@@ -176,7 +176,7 @@ async def test_a_turn_that_was_canceled_from_outside_is_stopped_not_restarted(te
     assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
     await until_status(tenant.stack, turn, COMPLETED)
     await pass_time(tenant)
-    assert (await net.look("engine")).found == []
+    assert (await net.look("engine")).ids == []
 
 
 @pytest.mark.usefixtures("worker")
@@ -227,7 +227,7 @@ async def test_a_bridge_that_dies_before_it_counts_a_restart_loses_nothing(
             patched.setattr(reconciler, "restart_turn", dies)
             assert (await net.look("engine")).mended == 0
         assert await status_of(tenant.stack, turn) is OPEN
-        assert (await net.look("engine")).found == []
+        assert (await net.look("engine")).ids == []
         await sign_on(tenant.stack)
         await net.look("resume")
         ended = await hand.ended(turn)
@@ -284,9 +284,9 @@ async def test_a_lease_whose_workflow_is_closed_is_given_up_while_a_worker_is_th
     await pass_time(tenant)
     await terminate(tenant.stack, turn)
     net = Net(replace(net.rules, times=replace(net.rules.times, dispatched_timeout=30)))
-    assert (await net.look("dispatched_reap")).found == []  # nobody is there to begin it
+    assert (await net.look("dispatched_reap")).ids == []  # nobody is there to begin it
     await sign_on(tenant.stack)
-    assert (await net.look("dispatched_reap")).found == []  # somebody has only just come
+    assert (await net.look("dispatched_reap")).ids == []  # somebody has only just come
     await pass_time(tenant)
     assert await net.look("dispatched_reap") == RuleReport("dispatched_reap", [f"agent_turn_id={turn}"], 1)
     ended = await tenant.ended(turn)
@@ -302,7 +302,7 @@ async def test_a_lease_whose_workflow_is_open_only_waits_for_its_worker(tenant: 
     turn, queued = await leased(tenant)
     await sign_on(tenant.stack)
     await pass_time(tenant)
-    assert (await net.look("dispatched_reap")).found == []
+    assert (await net.look("dispatched_reap")).ids == []
     async with running_here(tenant.stack, run_worker):
         ended = [await tenant.ended(each) for each in (turn, queued)]
     assert [each.view.status for each in ended] == ["success", "success"]
@@ -314,7 +314,7 @@ async def test_a_lease_that_was_never_started_is_started_not_given_up(tenant: Te
     turn = await unheard(tenant)
     await sign_on(tenant.stack)
     await pass_time(tenant)
-    assert (await net.look("engine")).found == []
+    assert (await net.look("engine")).ids == []
     assert await net.look("dispatched_reap") == RuleReport("dispatched_reap", [f"agent_turn_id={turn}"], 0)
     assert await status_of(tenant.stack, turn) is OPEN
     async with running_here(tenant.stack, run_worker):
@@ -488,7 +488,7 @@ async def test_an_open_workflow_whose_turn_is_over_is_asked_to_end(tenant: Tenan
     async with hand_of(tenant) as hand:
         turn = await fenced(hand)
         await pass_time(tenant, -AGO)
-        assert (await net.look("engine_over")).found == []  # so soon it may still end by itself
+        assert (await net.look("engine_over")).ids == []  # so soon it may still end by itself
         await pass_time(tenant, AGO + timedelta(seconds=15))
         assert (await net.finds("engine_over", turn)).mended == 1
         await until_status(tenant.stack, turn, COMPLETED)
@@ -508,7 +508,7 @@ async def test_an_open_workflow_that_does_not_hear_is_terminated(tenant: Tenant,
         assert (await net.finds("engine_over", turn)).mended == 1
         assert await status_of(tenant.stack, turn) is TERMINATED
     await until_invisible(tenant.stack, turn)
-    assert (await net.look("engine_over")).found == []
+    assert (await net.look("engine_over")).ids == []
 
 
 async def test_workflows_of_another_ledger_are_left_alone(tenant: Tenant, net: Net) -> None:
@@ -523,6 +523,6 @@ async def test_workflows_of_another_ledger_are_left_alone(tenant: Tenant, net: N
         return stranger in await visible(tenant.stack)
 
     await until(there, 25, "the stranger is visible")
-    assert (await net.look("engine_over")).found == []
+    assert (await net.look("engine_over")).ids == []
     assert await status_of(tenant.stack, stranger) is OPEN
     await terminate(tenant.stack, stranger)

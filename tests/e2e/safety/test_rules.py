@@ -123,7 +123,7 @@ async def test_a_turn_that_a_bridge_claimed_and_did_not_start(tenant: Tenant, ne
     assert [each.verdict for each in await claim(tenant)] == ["start"]
     await mends(net, rule, agent(tenant))
     assert (await tenant.ended(turn)).view.status == "success"
-    assert (await net.look(rule)).found == []
+    assert (await net.look(rule)).ids == []
 
 
 async def test_a_turn_that_a_tree_took_along_before_it_began_needs_no_workflow(tenant: Tenant, net: Net) -> None:
@@ -148,7 +148,7 @@ async def test_a_turn_whose_doorbell_was_lost(tenant: Tenant, net: Net) -> None:
     turn = await unheard(tenant, instruction=SAID)
     await mends(net, "doorbell", agent(tenant))
     assert (await tenant.ended(turn)).view.status == "success"
-    assert (await net.look("doorbell")).found == []
+    assert (await net.look("doorbell")).ids == []
 
 
 async def test_a_row_for_an_agent_that_no_roster_has(
@@ -160,7 +160,7 @@ async def test_a_row_for_an_agent_that_no_roster_has(
         tenant.project,
     )
     await mends(net, "orphans", f"inbox_id={tenant.project}")
-    assert (await net.look("orphans")).found == []
+    assert (await net.look("orphans")).ids == []
     [row] = await tenant.rows("SELECT * FROM state.agent_inbox WHERE project_id = $1", tenant.project)
     assert (row["status"], row["last_error"]) == ("error", "unknown_agent")
     assert await tenant.count("state.rejections", "source = 'sql:mallory' AND error_code = 'unknown_agent'") == 1
@@ -174,14 +174,14 @@ async def test_a_report_that_a_bridge_claimed_and_did_not_pass_on(tenant: Tenant
         await sign_on(tenant.stack)
         await mends(net, "resume", agent(tenant))
         assert (await hand.ended(turn)).view.status == "success"
-        assert (await net.look("resume")).found == []
+        assert (await net.look("resume")).ids == []
 
 
 async def test_a_deadline_that_the_turns_own_timer_did_not_see_to(tenant: Tenant, net: Net) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.suspended(calling("search"), TEXT)
         await terminate(tenant.stack, turn)
-        assert (await net.look("suspended")).found == []
+        assert (await net.look("suspended")).ids == []
         for deadline in ("state.turn_waiting_tools SET deadline", "state.agent_state_head SET resume_deadline"):
             await tenant.rows(f"UPDATE {deadline} = now() WHERE project_id = $1", tenant.project)
         await mends(net, "suspended", f"agent_turn_id={turn}")
@@ -208,7 +208,7 @@ async def test_a_turn_that_does_not_stop(tenant: Tenant, net: Net) -> None:
         await mends(net, "stop", f"agent_turn_id={turn}")
         ended = await hand.ended(turn)
         assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
-        assert (await net.look("stop")).found == []
+        assert (await net.look("stop")).ids == []
     assert await tenant.task_events() == {turn: 1}
 
 
@@ -224,7 +224,7 @@ async def test_a_call_that_nobody_answers(tenant: Tenant, net: Net, caplog: pyte
         assert first.payload == second.payload
         await hand.report(call)
         assert (await hand.ended(turn)).view.status == "success"
-        assert (await net.look("command")).found == []
+        assert (await net.look("command")).ids == []
 
 
 async def test_an_agent_whose_box_became_free(tenant: Tenant, net: Net) -> None:
@@ -232,12 +232,12 @@ async def test_an_agent_whose_box_became_free(tenant: Tenant, net: Net) -> None:
         turn = await hand.suspended(calling("search"), TEXT)
         box = str((await hand.head())["output_box_id"])
         waiting = turn_of(await tenant.enqueue(await tenant.agent("plain", BOB), output_box_id=box))
-        assert (await net.look("stranded")).found == []
+        assert (await net.look("stranded")).ids == []
         await hand.report(call_of(turn))
         await hand.ended(turn)
         await mends(net, "stranded", agent(tenant, BOB))
         assert (await tenant.ended(waiting)).view.status == "success"
-        assert (await net.look("stranded")).found == []
+        assert (await net.look("stranded")).ids == []
 
 
 async def test_children_that_nobody_enqueued(tenant: Tenant, net: Net) -> None:
@@ -250,7 +250,7 @@ async def test_children_that_nobody_enqueued(tenant: Tenant, net: Net) -> None:
         first, second = await hand.called(call.tool_call_id, times=2)
         assert first.payload == second.payload
         await ended_by_hand(tenant, net, turn)
-        assert (await net.look("batch")).found == []
+        assert (await net.look("batch")).ids == []
         assert (await net.look("batch_due")).mended == 1
 
 
@@ -261,7 +261,7 @@ async def test_a_batch_whose_deadline_passed(tenant: Tenant, net: Net) -> None:
         await mends(net, "batch_due", f"batch_id={made.batch_id}")
         ended = await hand.ended(turn)
         assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
-        assert (await net.look("batch_due")).found == []
+        assert (await net.look("batch_due")).ids == []
         await all_over(tenant, net)
 
 
@@ -269,20 +269,20 @@ async def test_a_question_whose_time_is_over(tenant: Tenant, net: Net) -> None:
     async with hand_of(tenant, interrupt_on={"search": True}) as hand:
         turn = await hand.start(calling("search"), TEXT)
         [asked] = await Person(tenant).asked()
-        assert (await net.look("interrupts")).found == []
+        assert (await net.look("interrupts")).ids == []
         await tenant.rows("UPDATE state.interrupts SET expires_at = now() WHERE project_id = $1", tenant.project)
         await mends(net, "interrupts", f"interrupt_id={asked.interrupt_id}")
         ended = await hand.ended(turn)
         assert [each[1] for each in ended.results()] == ["approval_expired"]
         assert hand.commands == []
-        assert (await net.look("interrupts")).found == []
+        assert (await net.look("interrupts")).ids == []
 
 
 async def test_a_batch_whose_parent_is_over(tenant: Tenant, net: Net) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.suspended(calling("search"), TEXT)
         made = await forked(tenant, turn)
-        assert (await net.look("batch_due")).found == []
+        assert (await net.look("batch_due")).ids == []
         await ended_by_hand(tenant, net, turn)
         await mends(net, "batch_due", f"batch_id={made.batch_id}")
         assert await tenant.count("state.pmo_batches", "status = 'withdrawn'") == 1
@@ -298,10 +298,10 @@ async def test_marked_turns_in_a_queue_and_in_hand(tenant: Tenant, net: Net) -> 
         await mark_tree(tenant.pool, tenant.project, turn, "enough", whole=False)
         await mends(net, "marked_queued", f"agent_turn_id={second}")
         found = sorted(f"agent_turn_id={each}" for each in (turn, first))
-        assert sorted((await net.look("marked", dry_run=True)).found) == found
+        assert sorted((await net.look("marked", dry_run=True)).ids) == found
         looked = await net.look("marked")
         # the end of the turn rings for its child, which the bridge may end before the rule does
-        assert (sorted(looked.found), looked.mended in (1, 2)) == (found, True)
+        assert (sorted(looked.ids), looked.mended in (1, 2)) == (found, True)
         ended = await hand.ended(turn)
         assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
         await all_over(tenant, net)
@@ -324,7 +324,7 @@ async def forked(tenant: Tenant, turn: AgentTurnId, deadline_seconds: float = 90
 async def ended_by_hand(tenant: Tenant, net: Net, turn: AgentTurnId) -> None:
     """End the turn in the ledger alone; its `task` event follows."""
     await fence(tenant.pool, await in_hand(tenant, turn), TurnStatus.FAILED, "reaped", "reaped")
-    assert (await net.look("unannounced")).found == [f"agent_turn_id={turn}"]
+    assert (await net.look("unannounced")).ids == [f"agent_turn_id={turn}"]
 
 
 async def all_over(tenant: Tenant, net: Net) -> None:
@@ -344,19 +344,19 @@ async def test_an_end_that_nobody_was_told_of(tenant: Tenant, net: Net) -> None:
     assert await tenant.task_events() == {}
     await mends(net, "unannounced", f"agent_turn_id={turn}")
     assert await tenant.task_events() == {turn: 1}
-    assert (await net.look("unannounced")).found == []
+    assert (await net.look("unannounced")).ids == []
 
 
 async def test_a_turn_of_before_the_clock_was_set_back(tenant: Tenant, net: Net) -> None:
     await tenant.agent("player")
     turn = await unheard(tenant, instruction=SAID)
-    assert (await net.look("clock")).found == []
+    assert (await net.look("clock")).ids == []
     for later in (
         "UPDATE state.duties SET taken_at = taken_at + interval '1 h' WHERE duty = 'clock' AND $1::text <> ''",
         "UPDATE state.agent_inbox SET next_retry_at = next_retry_at + interval '1 h' WHERE project_id = $1",
     ):
         await tenant.rows(later, tenant.project)
-    assert (await net.look("doorbell")).found == []
+    assert (await net.look("doorbell")).ids == []
     await mends(net, "clock", agent(tenant))
     assert (await tenant.ended(turn)).view.status == "success"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of, shown
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.serving.micro_service import Payload, VerbRequest, handlers_of
+from turnstile.bridge.serving.micro_service import RequestPayload, VerbRequest, handlers_of
 from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
@@ -58,7 +58,7 @@ async def test_a_command_that_fails_after_its_commit_is_done_once(
     }
     answers: dict[str, JsonObject] = {}
     for verb, arguments in commands.items():
-        request = VerbRequest(verb, tenant.project, CHANNEL, Payload(arguments), {}, "command", "1-2")
+        request = VerbRequest(verb, tenant.project, CHANNEL, RequestPayload(arguments), {}, "command", "1-2")
         with pytest.raises(FaultStruckError):
             await verbs[verb](request)
         answers[verb] = (await verbs[verb](request)).model_dump()

@@ -19,7 +19,7 @@ from tests.gateway.test_folding import TURN, Gateway, Happened, Step, World, ste
 from turnstile.gateway.agui.run_stream import Run, RunStream
 from turnstile.gateway.events.feed import TurnLog
 from turnstile.gateway.events.frames import ResetEvent, StepDone
-from turnstile.gateway.events.positions import BEGIN, END, Part, Position
+from turnstile.gateway.events.positions import BEGIN, END, EventPart, Position
 from turnstile.gateway.events.step_log import Event
 from turnstile.schema.api import CardAnswer, Output, Turn
 from turnstile.schema.base import JsonObject
@@ -58,15 +58,15 @@ class TypedGateway(Gateway):
             step = self.turn[each.step - 1]
             match each.kind:
                 case "commit":
-                    cards = [Event(Position(each.step, Part.CARDS, 1, 0), b"", thought_of(each.step, step))]
+                    cards = [Event(Position(each.step, EventPart.CARDS, 1, 0), b"", thought_of(each.step, step))]
                     if each.step == len(self.turn):
-                        cards.append(Event(Position(each.step, Part.CARDS, 2, 0), b"", self._deliverable()))
+                        cards.append(Event(Position(each.step, EventPart.CARDS, 2, 0), b"", self._deliverable()))
                     done = StepDone(step_id=step_id(TURN, each.step), status="completed", finish_reason=None)
-                    cards.append(Event(Position(each.step, Part.STEP, 0, 0), b"", done))
+                    cards.append(Event(Position(each.step, EventPart.STEP, 0, 0), b"", done))
                     self.log.commit(each.step, cards, [step.text])
                 case "results":
                     for place in range(step.results):
-                        position = Position(each.step, Part.RESULTS, place + 1, 0)
+                        position = Position(each.step, EventPart.RESULTS, place + 1, 0)
                         self.log.apply(each.step, Event(position, b"", self._result(each.step, place)))
                 case "over":
                     self.log.end(Event(END, b"", self._turn()))
@@ -202,7 +202,7 @@ def test_a_reset_takes_back_what_was_told() -> None:
     assert held(reader)[1:] == [("assistant", "a")]
     assert reader.stream is not None
     assert reader.told is not None
-    reset = Event(Position(1, Part.CHUNKS, 9, 9), b"", ResetEvent(step_id=step_id(TURN, 1)))
+    reset = Event(Position(1, EventPart.CHUNKS, 9, 9), b"", ResetEvent(step_id=step_id(TURN, 1)))
     for event in reader.stream.take(reset):
         reader.told.take(event)
     assert held(reader) == [("user", "hello")]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import ElicitRequest, ElicitResult, methods
 
-from turnstile.gateway.mcp.elicited import asked_by, decision_of, form_of, read_state, reply_name, state_of
+from turnstile.gateway.mcp.elicited import asked_by, decision_of, question_form, read_state, reply_name, state_of
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, ToolCallId
 from turnstile.schema.people.digests import action_digest
@@ -67,7 +67,7 @@ SCHEMAS: list[tuple[Any, Any, Any]] = [
 @pytest.mark.parametrize(("schema", "given_back", "response"), SCHEMAS)
 def test_a_question_of_any_schema_is_a_form_of_every_revision(schema: Any, given_back: Any, response: Any) -> None:
     asked = view(reason="input_required", response_schema=schema, allowed_decisions=["respond", "reject"])
-    form = form_of(asked)
+    form = question_form(asked)
     assert form is not None
     params = form.model_dump(mode="json", by_alias=True, exclude_none=True)
     for revision in ("2025-06-18", "2025-11-25"):
@@ -82,13 +82,13 @@ def test_a_question_of_any_schema_is_a_form_of_every_revision(schema: Any, given
 
 def test_a_call_is_shown_as_its_digest_names_it() -> None:
     asked = approval({"to": "Ada\u202e", "amount": 5})
-    form = form_of(asked)
+    form = question_form(asked)
     assert form is not None
     assert "\u202e" not in form.message
     assert all(each in form.message for each in ('"pay"', "\\u202e", '"amount": 5', str(asked.action_digest)))
-    assert form_of(asked.model_copy(update={"arguments": {"amount": 6}})) is None
-    assert form_of(approval({"text": "x" * 20_000})) is None
-    assert form_of(view(reason="tool_call", action_digest="0" * 64)) is None
+    assert question_form(asked.model_copy(update={"arguments": {"amount": 6}})) is None
+    assert question_form(approval({"text": "x" * 20_000})) is None
+    assert question_form(view(reason="tool_call", action_digest="0" * 64)) is None
 
 
 def test_decisions_are_read_and_what_is_none_is_refused() -> None:

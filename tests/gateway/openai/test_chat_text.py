@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.gateway.events.frames import ResetEvent, StepDone
-from turnstile.gateway.events.positions import BEGIN, Part, Position, reset_position
+from turnstile.gateway.events.positions import BEGIN, EventPart, Position, reset_position
 from turnstile.gateway.events.step_log import Event, StepLog
 from turnstile.gateway.openai.chat import SentText, StreamVoided
 from turnstile.schema.api import CardAnswer
@@ -41,8 +41,8 @@ def commit(log: StepLog, text: str) -> None:
     """The step is over, with this text on its card."""
     card = CardAnswer(card_id=CardId("c"), type="agent.thought", content={"kind": "text", "text": text})
     done = StepDone(step_id=step_of(log.number), status="completed", finish_reason="stop")
-    log.cards = [Event(Position(log.number, Part.CARDS, 1, 0), b"", card)] if text else []
-    log.cards.append(Event(Position(log.number, Part.STEP, 0, 0), b"", done))
+    log.cards = [Event(Position(log.number, EventPart.CARDS, 1, 0), b"", card)] if text else []
+    log.cards.append(Event(Position(log.number, EventPart.STEP, 0, 0), b"", done))
     log.finish([text] if text else [])
 
 

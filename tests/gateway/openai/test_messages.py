@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from turnstile.gateway.http.problems import BadField, Unsupported
-from turnstile.gateway.openai.chat_request import ChatCreate, texts_in
+from turnstile.gateway.openai.chat_request import ChatCreate, message_texts
 from turnstile.gateway.openai.fields import PASSED, is_empty, notes_of
 from turnstile.gateway.openai.messages import SpokenText, composed
 from turnstile.schema.errors import Refused, TurnstileError
@@ -46,7 +46,7 @@ def test_whatever_is_sent_is_taken_or_refused(fields: dict[str, Any], messages: 
     refused: TurnstileError | ValidationError | None = None
     said: list[SpokenText] = []
     try:
-        said = texts_in(ChatCreate.model_validate(given_fields).messages)
+        said = message_texts(ChatCreate.model_validate(given_fields).messages)
     except (TurnstileError, ValidationError) as error:
         refused = error
     if refused is not None:

@@ -15,8 +15,8 @@ from tests.support.waiting import overtaken
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import (
-    AnswerForm,
     Batch,
+    BatchAnswerForm,
     Forked,
     ForkLimits,
     delegate,
@@ -96,7 +96,7 @@ async def test_turns_below_count_in_the_order_of_the_tasks(agents: Pool) -> None
 
 async def test_money_is_told_in_dollars(agents: Pool) -> None:
     await sleeper(agents, "c1", budget={"max_cost_usd": 0.5})
-    await forked(agents, "c1", {"max_cost": 500_001}, answer=AnswerForm.CHILD)
+    await forked(agents, "c1", {"max_cost": 500_001}, answer=BatchAnswerForm.CHILD)
     told = (await answer(agents, "c1"))["result"]
     assert told["error"] == "budget_exceeded"
     assert told["error_detail"]["dimension"] == "cost_usd"

@@ -8,7 +8,7 @@ import pytest
 
 from lab.support.proxy import Proxy
 from tests.support.conditions import until
-from turnstile.ledger.operations.exclusive import Held, Hold, LockTimes, try_hold
+from turnstile.ledger.operations.exclusive import ExclusiveLock, LockTaken, LockTimes, try_hold
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import ServerUnavailable
 
@@ -21,11 +21,11 @@ async def is_free(url: str, name: str = NAME) -> bool:
     try:
         async with try_hold(url, name, "visitor", QUICK):
             return True
-    except Held:
+    except LockTaken:
         return False
 
 
-async def lost(hold: Hold, within: float) -> float:
+async def lost(hold: ExclusiveLock, within: float) -> float:
     """After how many seconds the holder heard of it."""
     began = time.monotonic()
     await asyncio.wait_for(hold.lost.wait(), within)
@@ -34,7 +34,7 @@ async def lost(hold: Hold, within: float) -> float:
 
 async def test_one_session_has_it_until_it_lets_go(database_url: str) -> None:
     async with try_hold(database_url, NAME, "worker@here-1", QUICK) as hold:
-        with pytest.raises(Held) as refused:
+        with pytest.raises(LockTaken) as refused:
             async with try_hold(database_url, NAME, "worker@here-2", QUICK):
                 pass
         assert refused.value.holder == "worker@here-1"

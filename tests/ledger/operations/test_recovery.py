@@ -41,7 +41,7 @@ from tests.support.ledger.calls import (
 from tests.support.waiting import Counting, in_flight, overtaken
 from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.operations.recovery import (
-    EndedTurn,
+    OverTurn,
     confirm_in_hand,
     follow_clock,
     list_in_hand,
@@ -425,7 +425,7 @@ async def test_turns_that_are_over_are_told_from_those_in_hand(agents: Pool) -> 
     await fence(agents, young, TurnStatus.FAILED, "reaped", "reaped")
     asked = [turn.agent_turn_id for turn in (over, live, young)]
 
-    async def found(older: float) -> list[EndedTurn]:
+    async def found(older: float) -> list[OverTurn]:
         return await agents.run(lambda c: list_over(c, [*asked, AgentTurnId("unknown")], older_seconds=older))
 
     [listed] = await found(10)

@@ -40,13 +40,13 @@ from tests.support.ledger.trees import child, forks, in_hand, parent, succeed
 from tests.support.pump.threads import RESPONSE, talk
 from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
 from turnstile.ledger.operations.audit import Bounds, Scope, audit
-from turnstile.ledger.operations.retention import Limits, Pruned, RetentionBusy, prune, sole
+from turnstile.ledger.operations.retention import Pruned, RetentionBusy, RetentionLimits, prune, sole
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import mark_replied
 from turnstile.ledger.queries import query
 from turnstile.ledger.roster import put_profile
-from turnstile.ledger.trees.batches import Child, NewAgent
+from turnstile.ledger.trees.batches import ChildTurn, NewAgent
 from turnstile.ledger.turns.cards import make_box
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId, ProjectId, new_box_id
@@ -60,9 +60,9 @@ TABLES = (
 )
 
 
-def everything(**fields: Any) -> Limits:
+def everything(**fields: Any) -> RetentionLimits:
     """All that is over may go."""
-    return Limits(datetime.now(UTC) + LATER, **fields)
+    return RetentionLimits(datetime.now(UTC) + LATER, **fields)
 
 
 async def counts(pool: Pool) -> dict[str, int]:
@@ -70,7 +70,7 @@ async def counts(pool: Pool) -> dict[str, int]:
     return {table: await value(pool, f"SELECT count(*) FROM {table}") for table in TABLES}  # noqa: S608 -- above
 
 
-async def pruned(pool: Pool, limits: Limits | None = None) -> Pruned:
+async def pruned(pool: Pool, limits: RetentionLimits | None = None) -> Pruned:
     """What a run removed, which is what a dry one says; nothing is left for a second one, and the audit is clean."""
     limits = limits or everything()
     before = await counts(pool)
@@ -134,7 +134,7 @@ async def test_what_ended_after_the_moment_stays(pool: Pool) -> None:
     await add_agents(pool, ALICE)
     old, moment = await ended(pool), datetime.now(UTC)
     young, last = await ended(pool), await ended(pool)
-    assert (await pruned(pool, Limits(moment))).turns == 1
+    assert (await pruned(pool, RetentionLimits(moment))).turns == 1
     assert await known(pool, old, young, last) == [False, True, True]
 
 
@@ -190,7 +190,7 @@ async def test_the_box_of_a_replaced_profile_goes_once_nothing_names_it(pool: Po
     await put_profile(pool, PROJECT, profile())
     moment = datetime.now(UTC)
     await ended(pool)
-    assert (await pruned(pool, Limits(moment))).turns == 1
+    assert (await pruned(pool, RetentionLimits(moment))).turns == 1
     assert not await has_box(pool, old.profile_box_id)
     [kept] = await rows(pool, "SELECT profile_box_id::text AS box_id FROM resource.project_agents")
     assert await has_box(pool, kept["box_id"])
@@ -200,7 +200,7 @@ async def test_a_box_that_nobody_has_named_yet_goes_only_when_it_is_old(pool: Po
     await add_agents(pool, ALICE)
     moment, packed = datetime.now(UTC), new_box_id()
     await pool.run(lambda conn: make_box(conn, PROJECT, packed, []))
-    await pruned(pool, Limits(moment))
+    await pruned(pool, RetentionLimits(moment))
     assert await has_box(pool, packed)
     await pruned(pool)
     assert not await has_box(pool, packed)
@@ -303,7 +303,7 @@ async def test_an_enqueue_that_comes_too_late_does_not_find_its_box(pool: Pool) 
     await add_agents(pool, ALICE, BOB)
     first = await ended(pool)
     await ended(pool)
-    await prune(pool, Limits(datetime.now(UTC) - timedelta(days=1)))
+    await prune(pool, RetentionLimits(datetime.now(UTC) - timedelta(days=1)))
 
     async def removing(conn: Any) -> None:
         await query("begin_retention").one(conn)
@@ -444,7 +444,7 @@ async def rows_of(pool: Pool, statement: str) -> list[Any]:
     ("days", "least", "most"), [(80, 400, 450), pytest.param(30, 2_150, 2_700, marks=pytest.mark.long)]
 )
 async def test_a_long_past_is_pruned_and_the_rest_is_sound(past: Pool, days: int, least: int, most: int) -> None:
-    limits = Limits(datetime.now(UTC) - timedelta(days=days), batch_rows=300 if days < 80 else 50)
+    limits = RetentionLimits(datetime.now(UTC) - timedelta(days=days), batch_rows=300 if days < 80 else 50)
     planned = await prune(past, limits, dry_run=True)
     done = await prune(past, limits)
     assert removed(done) == removed(planned)
@@ -485,7 +485,9 @@ async def test_an_instance_of_one_request_goes_whole(pool: Pool) -> None:
 
 async def test_an_instance_of_a_conversation_sleeps_and_wakes(pool: Pool) -> None:
     turn = await crew_turn(pool, conversation_id="c1")
-    assert (await pruned(pool, Limits(datetime.now(UTC) + LATER, asleep_before=datetime.now(UTC) - LATER))).asleep == 0
+    assert (
+        await pruned(pool, RetentionLimits(datetime.now(UTC) + LATER, asleep_before=datetime.now(UTC) - LATER))
+    ).asleep == 0
     done = await pruned(pool)
     assert (done.instances, done.asleep, done.turns, done.conversations) == (0, 1, 0, 0)
     assert await statuses(pool) == ["dormant"]
@@ -612,7 +614,7 @@ async def test_an_agent_that_was_made_for_a_child_and_asked_again_sleeps(pool: P
     assert await has_box(pool, second.output_box_id)
 
 
-def made_for(task: Child) -> NewAgent:
+def made_for(task: ChildTurn) -> NewAgent:
     """The roster row of an agent that is made for one child, as the bridge says it."""
     metadata = {"spawned_by": ALICE, "instance_of": "helper", "agent_turn_id": task.agent_turn_id}
     return NewAgent(worker_target=TARGET, metadata=metadata)

@@ -18,7 +18,7 @@ from tests.support.ledger.trees import (
 )
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.trees.batches import AnswerForm, RefusedTask, delegate, expire_batch
+from turnstile.ledger.trees.batches import BatchAnswerForm, RefusedTask, delegate, expire_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.waiting import apply_reports
@@ -262,7 +262,7 @@ async def test_a_call_that_waits_no_more_gets_no_children(agents: Pool) -> None:
 
 async def test_the_child_form_answers_with_the_childs_value(agents: Pool) -> None:
     await sleeper(agents, "c1")
-    made = await forks(agents, "c1", 1, answer=AnswerForm.CHILD)
+    made = await forks(agents, "c1", 1, answer=BatchAnswerForm.CHILD)
     await succeed(agents, made.tasks[0].agent_turn_id)
     told = (await answer(agents, "c1"))["result"]
     assert (told["status"], told["value"], told["agent_turn_id"]) == (

@@ -11,7 +11,7 @@ from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.trees.batches import AnswerForm, Batch, Forked, expire_batch, open_batch
+from turnstile.ledger.trees.batches import Batch, BatchAnswerForm, Forked, expire_batch, open_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.waiting import report_call
 from turnstile.schema.errors import Refused
@@ -39,7 +39,7 @@ async def begun(pool: Pool, made: Forked) -> list[TurnRef]:
 async def test_two_keys_are_two_batches_and_the_tool_still_reports_its_call(agents: Pool) -> None:
     await sleeper(agents, "c1")
     deadline = (await head(agents))["resume_deadline"]
-    first, second = await asks(agents, "c1", "one", 2), await asks(agents, "c1", "two", answer=AnswerForm.CHILD)
+    first, second = await asks(agents, "c1", "one", 2), await asks(agents, "c1", "two", answer=BatchAnswerForm.CHILD)
     assert (first.batch_id, second.batch_id) == ("batch-c1/one", "batch-c1/two")
     assert (await head(agents))["resume_deadline"] == deadline
     await succeed(agents, second.tasks[0].agent_turn_id)

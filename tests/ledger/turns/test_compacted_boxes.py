@@ -28,7 +28,7 @@ from tests.support.ledger.compactions import compact, cut_record
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.talks import CountedCache
 from tests.support.waiting import in_flight, overtaken
-from turnstile.ledger.operations.retention import Limits, prune
+from turnstile.ledger.operations.retention import RetentionLimits, prune
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.boxes import fork_box
@@ -247,7 +247,7 @@ async def test_retention_leaves_the_boxes_that_a_turn_has_read(agents: Pool) -> 
     boxes = {turn.output_box_id, moved.output_box_id, twice.output_box_id}
     there = "SELECT box_id::text AS box FROM boxes"
     await announce(agents, [each.agent_turn_id for each in (*earlier, turn)])
-    limits = Limits(datetime.now(UTC) + timedelta(minutes=1))
+    limits = RetentionLimits(datetime.now(UTC) + timedelta(minutes=1))
     assert (await prune(agents, limits)).turns == len(earlier)
     assert boxes <= {each["box"] for each in await rows(agents, there)}
     await ask(agents, conversation_id="c1")
@@ -265,7 +265,7 @@ async def test_a_compaction_and_retention_pass_each_other(agents: Pool) -> None:
     begun = await begin(agents, turn)
     record = cut_record(turn, 1, first_of(earlier[1]), begun.head.output_position)
     await announce(agents, [each.agent_turn_id for each in earlier])
-    limits = Limits(datetime.now(UTC) + timedelta(minutes=1))
+    limits = RetentionLimits(datetime.now(UTC) + timedelta(minutes=1))
     async with in_flight(agents, lambda conn: commit_step(conn, turn, record)):
         await prune(agents, limits)
     await prune(agents, limits)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory import resident_bytes
-from turnstile.schema.pump.documents import BadPayload, Limits, PayloadCode, read_root, repaired
+from turnstile.schema.pump.documents import BadPayload, DocumentLimits, PayloadCode, read_root, repaired
 from turnstile.schema.pump.payloads import Payload
 
 _XSI = "xmlns:xsi='http://www.w3.org/2001/XMLSchema-instance'"
@@ -20,10 +20,10 @@ class Box(Payload, tag="a"):
     c: str = ""
 
 
-def refused(document: bytes, limits: Limits | None = None) -> str:
+def refused(document: bytes, limits: DocumentLimits | None = None) -> str:
     """The code of the refusal; the message must hold nothing of the document."""
     with pytest.raises(BadPayload) as caught:
-        Box.from_root(read_root(document, limits or Limits()))
+        Box.from_root(read_root(document, limits or DocumentLimits()))
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 200
     return caught.value.code
@@ -120,10 +120,10 @@ def test_hostile_documents_leave_no_memory_behind() -> None:
 
 def test_limits_are_parameters() -> None:
     nested = b"<a><c>x</c></a>"
-    assert Box.from_xml(nested, Limits(size=15, depth=2, elements=2)) == Box(c="x")
-    assert refused(nested, Limits(size=14)) == PayloadCode.TOO_LARGE
-    assert refused(nested, Limits(depth=1)) == PayloadCode.TOO_DEEP
-    assert refused(nested, Limits(elements=1)) == PayloadCode.TOO_MANY_ELEMENTS
+    assert Box.from_xml(nested, DocumentLimits(size=15, depth=2, elements=2)) == Box(c="x")
+    assert refused(nested, DocumentLimits(size=14)) == PayloadCode.TOO_LARGE
+    assert refused(nested, DocumentLimits(depth=1)) == PayloadCode.TOO_DEEP
+    assert refused(nested, DocumentLimits(elements=1)) == PayloadCode.TOO_MANY_ELEMENTS
 
 
 def test_what_is_large_but_allowed_is_read() -> None:

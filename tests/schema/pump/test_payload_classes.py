@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, computed_field, create_model, field_serializer
 
-from turnstile.schema.pump.documents import LIMITS, Limits
+from turnstile.schema.pump.documents import LIMITS, DocumentLimits
 from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.shapes import BadPayloadClass
 
@@ -107,7 +107,7 @@ def test_how_a_payload_is_written_is_no_classes_own() -> None:
     with pytest.raises(BadPayloadClass, match="Mine: to_xml is the same for all payloads: leave it out"):
 
         class Mine(Payload):  # pyright: ignore[reportUnusedClass]
-            def to_xml(self, limits: Limits = LIMITS) -> bytes:
+            def to_xml(self, limits: DocumentLimits = LIMITS) -> bytes:
                 return b"<huh/>"
 
     with pytest.raises(BadPayloadClass, match="Fake: only the pump's own messages have a namespace: leave it out"):

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import Field, ValidationError, create_model
 
-from turnstile.schema.pump.documents import BadPayload, Limits, PayloadCode
+from turnstile.schema.pump.documents import BadPayload, DocumentLimits, PayloadCode
 from turnstile.schema.pump.payloads import Payload
 
 
@@ -177,7 +177,7 @@ def test_an_equal_document_is_taken_as_xml_and_as_json() -> None:
 def test_json_has_as_many_elements_as_its_xml(number: int) -> None:
     """The limit holds for both."""
     parcel = Parcel(weight=1.5, labels=["x"] * (number - 5), lines=[Line(text="", number=1)], inside=[])
-    limits = Limits(elements=9)  # the root, a weight, a line of two
+    limits = DocumentLimits(elements=9)  # the root, a weight, a line of two
     documents = (parcel.to_xml(), Parcel.from_xml), (parcel.to_json(), Parcel.from_json)
     for document, reader in documents:
         if number == 9:
@@ -213,7 +213,7 @@ def test_what_is_too_large_to_be_read_is_not_written() -> None:
         Line(text="x" * 2_000_000).to_xml()
     assert caught.value.code == PayloadCode.TOO_LARGE
     with pytest.raises(BadPayload) as caught:
-        Note(title="x", tags=("",) * 20).to_xml(Limits(elements=20))
+        Note(title="x", tags=("",) * 20).to_xml(DocumentLimits(elements=20))
     assert caught.value.code == PayloadCode.TOO_MANY_ELEMENTS
 
 

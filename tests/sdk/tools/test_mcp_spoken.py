@@ -27,7 +27,7 @@ from turnstile.schema.json_reading import read_json, storable_json
 from turnstile.schema.parameters import checks
 from turnstile.sdk.mcp.bounded_http import _BoundedBody
 from turnstile.sdk.mcp.lenient import Halves, Lenient
-from turnstile.sdk.mcp.lenient import called as mended_result
+from turnstile.sdk.mcp.lenient import call_result as mended_result
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer, tool_key
 from turnstile.sdk.mcp.pacing import Pace

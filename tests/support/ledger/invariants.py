@@ -5,9 +5,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from turnstile.ledger.operations.audit import (
+    AuditRule,
     Bounds,
     Finding,
-    Rule,
     Scope,
     Violation,
     arguments,
@@ -32,7 +32,7 @@ class _Statement:
     names: list[str]
 
 
-def _joined(together: Sequence[Rule]) -> _Statement:
+def _joined(together: Sequence[AuditRule]) -> _Statement:
     names = list(dict.fromkeys(name for rule in together for name in rule.query.parameters))
     parts: list[str] = []
     for rule in together:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, ask
-from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over, make_way
+from turnstile.ledger.people.multitask import DisplacedTurn, MadeWay, Over, enqueue_over, make_way
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue, steer_or_make_way
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
@@ -21,7 +21,7 @@ ME, EVE = "me", "eve"
 """Two principals."""
 
 
-def farewell(found: FoundTurn) -> Card:
+def farewell(found: DisplacedTurn) -> Card:
     """The deliverable of a queued turn that makes way."""
     turn = found.agent_turn_id
     name, content = turn_card_id(turn, "deliverable"), TextContent(text="stopped")

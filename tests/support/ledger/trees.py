@@ -8,7 +8,7 @@ from tests.support.ledger.agents import PROJECT, begin, finish, rows, value
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import (
     Batch,
-    Child,
+    ChildTurn,
     Forked,
     ForkLimits,
     NewAgent,
@@ -44,7 +44,7 @@ async def parent(pool: Pool, call: str, project: ProjectId = PROJECT) -> ParentC
     return found
 
 
-def child(call: ParentCall, index: int, agent: str | None = None, **more: Any) -> Child:
+def child(call: ParentCall, index: int, agent: str | None = None, **more: Any) -> ChildTurn:
     """A task for a new agent, or for the one that is named; `more` are further fields."""
     turn = AgentTurnId(uuid7())
     cards = [
@@ -66,7 +66,7 @@ def child(call: ParentCall, index: int, agent: str | None = None, **more: Any) -
         ),
     ]
     given: dict[str, Any] = {"new_agent": WORKER if agent is None else None}
-    return Child(
+    return ChildTurn(
         task_index=index,
         agent_id=AgentId(agent or f"{call.origin.replace('/', '-')}-{index}"),
         profile_box_id=call.profile_box_id,

@@ -16,7 +16,7 @@ from turnstile.schema.errors import TurnstileError
 from turnstile.sdk.mcp.mcp_connection import connected
 from turnstile.sdk.mcp.mcp_results import result_of
 from turnstile.sdk.mcp.mcp_server import McpServer
-from turnstile.sdk.mcp.mcp_tools import content_of
+from turnstile.sdk.mcp.mcp_tools import answer_content
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 
 CONTEXT = "MCP_CONFORMANCE_CONTEXT"
@@ -29,7 +29,7 @@ async def takes_defaults(params: types.ElicitRequestParams) -> types.ElicitResul
     if isinstance(params, types.ElicitRequestURLParams):
         return types.ElicitResult(action="accept")
     return types.ElicitResult(
-        action="accept", content=content_of(cast("JsonObject", dict(params.requested_schema)), {})
+        action="accept", content=answer_content(cast("JsonObject", dict(params.requested_schema)), {})
     )
 
 

@@ -85,7 +85,7 @@ class Net:
 
         async def found() -> bool:
             looks.append(await self.look(name))
-            return f"agent_turn_id={turn}" in looks[-1].found
+            return f"agent_turn_id={turn}" in looks[-1].ids
 
         await until(found, 25, f"{name} finds {turn}")
         return looks[-1]

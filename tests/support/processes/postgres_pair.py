@@ -13,7 +13,7 @@ from turnstile.embedded.ports import free_port
 from turnstile.embedded.postgres_server import INITDB, find_postgres_program
 from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.supervisor import Supervisor, clean_environment
-from turnstile.ledger.histories import connect
+from turnstile.ledger.histories import connect_to_host
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS
 
 Name = Literal["a", "b"]
@@ -89,7 +89,7 @@ class PostgresPair:
 
     async def fetch(self, name: Name, statement: str, *args: object, database: str = "turnstile") -> list[Any]:
         """The rows of a statement on this server."""
-        conn = await connect(self.url(name, database=database), timeout=5)
+        conn = await connect_to_host(self.url(name, database=database), timeout=5)
         try:
             return await conn.fetch(statement, *args)
         finally:

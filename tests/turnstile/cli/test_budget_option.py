@@ -2,12 +2,12 @@
 
 import pytest
 
-from turnstile.cli.turns.texts import budget_of
+from turnstile.cli.turns.texts import budget_option
 from turnstile.schema.errors import BadRequest
 
 
 def test_each_limit_has_a_word() -> None:
-    given = budget_of("tokens=50_000, usd=0.50,turns=8,seconds=600")
+    given = budget_option("tokens=50_000, usd=0.50,turns=8,seconds=600")
     assert given is not None
     assert {name: str(value) for name, value in given.items()} == {
         "max_tokens": "50000",
@@ -15,7 +15,7 @@ def test_each_limit_has_a_word() -> None:
         "max_turns": "8",
         "max_seconds": "600",
     }
-    assert budget_of(None) is None
+    assert budget_option(None) is None
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,6 @@ def test_each_limit_has_a_word() -> None:
 )
 def test_what_is_wrong_is_named_by_its_word(text: str, said: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        budget_of(text)
+        budget_option(text)
     assert said in str(refused.value)
     assert str(refused.value).startswith("--budget")

@@ -46,8 +46,8 @@ async def read_conversation(session: Session, named: str, agent: str | None, *, 
                 "ambiguous_conversation",
                 "\n".join((f"several conversations are called {named!r}: name --agent or --channel", *whose)),
             )
-        said = ReadRequest(said=SaidRead(**one.name._asdict(), limit=limit))
-        turns = (await session.read_on(client, said)).said
+        request = ReadRequest(said=SaidRead(**one.name._asdict(), limit=limit))
+        turns = (await session.read_on(client, request)).said
     return ConversationReport(conversation=one, turns=list(turns))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from turnstile.cli.errors import INTERRUPTED
 from turnstile.cli.session import Session
 from turnstile.embedded import DEFAULT_DATA
-from turnstile.processes.up import Running, Stopped, run_up, unless
+from turnstile.processes.up import Running, StoppedEarly, run_up, unless
 from turnstile.schema import verbs
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile
@@ -41,7 +41,7 @@ async def run_with_own_servers(
             if keep:
                 session.out.remark("staying up; Ctrl-C stops it. `turnstile console` prints a link to what ran here")
                 await _first(session.stop.wait(), servers)
-        except Stopped:
+        except StoppedEarly:
             session.exit_code = INTERRUPTED
         finally:
             halt.set()

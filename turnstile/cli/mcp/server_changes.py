@@ -214,8 +214,8 @@ def _told(
     lines = [f"MCP server {name}: {len(tools)} tools"]
     for tool, spec in tools.items():
         again = "" if spec.repeatable or entry.repeat == "unsafe" else "  (may do something twice: --repeat)"
-        own = "" if spec.called == tool else f"  ({clean(spec.called)} at the server)"
-        lines.append(f"  {row_name(name, tool)}{own}  {clean(spec.description.splitlines()[0])[:80]}{again}")
+        original = "" if spec.called == tool else f"  ({clean(spec.called)} at the server)"
+        lines.append(f"  {row_name(name, tool)}{original}  {clean(spec.description.splitlines()[0])[:80]}{again}")
     lines += [f"  left out: {tool}: {clean(reason)}" for tool, reason in left_out.items()]
     session.out.result(document, "\n".join(lines))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from turnstile.cli.session import Session
-    from turnstile.ledger.operations.retention import Limits, Pruned
+    from turnstile.ledger.operations.retention import Pruned, RetentionLimits
 
 
 async def prune(
@@ -35,7 +35,7 @@ async def prune(
     import time
     from datetime import UTC, datetime, timedelta
 
-    from turnstile.ledger.operations.retention import Limits, ledger_time
+    from turnstile.ledger.operations.retention import RetentionLimits, ledger_time
     from turnstile.ledger.operations.retention import prune as run
     from turnstile.schema.ids import ProjectId, token
 
@@ -45,7 +45,7 @@ async def prune(
     async with session.ledger() as pool:
         now = await pool.run(ledger_time)
         unused = now - timedelta(days=session.settings.retention.instances_after_days)
-        limits = Limits(_parse_age(older_than, now), named, batch, pause, unused)
+        limits = RetentionLimits(_parse_age(older_than, now), named, batch, pause, unused)
         with session.out.progress("counting" if dry_run else "pruning") as show:
             pruned = await run(pool, limits, dry_run=dry_run, report=lambda sums: show(_summary(sums)))
     _print_result(session, limits, pruned, time.monotonic() - began, dry_run=dry_run)
@@ -76,7 +76,9 @@ def _summary(pruned: "Pruned") -> str:
     return f"{pruned.turns} turns, {pruned.threads} threads, {pruned.boxes} boxes, {pruned.cards} cards"
 
 
-def _print_result(session: "Session", limits: "Limits", pruned: "Pruned", seconds: float, *, dry_run: bool) -> None:
+def _print_result(
+    session: "Session", limits: "RetentionLimits", pruned: "Pruned", seconds: float, *, dry_run: bool
+) -> None:
     sums = pruned.model_dump()
     if session.out.as_json:
         before = limits.before.isoformat()

@@ -53,7 +53,7 @@ async def _run_once(session: "Session", *, dry_run: bool) -> None:
     if session.out.as_json:
         session.out.document(
             {
-                report.rule: {"found": list(report.found), "mended": report.mended, "failed": report.failed}
+                report.rule: {"found": list(report.ids), "mended": report.mended, "failed": report.failed}
                 for report in reports
             }
         )
@@ -61,16 +61,13 @@ async def _run_once(session: "Session", *, dry_run: bool) -> None:
     session.out.table(
         "the safety net, dry" if dry_run else "the safety net",
         ["rule", "found", "mended", "so far", "failed"],
-        [
-            (report.rule, len(report.found), report.mended, total.get(report.rule, 0), report.failed)
-            for report in reports
-        ],
+        [(report.rule, len(report.ids), report.mended, total.get(report.rule, 0), report.failed) for report in reports],
     )
     for report in reports:
-        for ids in report.found[:_SHOWN]:
+        for ids in report.ids[:_SHOWN]:
             session.out.line(f"{report.rule}  {ids}")
-        if len(report.found) > _SHOWN:
-            session.out.line(f"{report.rule}  and {len(report.found) - _SHOWN} more")
+        if len(report.ids) > _SHOWN:
+            session.out.line(f"{report.rule}  and {len(report.ids) - _SHOWN} more")
 
 
 async def rebuild_engine(

@@ -74,17 +74,17 @@ async def show(session: "Session", interrupt: Id) -> None:
     """Show an approval or question with the exact call. Text that a model wrote is quoted behind bars."""
     from turnstile.cli.people.approval_report import print_interrupt
 
-    async with _found(session, interrupt) as found:
+    async with _found(session, interrupt) as opened:
         if session.out.as_json:
-            session.out.document(found.view)
+            session.out.document(opened.view)
         else:
-            print_interrupt(session.out, found.view)
+            print_interrupt(session.out, opened.view)
 
 
 @command(app, "approve", project=True, channel=True, client=True)
 async def approve(session: "Session", interrupt: Id, digest: Digest = None, comment: Comment = "") -> None:
     """Approve a call: it is sent as it was shown."""
-    await _decide(session, interrupt, digest, lambda found: found.approve(comment))
+    await _decide(session, interrupt, digest, lambda opened: opened.approve(comment))
 
 
 @command(app, "edit", project=True, channel=True, client=True)
@@ -102,7 +102,7 @@ async def edit(
     from turnstile.cli.turns.texts import given_text
 
     edited = _object_in(given_text(arguments, file))
-    await _decide(session, interrupt, digest, lambda found: found.edit(edited, comment))
+    await _decide(session, interrupt, digest, lambda opened: opened.edit(edited, comment))
 
 
 @command(app, "reject", project=True, channel=True, client=True)
@@ -113,7 +113,7 @@ async def reject(
     digest: Digest = None,
 ) -> None:
     """Reject a call: it is not sent, and the model reads the reason."""
-    await _decide(session, interrupt, digest, lambda found: found.reject(reason))
+    await _decide(session, interrupt, digest, lambda opened: opened.reject(reason))
 
 
 @command(app, "respond", project=True, channel=True, client=True)
@@ -130,10 +130,10 @@ async def respond(
     """Answer a question; or answer a call yourself: it is not sent, and this is its result."""
     from turnstile.cli.people.quoting import answer_of
 
-    def given(found: "Interrupt") -> "JsonValue":
-        return _json_in(answer) if as_value else answer_of(answer, found.view.response_schema)
+    def answered(opened: "Interrupt") -> "JsonValue":
+        return _json_in(answer) if as_value else answer_of(answer, opened.view.response_schema)
 
-    await _decide(session, interrupt, digest, lambda found: found.respond(given(found), comment))
+    await _decide(session, interrupt, digest, lambda opened: opened.respond(answered(opened), comment))
 
 
 async def _views(
@@ -198,16 +198,16 @@ async def _decide(
     from turnstile.cli.people.approval_report import print_interrupt
     from turnstile.schema.errors import Refused
 
-    async with _found(session, interrupt) as found:
-        if digest is not None and digest != found.view.action_digest:
+    async with _found(session, interrupt) as opened:
+        if digest is not None and digest != opened.view.action_digest:
             raise Refused("digest_mismatch", "the call has changed (another digest): look at it again")
         if not session.out.as_json:
-            print_interrupt(session.out, found.view)
-        reply = await session.patiently(lambda: make(found))
+            print_interrupt(session.out, opened.view)
+        reply = await session.patiently(lambda: make(opened))
     if reply.tool_changed:
         line = "the tool has changed since this was asked: the call was not sent, and the model sees why"
     else:
-        line = f"{reply.decision}{', as before' if reply.duplicate else ''}: turn {found.view.agent_turn_id} goes on"
+        line = f"{reply.decision}{', as before' if reply.duplicate else ''}: turn {opened.view.agent_turn_id} goes on"
     session.out.result(reply, line)
 
 
@@ -226,7 +226,7 @@ def _object_in(text: str) -> "JsonObject":
     from turnstile.schema.errors import BadRequest
 
     match _json_in(text):
-        case dict() as made:
-            return made
+        case dict() as arguments:
+            return arguments
         case _:
             raise BadRequest("arguments are a JSON object")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from turnstile.cli.output import Output
 from turnstile.cli.people.quoting import BAR, escaped, quoted_text, quoted_value
-from turnstile.schema.amounts import about
+from turnstile.schema.amounts import rough_duration
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import Interrupt, InterruptReason, InterruptStatus
 
@@ -57,7 +57,7 @@ def state_of(view: Interrupt, now: datetime) -> str:
 
 def span(start: datetime, end: datetime) -> str:
     """A time in its largest unit: `3 min`, `6 d`."""
-    return about(max((end - start).total_seconds(), 0))
+    return rough_duration(max((end - start).total_seconds(), 0))
 
 
 def _facts(view: InterruptView, now: datetime) -> list[tuple[str, str]]:

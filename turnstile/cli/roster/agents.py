@@ -113,9 +113,9 @@ async def memory(
     forget: Annotated[bool, typer.Option("--forget", help="Remove the memory.")] = False,
 ) -> None:
     """Show or set the agent's memory: the box that its turns read unless a request names another one."""
-    from turnstile.cli.turns.box_options import Memory, set_memory, show_memory
+    from turnstile.cli.turns.box_options import MemoryArguments, set_memory, show_memory
 
-    change = Memory(agent, box, fork, forget)
+    change = MemoryArguments(agent, box, fork, forget)
     change.check()
     if box is None and not forget:
         await show_memory(session, agent)

@@ -65,7 +65,7 @@ async def show_all(
     limit: Annotated[int, typer.Option(help="How many threads to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List threads, the newest first."""
-    from turnstile.cli.turns.turn_report import duration
+    from turnstile.cli.turns.turn_report import duration_between
     from turnstile.schema.ledger_reads import ReadRequest, ThreadsRead
 
     request = ReadRequest(threads=ThreadsRead(status="open" if only_open else None, limit=limit))
@@ -81,6 +81,6 @@ async def show_all(
             "ended by": lambda row: row.end_reason,
             "messages": lambda row: row.message_count,
             "in flight": lambda row: row.open_count or None,
-            "took": lambda row: duration(row.created_at, row.ended_at),
+            "took": lambda row: duration_between(row.created_at, row.ended_at),
         },
     )

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
-from turnstile.cli.turns.turn_report import duration, page_of
+from turnstile.cli.turns.turn_report import duration_between, page_of
 from turnstile.schema import verbs
 from turnstile.schema.ledger_reads import ReadRequest, ThreadsRead
 from turnstile.schema.pump.threads import MessageId, thread_workflow_id
@@ -64,7 +64,7 @@ def print_thread(out: Output, report: ThreadReport) -> None:
         "messages": thread.message_count,
         "in flight": thread.open_count or None,
         "created": thread.created_at,
-        "took": duration(thread.created_at, thread.ended_at),
+        "took": duration_between(thread.created_at, thread.ended_at),
     }
     out.facts("thread", facts)
     print_chain(out, report)
@@ -87,11 +87,11 @@ def print_chain(out: Output, report: ThreadReport) -> None:
         rows.append(
             (
                 message.number,
-                duration(start, message.created_at),
+                duration_between(start, message.created_at),
                 f"{indent}{message.from_id} → {listener}",
                 message.kind,
                 f"{message.status}: {message.effect}" if message.effect else message.status,
-                duration(message.begun_at or message.created_at, message.ended_at),
+                duration_between(message.begun_at or message.created_at, message.ended_at),
                 f"{message.message_id}{tries}{turn}",
             )
         )

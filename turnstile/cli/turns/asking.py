@@ -93,7 +93,7 @@ def _naming_direct(session: Session) -> Generator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RerunArguments:
     """The arguments of `turn rerun`."""
 
     turn: str
@@ -112,7 +112,7 @@ class Again:
         return parse_request(RerunRequest, {name: value for name, value in fields.items() if value is not None})
 
 
-async def run_again(session: Session, again: Again, *, wait: bool) -> None:
+async def run_again(session: Session, again: RerunArguments, *, wait: bool) -> None:
     """Run a turn again and print the reply; with `wait` follow the new turn, as `ask` does."""
     async with session.client() as client:
         old = await session.patiently(lambda: client.turn(again.turn))
@@ -296,8 +296,8 @@ async def _ask_directly(session: Session, request: EnqueueRequest, *, wait: bool
             return
         turn, reads = turn_of(enqueued.reply), LedgerReads(pool)
 
-        async def read(wanted: ReadRequest) -> ReadReply:
-            return await reads.answer(session.project, session.channel, wanted)
+        async def read(request: ReadRequest) -> ReadReply:
+            return await reads.answer(session.project, session.channel, request)
 
         with explaining_interrupt(session, f"turn {turn}", ways_of(turn)):
             await wait_directly(session, turn, read)

@@ -34,7 +34,7 @@ class PlacedCard(Card):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryArguments:
     """The arguments of `agent memory`."""
 
     agent: str
@@ -61,7 +61,7 @@ async def show_memory(session: Session, agent: str) -> None:
     session.out.line(f"last output  {boxes.last_output_box_id or 'none'}")
 
 
-async def set_memory(session: Session, memory: Memory) -> None:
+async def set_memory(session: Session, memory: MemoryArguments) -> None:
     """Set or remove the agent's memory.
 
     Raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`.
@@ -133,7 +133,7 @@ async def put_texts(session: Session, texts: Sequence[str]) -> None:
             before: list[JsonValue] = [] if box is None else [{"box_id": box}]
             parts: list[JsonValue] = [*before, *({"text": text} for text in batch)]
             box = (await client.call(verbs.BOX_MAKE, parse_request(BoxMakeRequest, {"parts": parts}))).box_id
-        cards = [] if box is None else await read_box(lambda wanted: session.read_on(client, wanted), box)
+        cards = [] if box is None else await read_box(lambda request: session.read_on(client, request), box)
     session.out.result(
         {"box_id": box, "card_ids": [card.card_id for card in cards]}, f"box {box} with {len(texts)} texts"
     )
@@ -143,7 +143,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
     """The texts in order, as many together as one request may have."""
     batch: list[str] = []
     for text in texts:
-        if batch and sum(len(each.encode("utf-8")) for each in (*batch, text)) > TEXT_LIMIT_BYTES:
+        if batch and sum(len(t.encode("utf-8")) for t in (*batch, text)) > TEXT_LIMIT_BYTES:
             yield batch
             batch = []
         batch.append(text)
@@ -154,7 +154,7 @@ async def show_box(session: Session, box: str, last: int | None) -> None:
     """Print the cards of a box; raises `BadRequest` or `Refused` (`unknown_box`)."""
     named = box_id(box, "box")
     async with session.bridge() as client:
-        cards = await read_box(lambda wanted: session.read_on(client, wanted), named)
+        cards = await read_box(lambda request: session.read_on(client, request), named)
     placed = [PlacedCard(position=place, **dict(card)) for place, card in enumerate(cards, 1)]
     placed = placed[-last:] if last else placed
     if session.out.as_json:

@@ -60,7 +60,7 @@ _BUDGET_FIELDS = {
 }
 
 
-def budget_of(text: str | None) -> JsonObject | None:
+def budget_option(text: str | None) -> JsonObject | None:
     """The budget of a `--budget tokens=N,usd=N,turns=N,seconds=N`; raises `BadRequest` that names what is wrong."""
     if text is None:
         return None

@@ -54,7 +54,7 @@ async def show_all(
     limit: Annotated[int, typer.Option(help="How many turns to show.", min=1, max=10_000)] = 20,
 ) -> None:
     """List turns, the newest first."""
-    from turnstile.cli.turns.turn_report import duration, list_of, note_of
+    from turnstile.cli.turns.turn_report import duration_between, list_of, note_of
     from turnstile.schema.ledger_reads import ReadRequest, TurnsRead
     from turnstile.sdk.requests import parse_request
 
@@ -69,7 +69,7 @@ async def show_all(
             "agent": lambda row: row.agent_id,
             "status": lambda row: row.status,
             "note": note_of,
-            "took": lambda row: duration(row.created_at, row.ended_at),
+            "took": lambda row: duration_between(row.created_at, row.ended_at),
             "asked": lambda row: " ".join((row.asked or "").split()),
         }
         if session.out.width >= _WIDE
@@ -165,15 +165,15 @@ async def rerun(
 
     By default a failed turn continues at the step that failed. Earlier steps are kept, later ones are run again.
     """
-    from turnstile.cli.turns.asking import Again, run_again
+    from turnstile.cli.turns.asking import RerunArguments, run_again
     from turnstile.cli.turns.lookup import whole_id
-    from turnstile.cli.turns.texts import budget_of, setting_of
+    from turnstile.cli.turns.texts import budget_option, setting_of
 
     chosen = dict(map(setting_of, settings or ()))
     if model is not None:
         chosen["model"] = model
-    limits = budget_of(budget)
-    again = Again(await whole_id(session, turn), from_step, chosen or None, correlation_id, limits)
+    limits = budget_option(budget)
+    again = RerunArguments(await whole_id(session, turn), from_step, chosen or None, correlation_id, limits)
     await run_again(session, again, wait=wait)
 
 
@@ -218,7 +218,7 @@ async def enqueue(
 ) -> None:
     """Send a request to an agent: one turn, exactly one deliverable. With --wait, exit code 1 if the turn fails."""
     from turnstile.cli.turns.asking import EnqueueArguments, ask
-    from turnstile.cli.turns.texts import budget_of, given_text
+    from turnstile.cli.turns.texts import budget_option, given_text
 
     if profile is not None and text is None and file is None:
         agent, text = None, agent  # the one argument is the text
@@ -235,6 +235,6 @@ async def enqueue(
         output_box_id=output_box,
         remember=remember,
         multitask=multitask,
-        budget=budget_of(budget),
+        budget=budget_option(budget),
     )
     await ask(session, question, wait=wait, direct=direct)

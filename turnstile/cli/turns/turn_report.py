@@ -81,7 +81,7 @@ async def read_report(session: Session, client: Client, turn: Turn | str) -> Tur
     named = turn if isinstance(turn, str) else await turn.start()
     if session.gateway is None:
         try:
-            return await report_from(lambda wanted: session.read_on(client.bridge, wanted), named)
+            return await report_from(lambda request: session.read_on(client.bridge, request), named)
         except Refused as error:
             if error.code != "forbidden":
                 raise
@@ -236,7 +236,7 @@ def _facts(report: TurnEnd, transcript: Transcript | None) -> dict[str, object]:
         "waits for": waits,
         "steers": _joined(*(f"{count} {status}" for status, count in Counter(_standing(turn)).items())),
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
-        "took": duration(turn.created_at, turn.ended_at),
+        "took": duration_between(turn.created_at, turn.ended_at),
         "cost": amounts.counted(turn.steps, "step") if transcript is None else _cost(transcript),
         "budget": "\n".join(f"{budget_line(budget)} ({_whose(budget, turn)})" for budget in report.budgets),
         "until": None if turn.budget is None or turn.budget.until is None else clock(turn.budget.until),
@@ -283,7 +283,7 @@ def _print_steers(out: Output, steers: Sequence[SteerEntry], limit: int | None) 
 def _print_step(out: Output, step: StepEntry, moment: datetime, steers: Sequence[SteerEntry], *, whole: bool) -> None:
     facts = _joined(
         step.model,
-        duration(step.started_at, step.ended_at),
+        duration_between(step.started_at, step.ended_at),
         f"{step.tokens:,} tokens" if step.tokens else "",
         f"${step.response_cost:.4f}" if step.response_cost else "",
     )
@@ -324,7 +324,7 @@ def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:
     if call.status == "waiting":
         out.indented("← waiting for its result", style="yellow")
         return
-    took = "" if call.sent_at is None else duration(call.sent_at, call.answered_at)
+    took = "" if call.sent_at is None else duration_between(call.sent_at, call.answered_at)
     after = f" after {took}" if took else ""
     if call.error_code is None:
         out.indented(f"← {call.status}{after}: {_shortened(_text(call.result), limit)}")
@@ -368,7 +368,7 @@ def _joined(*facts: str | None, between: str = ", ") -> str:
 def print_timeline(out: Output, report: TurnReport) -> None:
     """Print the turn's moments as a table, with times relative to its enqueue."""
     start = report.turn.created_at
-    rows = [(duration(start, moment), what, took, detail) for moment, what, took, detail in _moments(report)]
+    rows = [(duration_between(start, moment), what, took, detail) for moment, what, took, detail in _moments(report)]
     out.table("timeline", ["after", "what", "took", "detail"], rows)
 
 
@@ -396,7 +396,7 @@ def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
     if turn.started_at:
         moments.append((turn.started_at, "started", "", f"epoch {turn.turn_epoch}"))
     for number, step in enumerate(report.steps, 1):
-        took = duration(step.started_at, step.ended_at)
+        took = duration_between(step.started_at, step.ended_at)
         moments.append((step.ended_at or step.started_at, f"step {number} {step.status}", took, _step_detail(step)))
     if turn.ended_at:
         moments.append((turn.ended_at, f"ended: {turn.status}", "", turn.error_code or ""))
@@ -413,7 +413,7 @@ def note_of(line: TurnLine) -> str:
     return _joined(line.error_code, cut, late)
 
 
-def duration(start: datetime, end: datetime | None) -> str:
+def duration_between(start: datetime, end: datetime | None) -> str:
     """The time between the two; empty if there is no end."""
     return "" if end is None else amounts.duration(end - start)
 

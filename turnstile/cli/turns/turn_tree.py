@@ -19,7 +19,7 @@ from turnstile.cli.budgets.budget_report import budget_line
 from turnstile.cli.output import clean
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_of_client, turn_request
-from turnstile.cli.turns.turn_report import duration
+from turnstile.cli.turns.turn_report import duration_between
 from turnstile.schema.amounts import money
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.ledger_reads import ReadRequest, TurnRead
@@ -104,7 +104,7 @@ def _label(node: TreeTurn, sums: Mapping[AgentTurnId, Rolled], now: datetime) ->
     text.append(f" {status}", style=_STYLES.get(status, "cyan"))
     if node.error_code:
         text.append(f" {clean(node.error_code)}", style="red")
-    text.append(f"  {duration(node.created_at, node.ended_at or now)}")
+    text.append(f"  {duration_between(node.created_at, node.ended_at or now)}")
     text.append(_spent(node.tokens, node.cost))
     if node.budget is not None:
         text.append(f"  budget {budget_line(node.budget)}", style="yellow")
@@ -151,8 +151,8 @@ async def _reading(session: Session, turn: str) -> AsyncGenerator[Read]:
             nodes: list[TreeTurn] = []
             after: object = None
             while True:
-                wanted = ReadRequest(turn=page.model_copy(update={"after": after}))
-                more = await session.read_on(client.bridge, wanted)
+                request = ReadRequest(turn=page.model_copy(update={"after": after}))
+                more = await session.read_on(client.bridge, request)
                 nodes += more.tree
                 if (after := more.next) is None:
                     return nodes

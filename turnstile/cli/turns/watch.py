@@ -26,8 +26,8 @@ async def watch(
 
     async with session.client() as client:
         turn = await (turn_of_client if session.gateway is None else require_of_client)(session, client, target)
-        found = await find_turn_or_agent(session, client, target) if turn is None else (client, turn)
-        if found is not None:
-            await watch_turn(session, *found)
+        watched = await find_turn_or_agent(session, client, target) if turn is None else (client, turn)
+        if watched is not None:
+            await watch_turn(session, *watched)
             return
     await watch_agent(session, AgentId(target))

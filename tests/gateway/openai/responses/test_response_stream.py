@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstile.gateway.events.frames import ResetEvent, StepDone
-from turnstile.gateway.events.positions import BEGIN, END, Part, Position, reset_position
+from turnstile.gateway.events.positions import BEGIN, END, EventPart, Position, reset_position
 from turnstile.gateway.events.step_log import Event, StepLog
 from turnstile.gateway.openai.responses.numbers import read_number
 from turnstile.gateway.openai.responses.objects import Response, Status
@@ -98,10 +98,12 @@ class Gateway:
 
     def _commit(self, step: StepLog) -> None:
         number, (cards, results) = step.number, cards_of(step.number)
-        step.cards = [Event(Position(number, Part.CARDS, n, 0), b"", each) for n, each in enumerate(cards, 1)]
+        step.cards = [Event(Position(number, EventPart.CARDS, n, 0), b"", each) for n, each in enumerate(cards, 1)]
         done = StepDone(step_id=step_id(TURN, number), status="completed", finish_reason=None)
-        step.cards.append(Event(Position(number, Part.STEP, 0, 0), b"", done))
-        step.results = [Event(Position(number, Part.RESULTS, n, 0), b"", each) for n, each in enumerate(results, 1)]
+        step.cards.append(Event(Position(number, EventPart.STEP, 0, 0), b"", done))
+        step.results = [
+            Event(Position(number, EventPart.RESULTS, n, 0), b"", each) for n, each in enumerate(results, 1)
+        ]
         step.finish([SHAPE[number - 1][0]])
 
     def after(self, cursor: Position) -> list[Event]:
