@@ -9,13 +9,14 @@ A line that begins with `/` is a command and never reaches a model; one that beg
 
 import asyncio
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import TextIO
 
-from turnstile.cli.conversations.input_lines import InputLines
 from turnstile.cli.errors import failure_of
 from turnstile.cli.people.turn_questions import TurnQuestions
 from turnstile.cli.people.turn_steers import TurnSteers
@@ -35,6 +36,7 @@ from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
 
+_PIECE = 65_536
 CHAT = "chat"
 """The first conversation of a chat with an agent; those of `/new` are called `chat-…`."""
 OF_MODEL = "model-chat"
@@ -99,6 +101,38 @@ def is_command(line: str) -> bool:
 def said(line: str) -> str:
     """What a line says to an agent."""
     return line[1:] if line.startswith("//") else line
+
+
+class InputLines:
+    """Reads lines of a terminal, a pipe or a file, without holding up the event loop and without a thread."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._fd = stream.fileno()
+        self._unread = b""
+        self._ended = False
+
+    async def next(self) -> str | None:
+        """The next line without its end; None at the end of the input."""
+        while b"\n" not in self._unread and not self._ended:
+            await self._readable()
+            piece = os.read(self._fd, _PIECE)
+            self._unread += piece
+            self._ended = not piece
+        if not self._unread:
+            return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace").removesuffix("\r")
+
+    async def _readable(self) -> None:
+        """Wait until there is something to read; a file always has."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        with suppress(PermissionError):  # epoll does not take files
+            loop.add_reader(self._fd, lambda: ready.done() or ready.set_result(None))
+            try:
+                await ready
+            finally:
+                loop.remove_reader(self._fd)
 
 
 class Chat:

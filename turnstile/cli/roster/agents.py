@@ -2,7 +2,7 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 app = typer.Typer()
+_DONE = {
+    "pause": "is paused: its current turn goes on, and what waits stays queued",
+    "resume": "is active",
+    "retire": "is retired: it takes no request, and what waits still runs",
+}
 
 
 @command(app, "add", project=True)
@@ -81,25 +86,30 @@ async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="
 @command(app, "pause", project=True, channel=True)
 async def pause(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
     """Keep an agent from starting turns. Its current turn continues; requests stay queued until `agent resume`."""
-    from turnstile.cli.roster.agent_status import set_status
-
-    await set_status(session, "pause", agent)
+    await _set_status(session, "pause", agent)
 
 
 @command(app, "resume", project=True, channel=True)
 async def resume(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
     """Make a paused or retired agent active again; it continues with its queued requests."""
-    from turnstile.cli.roster.agent_status import set_status
-
-    await set_status(session, "resume", agent)
+    await _set_status(session, "resume", agent)
 
 
 @command(app, "retire", project=True, channel=True)
 async def retire(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
     """Make an agent refuse new requests. Queued ones still run; `agent resume` makes it active again."""
-    from turnstile.cli.roster.agent_status import set_status
+    await _set_status(session, "retire", agent)
 
-    await set_status(session, "retire", agent)
+
+async def _set_status(session: "Session", action: Literal["pause", "resume", "retire"], agent: str) -> None:
+    """Set it by a bridge, which rings for the turns that a resumed agent takes; raises as `Session.change`."""
+    from turnstile.schema import verbs
+    from turnstile.schema.wire.roster_requests import AgentRequest
+    from turnstile.sdk.requests import parse_request
+
+    verb = {"pause": verbs.AGENT_PAUSE, "resume": verbs.AGENT_RESUME, "retire": verbs.AGENT_RETIRE}[action]
+    reply = await session.change(verb, parse_request(AgentRequest, {"agent_id": agent}))
+    session.out.result(reply, f"agent {agent} {_DONE[action]}{', as before' if reply.duplicate else ''}")
 
 
 @command(app, "memory", project=True)
