@@ -7,8 +7,7 @@ they are, and how they end. A case is its number.
 import asyncio
 import gc
 import json
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from tests.activities.models.asking import LIMITS, question
 from tests.activities.models.http_stub import Ending, HttpReply
 from tests.activities.models.provider_stub import sse
 from tests.activities.models.test_answers import BODY, EVENTS, MODELS, TABLE, RawStub, model_of_stub
-from tests.support.fuzz import BYTES, Dice, Report, Tally
+from tests.support.fuzz import BYTES, HELD_SECONDS, Dice, Report, Tally, held
 from turnstile.activities.models import LitellmModel
 from turnstile.schema.json_reading import storable
 
-HELD_SECONDS = 0.05
+__all__ = ["held"]
+
 CASE_SECONDS = 15.0
 _ENDINGS: list[Ending] = ["end", "end", "end", "end", "cut", "close"]
 _KINDS = [EVENTS, EVENTS, EVENTS, BODY, {"content-type": "text/html"}, {"content-type": "\xff"}]
@@ -80,22 +80,6 @@ def _bent(dice: Dice, piece: bytes) -> bytes:
         return dice.encoded(dice.odd())
     bent = dice.bent(event)
     return piece[:start] + dice.encoded(bent) + b"\n\n" if start > 5 else sse(json.dumps(bent, ensure_ascii=True))
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The most CPU that one callback of the loop took, so far; collections would look at what all tests left."""
-    worst, run = [0.0], asyncio.events.Handle._run
-
-    def timed(handle: asyncio.Handle) -> None:
-        began = time.thread_time()
-        run(handle)
-        worst[0] = max(worst[0], time.thread_time() - began)
-
-    monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
-    gc.disable()
-    yield worst
-    gc.enable()
 
 
 @pytest.mark.fuzz

@@ -4,11 +4,11 @@ Lists of tools, results and lines that the protocol does not have, each of a kin
 a result, by hypothesis.
 """
 
-import gc
+import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from mcp.shared.message import SessionMessage
 from mcp_types.methods import validate_server_result
 
-from tests.sdk.tools.test_mcp_hostile import called, connected, entry_of, rough, tool
-from tests.support.fuzz import Dice, Report, Tally
+from tests.sdk.tools.test_mcp_hostile import called, connected, entry_of, nobody, rough, tool, unheard
+from tests.support.fuzz import HELD_SECONDS, Dice, Report, Tally, held
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.json_reading import read_json, storable_json
 from turnstile.schema.parameters import checks
@@ -34,6 +34,9 @@ from turnstile.sdk.mcp.pacing import Pace
 from turnstile.sdk.mcp.tool_pins import RemoteTool
 from turnstile.sdk.tools.answer import answer as report_of
 
+__all__ = ["held"]
+
+CALL_SECONDS = 30.0
 DRAFT_7 = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "type": "object",
@@ -241,16 +244,8 @@ def test_a_name_that_models_can_call_is_its_own_key_and_others_have_one(name: st
     assert key == tool_key("s" * 32, name)
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """A collection would look at all that other tests left."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.fuzz
-@pytest.mark.usefixtures("no_collection")
+@pytest.mark.usefixtures("held")  # no collection looks at all that other tests left
 @pytest.mark.parametrize("cases", [600, pytest.param(20_000, marks=pytest.mark.long)])
 def test_any_line_is_noise_or_messages_and_any_answer_a_result_or_an_error(cases: int, fuzz_report: Report) -> None:
     tally, seeds = Tally(), [{"result": each} for each, _ in RESULTS.values()]
@@ -268,6 +263,45 @@ def test_any_line_is_noise_or_messages_and_any_answer_a_result_or_an_error(cases
         fuzz_report(f"lines of MCP servers to {text}")
     assert {"result", "noise"} <= tally.codes("tools/call")
     assert "list" in tally.codes("tools/list")
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("cases", [60, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+async def test_any_answer_of_a_server_is_a_result_or_an_error_of_its_call(
+    tmp_path: Path, held: list[float], cases: int, fuzz_report: Report
+) -> None:
+    """Over a process: a call ends whatever is answered, and the next one works; a lost connection is opened again."""
+    tally, number, lines = Tally(), 0, [line for line, _ in LINES.values()]
+    entry = entry_of(tmp_path, [tool("t")], t={})
+    while number < cases:
+        async with connected("rough", entry, os.environ) as connection:
+            listing, lost = await connection.listing(), False
+            while number < cases and not lost:
+                dice = Dice.of(number)
+                answered: Any = {"jsonrpc": "2.0", "id": "ID", "result": dice.pick.choice([*RESULTS.values()])[0]}
+                line = dice.encoded(dice.bent(answered)) if dice.chance(0.8) else dice.pick.choice(lines).encode()
+                data = line.replace(b"\r", b" ").replace(b"\n", b" ")
+                _plan(tmp_path, data)
+                await asyncio.sleep(0)
+                held[0] = 0.0
+                try:
+                    async with asyncio.timeout(CALL_SECONDS):
+                        found = await connection.call("t", {}, meta={}, ask=nobody, progress=unheard)
+                    came = "result"
+                    json.dumps(result_of(entry, listing.tools["t"], found), allow_nan=False)
+                except TurnstileError as error:
+                    came, lost = error.code, error.code == "mcp_disconnected"
+                assert held[0] < HELD_SECONDS, (number, held[0])
+                tally.count("answers", came)
+                number += 1
+    for text in tally.lines():
+        fuzz_report(f"{text} of a process that speaks MCP")
+    assert "result" in tally.codes("answers")
+
+
+def _plan(directory: Path, line: bytes) -> None:
+    calls = {"t": {"hex": line.hex()}}
+    (directory / "plan.json").write_text(json.dumps({"tools": [tool("t")], "calls": calls}))
 
 
 def _read(method: str, line: bytes) -> str:

@@ -1,7 +1,8 @@
 """An MCP server written by hand, that does whatever its file says; it needs no library, so it begins at once.
 
 The file (`--plan`) is read before each answer: `{"tools": […], "calls": {TOOL: WHAT}}`, where WHAT is a result, or
-`{"raw": LINE}` (`ID` in the line stands for the number of the call), or the name of something that no server should do.
+`{"raw": LINE}` (`ID` in the line stands for the number of the call), or `{"hex": BYTES}` (`"ID"` does, and a plain
+result follows), or the name of something that no server should do.
 """
 
 import argparse
@@ -111,6 +112,9 @@ def answer(message: Message) -> None:
                     MISBEHAVIOUR[what](number)
                 case {"raw": str(line)}:
                     write(line.replace("ID", str(number)))
+                case {"hex": str(data)}:
+                    sys.stdout.buffer.write(bytes.fromhex(data).replace(b'"ID"', str(number).encode()) + b"\n")
+                    say(id=number, result={})
                 case result:
                     say(id=number, result=result)
         case None:
