@@ -6,12 +6,12 @@ import secrets
 from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
-from turnstile.ledger.pushes.webhooks import list_webhooks, put_webhook, remove_webhook
+from turnstile.ledger.pushes.webhooks import list_webhooks, put_webhook, remove_webhook, turn_webhook
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.outbound import Names, destination
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire.limits import UNLIMITED, Admission
+from turnstile.schema.wire.limits import UNLIMITED, Admission, Maker
 from turnstile.schema.wire.push_requests import PushRemoveRequest, PushReply, PushSetRequest
 from turnstile.schema.wire.webhook_requests import (
     PREFIX,
@@ -35,7 +35,7 @@ class PushVerbs:
         self._private = private
 
     async def push_set(self, request: VerbRequest) -> PushReply:
-        """Tell a receiver.
+        """Notify a receiver of a turn from now on.
 
         Raises `Refused` (push_url_refused, unknown_turn, too_many_receivers), or `Limited` (pushes_full).
         """
@@ -57,7 +57,7 @@ class PushVerbs:
         return _accepted(body)
 
     async def push_remove(self, request: VerbRequest) -> PushReply:
-        """Tell a receiver no more."""
+        """Notify a receiver no more."""
         body = request.parse(PushRemoveRequest)
         where = request.project_id, request.channel_id, body.agent_turn_id, body.receiver_id
         await self._pool.run(lambda conn: remove_receiver(conn, *where))
@@ -70,26 +70,32 @@ class PushVerbs:
         Raises `Refused` (forbidden, push_url_refused, unknown_profile, too_many_webhooks).
         """
         caller, body = request.operator(), request.parse(WebhookPutRequest)
-        return await self._put(request, body, body.webhook_id, caller.name, profile_name=body.profile_name)
+        secret = await self._put(request, body, body.webhook_id, Maker(caller.name), profile_name=body.profile_name)
+        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=body.webhook_id, secret=secret)
 
     async def turn_webhook(self, request: VerbRequest) -> WebhookReply:
-        """Set the webhook of a turn; raises `Refused` (push_url_refused, unknown_turn)."""
+        """Set the caller's webhook of a turn.
+
+        Raises `Refused` (push_url_refused, unknown_turn), or `Limited` (pushes_full).
+        """
         body, maker = request.parse(TurnWebhookRequest), request.maker(self._admission)
         turn = body.agent_turn_id
-        return await self._put(request, body, turn, maker.name or "", agent_turn_id=turn)
+        secret = await self._put(request, body, turn_webhook(turn, maker), maker, agent_turn_id=turn)
+        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=turn, secret=secret)
 
     async def _put(
         self,
         request: VerbRequest,
         body: WebhookSettings,
         webhook: str,
-        by: str,
+        maker: Maker,
         *,
         profile_name: str | None = None,
         agent_turn_id: AgentTurnId | None = None,
-    ) -> WebhookReply:
+    ) -> str | None:
+        """Set it; returns its secret, if one was made."""
         await destination(body.url, self._names, request.project_id, private=self._private)
-        generated = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() if body.secret is None else None
+        generated = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
         await self._pool.run(
             lambda conn: put_webhook(
                 conn,
@@ -97,15 +103,15 @@ class PushVerbs:
                 request.channel_id,
                 webhook,
                 url=body.url,
-                secret=generated or body.secret or "",
+                secret=body.secret or generated,
                 events=body.events,
-                created_by=by,
+                maker=maker,
                 profile_name=profile_name,
                 agent_turn_id=agent_turn_id,
             )
         )
         hit(Fault.RECEIVER_SET)
-        return WebhookReply(status=ReplyStatus.ACCEPTED, webhook_id=webhook, secret=generated)
+        return None if body.secret else generated
 
     async def webhook_list(self, request: VerbRequest) -> WebhookListReply:
         """The webhooks of the project and its profiles; raises `Refused` (forbidden)."""

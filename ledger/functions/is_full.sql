@@ -31,6 +31,10 @@ BEGIN
                 SELECT count(*) INTO counted FROM (
                     SELECT FROM state.push_receivers p
                     WHERE p.project_id COLLATE "C" = project AND p.status = 'active' AND p.created_by = maker
+                    UNION ALL
+                    SELECT FROM state.webhooks w
+                    WHERE w.project_id COLLATE "C" = project AND w.status = 'active' AND w.agent_turn_id IS NOT NULL
+                      AND w.created_by = maker
                     LIMIT most) x;
         END CASE;
         IF counted + added > most THEN

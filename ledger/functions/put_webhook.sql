@@ -1,8 +1,8 @@
 -- Sets a webhook of a project, of a profile, or of a turn (protocol §17.6). A turn's is set behind the locks of its
 -- head and its request, which its end takes, too: so it is sent the end, whichever comes first.
--- verdict: accepted | unknown_turn | unknown_profile | too_many_webhooks
+-- verdict: accepted | unknown_turn | unknown_profile | too_many_webhooks | pushes_full
 CREATE OR REPLACE FUNCTION state.put_webhook(project text, channel text, webhook text, profile text, turn text,
-    address text, key text, kinds text[], maker text, most int, OUT verdict text)
+    address text, key text, kinds text[], maker text, most int, most_open bigint, OUT verdict text)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     asked state.agent_inbox;
@@ -15,6 +15,12 @@ BEGIN
           AND i.message_type IN ('turn', 'ui_action');
         IF NOT FOUND THEN
             verdict := 'unknown_turn';
+            RETURN;
+        END IF;
+        IF NOT EXISTS (SELECT FROM state.webhooks w
+                       WHERE w.project_id = project AND w.webhook_id = webhook AND w.status = 'active')
+            AND state.is_full('pushes', project, maker, most_open) THEN
+            verdict := 'pushes_full';
             RETURN;
         END IF;
         PERFORM FROM state.agent_state_head h
@@ -44,6 +50,7 @@ BEGIN
         IF FOUND THEN
             PERFORM state.write_event(project, turn, 'turn.ended', turn,
                 jsonb_build_object('status', ended.status, 'error_code', ended.error_code), webhook);
+            UPDATE state.webhooks w SET status = 'done' WHERE w.project_id = project AND w.webhook_id = webhook;
         END IF;
         FOR question IN SELECT q.* FROM state.interrupts q WHERE q.agent_turn_id = turn AND q.status = 'open' LOOP
             PERFORM state.write_event(project, turn, 'interrupt.opened', question.interrupt_id, jsonb_build_object(

@@ -10,6 +10,8 @@ BEGIN
         WHEN 'turn_outcomes' THEN
             PERFORM state.write_event(NEW.project_id, NEW.agent_turn_id, 'turn.ended', NEW.agent_turn_id,
                 jsonb_build_object('status', NEW.status, 'error_code', NEW.error_code));
+            UPDATE state.webhooks w SET status = 'done'
+            WHERE w.agent_turn_id = NEW.agent_turn_id AND w.project_id = NEW.project_id AND w.status = 'active';
         WHEN 'interrupts' THEN
             PERFORM state.write_event(NEW.project_id, NEW.agent_turn_id, 'interrupt.opened', NEW.interrupt_id,
                 jsonb_build_object('interrupt_id', NEW.interrupt_id, 'reason', NEW.reason,

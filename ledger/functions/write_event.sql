@@ -16,7 +16,7 @@ RETURNS void LANGUAGE sql VOLATILE AS $$
     FROM (
         SELECT x.* FROM state.webhooks x WHERE x.project_id = project AND x.agent_turn_id IS NULL
         UNION ALL
-        SELECT x.* FROM state.webhooks x WHERE x.project_id = project AND x.webhook_id = turn AND x.agent_turn_id = turn
+        SELECT x.* FROM state.webhooks x WHERE x.project_id = project AND x.agent_turn_id = turn
     ) w
     WHERE w.status = 'active' AND kind = ANY (w.events) AND (only_webhook IS NULL OR w.webhook_id = only_webhook)
       AND (w.agent_turn_id IS NOT NULL OR kind <> 'turn.ended' OR NOT EXISTS (

@@ -30,7 +30,7 @@ SELECT jsonb_strip_nulls(jsonb_build_object('project_id', w.project_id, 'agent_t
                  THEN 'an event is due, and nobody sends it' ELSE 'the end of the turn is no event' END AS detail
 FROM {of_turns_since(state.webhook_configs, agent_turn_id)} w
 WHERE (w.due_since < now() - make_interval(secs => :grace_seconds::float8)
-       OR (w.status = 'active' AND 'turn.ended' = ANY (w.events) AND NOT w.has_end
+       OR (w.status <> 'gone' AND 'turn.ended' = ANY (w.events) AND NOT w.has_end
            AND EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = w.agent_turn_id)))
   AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

@@ -49,6 +49,8 @@ class Pruned(Tolerant):
     cards: int = 0
     inbox_rows: int = 0
     rejections: int = 0
+    events: int = 0
+    """Events for webhooks that go with no turn: those of budgets of a day or month."""
     batches: int = 0
     longest_ms: float = 0.0
     """The longest transaction."""
@@ -258,5 +260,6 @@ _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (_boxes, _NIL, True),
     (partial(_rows, listed="list_loose_rows", removed="remove_loose_rows", kind="inbox_rows"), "", True),
     (partial(_rows, listed="list_old_rejections", removed="remove_rejections", kind="rejections"), "0", False),
+    (partial(_rows, listed="list_old_events", removed="remove_events", kind="events"), "", False),
 )
 """Each walk, the id before all others, and whether its ids hold a time. Later walks remove what earlier ones freed."""

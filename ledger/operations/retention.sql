@@ -331,3 +331,19 @@ FROM page p;
 -- name: remove_rejections :many
 -- Removes these rejections.
 DELETE FROM state.rejections r WHERE r.rejection_id = ANY (:ids::text[]::bigint[]) RETURNING r.rejection_id::text AS id;
+
+-- name: list_old_events :one
+-- Those of the next events for webhooks that go with no turn, are older than the moment, and are no longer to be sent.
+WITH page AS MATERIALIZED (
+    SELECT e.event_id, e.project_id, e.status, e.happened_at FROM state.webhook_events e
+    WHERE e.agent_turn_id IS NULL AND e.event_id > :after ORDER BY e.event_id LIMIT :row_limit::int
+)
+SELECT max(p.event_id) AS last,
+       coalesce(array_agg(p.event_id) FILTER (
+           WHERE p.happened_at < :before::timestamptz AND p.status <> 'active'
+             AND (:project_id::text IS NULL OR p.project_id = :project_id)), '{}') AS found
+FROM page p;
+
+-- name: remove_events :many
+-- Removes these events.
+DELETE FROM state.webhook_events e WHERE e.event_id = ANY (:ids::text[]) RETURNING e.event_id AS id;

@@ -65,7 +65,7 @@ async def set_receiver(
     token: str | None,
     maker: Maker,
 ) -> None:
-    """Tell a receiver of a turn; raises `Refused` (unknown_turn, too_many_receivers), `Limited` (pushes_full)."""
+    """Notify a receiver of a turn; raises `Refused` (unknown_turn, too_many_receivers), `Limited` (pushes_full)."""
     row = await query("set_receiver").one(
         conn,
         project_id=project,
@@ -87,7 +87,7 @@ async def set_receiver(
 async def remove_receiver(
     conn: Connection, project: ProjectId, channel: ChannelId, turn: AgentTurnId, receiver: ReceiverId
 ) -> None:
-    """Tell a receiver no more; a second time changes nothing. Raises `Refused` (unknown_turn)."""
+    """Notify a receiver no more; a second time changes nothing. Raises `Refused` (unknown_turn)."""
     row = await query("remove_receiver").one(
         conn, project_id=project, channel_id=channel, agent_turn_id=turn, receiver_id=receiver
     )

@@ -1,7 +1,7 @@
 -- Receivers of push notifications (protocol §17.3).
 
 -- name: set_receiver :one
--- Tells a receiver of a turn from now on: of its end, if it is over. The same receiver again has what is given now. A
+-- Notifies a receiver of a turn from now on: of its end, if it is over. The same receiver again has what is given now. A
 -- turn has at most `most` receivers, a caller `most_open` that still get notifications.
 WITH turn AS MATERIALIZED (SELECT i.* FROM {request_of(:agent_turn_id)} i WHERE i.channel_id = :channel_id),
 held AS MATERIALIZED (
@@ -33,7 +33,7 @@ held AS MATERIALIZED (
 SELECT coalesce((SELECT a.verdict FROM allowed a), 'unknown_turn') AS verdict;
 
 -- name: remove_receiver :one
--- Tells a receiver no more, and forgets its secret; says whether the turn is there.
+-- Notifies a receiver no more, and forgets its secret; says whether the turn is there.
 WITH turn AS MATERIALIZED (SELECT i.agent_turn_id FROM {request_of(:agent_turn_id)} i WHERE i.channel_id = :channel_id),
 removed AS (
     UPDATE state.push_receivers p SET status = 'removed', token = NULL, last_error = NULL FROM turn t

@@ -3,6 +3,7 @@
 Events are written by triggers, in the statement that makes them happen, so that none is lost and each has one id.
 """
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -13,6 +14,7 @@ from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
+from turnstile.schema.wire.limits import MADE_LIMITS, Maker, made_limited
 from turnstile.schema.wire.webhook_requests import WebhookEvent, WebhookView
 
 MOST_WEBHOOKS: Final = 20
@@ -40,6 +42,11 @@ class ClaimedEvent(Tolerant):
     secret: str
 
 
+def turn_webhook(turn: AgentTurnId, maker: Maker) -> str:
+    """The id of the webhook that this caller sets of a turn: no other caller has it, and no operator can name it."""
+    return f"{turn}/{hashlib.sha256((maker.name or '').encode()).hexdigest()[:16]}"
+
+
 async def put_webhook(
     conn: Connection,
     project: ProjectId,
@@ -49,11 +56,11 @@ async def put_webhook(
     url: str,
     secret: str,
     events: Sequence[WebhookEvent],
-    created_by: str,
+    maker: Maker,
     profile_name: str | None = None,
     agent_turn_id: AgentTurnId | None = None,
 ) -> None:
-    """Set a webhook; raises `Refused` (unknown_turn, unknown_profile, too_many_webhooks)."""
+    """Set a webhook; raises `Refused` (unknown_turn, unknown_profile, too_many_webhooks) or `Limited` (pushes_full)."""
     row = await query("put_webhook").one(
         conn,
         project_id=project,
@@ -64,10 +71,13 @@ async def put_webhook(
         url=url,
         secret=secret,
         events=sorted(set(events)),
-        created_by=created_by,
+        created_by=maker.name or "",
         most=MOST_WEBHOOKS,
+        most_open=maker.limits.max_open_pushes,
     )
-    if (verdict := row["verdict"]) != "accepted":
+    if (verdict := row["verdict"]) in MADE_LIMITS:
+        raise made_limited(verdict, maker)
+    if verdict != "accepted":
         raise Refused(verdict, _REFUSALS[verdict])
 
 

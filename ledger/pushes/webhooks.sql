@@ -3,15 +3,24 @@
 -- name: put_webhook :one
 -- Sets a webhook; the same again has what is given now.
 SELECT w.verdict FROM state.put_webhook(:project_id, :channel_id, :webhook_id, :profile_name, :agent_turn_id, :url,
-                                        :secret, :events::text[], :created_by, :most::int) w;
+                                        :secret, :events::text[], :created_by, :most::int,
+                                        :most_open::bigint) w;
 
 -- name: remove_webhook :one
--- Removes a webhook and what was still to be sent to it; says whether it was there.
+-- Removes a webhook of this name, else those of a turn of this id, and what was still to be sent to them; says whether
+-- there was one.
 WITH removed AS (
-    DELETE FROM state.webhooks w WHERE w.project_id = :project_id AND w.webhook_id = :webhook_id RETURNING w.webhook_id
+    DELETE FROM state.webhooks w USING (
+        SELECT x.webhook_id FROM state.webhooks x WHERE x.project_id = :project_id AND x.webhook_id = :webhook_id
+        UNION ALL
+        SELECT x.webhook_id FROM state.webhooks x
+        WHERE x.project_id = :project_id AND x.agent_turn_id = :webhook_id
+          AND NOT EXISTS (SELECT FROM state.webhooks n
+                          WHERE n.project_id = :project_id AND n.webhook_id = :webhook_id)) named
+    WHERE w.project_id = :project_id AND w.webhook_id = named.webhook_id RETURNING w.webhook_id
 ), events AS (
-    DELETE FROM state.webhook_events e
-    WHERE e.project_id = :project_id AND e.webhook_id = :webhook_id AND e.status = 'active'
+    DELETE FROM state.webhook_events e USING removed r
+    WHERE e.project_id = :project_id AND e.webhook_id = r.webhook_id AND e.status = 'active'
 )
 SELECT EXISTS (SELECT FROM removed) AS found;
 

@@ -14,5 +14,7 @@ CREATE TABLE state.webhook_events (
 );
 
 CREATE INDEX webhook_events_due ON state.webhook_events (next_at) WHERE status = 'active';
+-- Those that go with no turn: see list_old_events.
+CREATE INDEX webhook_events_periods ON state.webhook_events (event_id) WHERE agent_turn_id IS NULL;
 CREATE INDEX webhook_events_turn ON state.webhook_events (agent_turn_id) WHERE agent_turn_id IS NOT NULL;
 CREATE INDEX webhook_events_webhook ON state.webhook_events (project_id, webhook_id, happened_at);

@@ -130,6 +130,7 @@ async def test_a_turn_longer_than_its_models_window_ends_well(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 async def test_three_hundred_steps_with_results_of_20_kb(pool: Pool) -> None:
     cast = Worker(window=32_000, calls=300)
     await worked(pool, cast)

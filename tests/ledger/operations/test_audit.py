@@ -218,19 +218,19 @@ DAMAGES = [
     Damage(
         "webhooks_get_each_end",
         "INSERT INTO state.webhooks (project_id, webhook_id, agent_turn_id, url, secret, events, created_by)"
-        " SELECT project_id, agent_turn_id, agent_turn_id, 'u', 's', '{turn.ended}', 'ada'"
+        " SELECT project_id, agent_turn_id || '/x', agent_turn_id, 'u', 's', '{turn.ended}', 'ada'"
         " FROM state.turn_outcomes WHERE agent_turn_id = '$plain'",
-        {"agent_turn_id": "$plain", "webhook_id": "$plain"},
+        {"agent_turn_id": "$plain", "webhook_id": "$plain/x"},
     ),
     Damage(
         "webhooks_get_each_end",
         "WITH hook AS (INSERT INTO state.webhooks"
         " (project_id, webhook_id, agent_turn_id, url, secret, events, created_by)"
-        " SELECT project_id, agent_turn_id, agent_turn_id, 'u', 's', '{turn.ended}', 'ada'"
+        " SELECT project_id, agent_turn_id || '/x', agent_turn_id, 'u', 's', '{turn.ended}', 'ada'"
         " FROM state.agent_inbox WHERE agent_turn_id = '$running' RETURNING *)"
         " INSERT INTO state.webhook_events (event_id, project_id, webhook_id, agent_turn_id, type, data, next_at)"
         " SELECT 'e', project_id, webhook_id, agent_turn_id, 'turn.ended', '{}', now() - interval '3 hours' FROM hook",
-        {"agent_turn_id": "$running", "webhook_id": "$running"},
+        {"agent_turn_id": "$running", "webhook_id": "$running/x"},
     ),
     Damage("unannounced", OUTCOME.format(f"announced_at = NULL, ended_at = {LATE}"), {"agent_turn_id": "$plain"}),
     Damage(

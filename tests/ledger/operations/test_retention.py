@@ -267,8 +267,16 @@ async def test_rows_of_no_turn_and_rejections_go(pool: Pool) -> None:
     await rows(pool, strange)
     for _ in range(3):
         await pool.run(lambda conn: reject(conn, PROJECT, "verb", "x", "no", {}))
+    events = (
+        "INSERT INTO state.webhook_events (event_id, project_id, webhook_id, agent_turn_id, type, data, status)"
+        " SELECT 'evt_' || n, 'p1', 'w', CASE n WHEN 9 THEN 'kept' END, 'budget.warned', '{}',"
+        " CASE n WHEN 3 THEN 'active' WHEN 4 THEN 'given_up' ELSE 'done' END FROM unnest(ARRAY[1, 2, 3, 4, 5, 9]) n"
+    )
+    await rows(pool, events)
     done = await pruned(pool, everything(batch_rows=2))
-    assert (done.inbox_rows, done.rejections) == (3, 3)
+    assert (done.inbox_rows, done.rejections, done.events) == (3, 3, 4)
+    left = await rows(pool, "SELECT event_id FROM state.webhook_events ORDER BY 1")
+    assert [row["event_id"] for row in left] == ["evt_3", "evt_9"]  # to be sent; of a turn, with which it goes
 
 
 async def test_a_repeated_correlation_is_a_new_turn_once_the_first_has_gone(pool: Pool) -> None:

@@ -10,9 +10,11 @@ import pytest
 from tests.ledger.races.test_channel_races import WAITING
 from tests.support.ledger.agents import ALICE, BOB, CHANNEL, PROJECT, ask, value
 from tests.support.ledger.calls import sleeper
+from tests.support.ledger.webhooks import put_webhook_of
 from tests.support.waiting import Counting
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import remove_receiver, set_receiver
+from turnstile.ledger.pushes.webhooks import remove_webhook
 from turnstile.ledger.roster import LOCAL, put_agent, remove_agent
 from turnstile.ledger.turns.boxes import compose_box, fork_box, put_conversation
 from turnstile.schema.errors import Limited, Refused
@@ -56,6 +58,19 @@ async def sets_receiver(pool: Pool, name: str, maker: Maker) -> None:
     assert turn is not None
     where = PROJECT, CHANNEL, turn, ReceiverId(name)
     await pool.run(lambda conn: set_receiver(conn, *where, url="https://x/", token=None, maker=maker))
+
+
+async def sets_webhook(pool: Pool, name: str, maker: Maker) -> None:
+    """The webhook of a turn of this name, which has not begun."""
+    turn = (await ask(pool, correlation_id=name)).reply.agent_turn_id
+    assert turn is not None
+    await pool.run(lambda conn: put_webhook_of(conn, turn, maker))
+
+
+async def drops_webhook(pool: Pool, name: str) -> None:
+    """The webhooks of the turn are removed."""
+    turn = await value(pool, "SELECT agent_turn_id FROM state.agent_inbox WHERE correlation_id = $1", name)
+    await pool.run(lambda conn: remove_webhook(conn, PROJECT, turn))
 
 
 async def removes_agent(pool: Pool, name: str) -> None:
@@ -110,6 +125,7 @@ KINDS = {
     "cards of forks": Kind(forks_box, uses_box, "max_unused_cards", "cards_full"),
     "conversations": Kind(puts_conversation, gives_conversation, "max_unused_conversations", "conversations_full"),
     "receivers": Kind(sets_receiver, drops_receiver, "max_open_pushes", "pushes_full"),
+    "webhooks": Kind(sets_webhook, drops_webhook, "max_open_pushes", "pushes_full"),
 }
 
 

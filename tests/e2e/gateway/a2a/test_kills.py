@@ -12,6 +12,7 @@ from a2a.types import SubscribeToTaskRequest, TaskPushNotificationConfig
 from tests.support.a2a.clients import Heard, a2a_client, ask, saying
 from tests.support.a2a.receivers import receiving
 from tests.support.conditions import until
+from tests.support.gateway import client as web_client
 from tests.support.gateway import gateway_process, serving, token_of
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import QUICK, Stack
@@ -76,3 +77,34 @@ async def test_a_receiver_is_told_though_the_bridge_dies(
     assert {(each.id, each.state) for each in receiver.notes} == {(f"{task.id}.one.1", "COMPLETED")}
     assert len(receiver.notes) == (2 if point is Fault.PUSH_SENT else 1)
     assert await apart.task_events() == {AgentTurnId(task.id): 1}
+
+
+async def test_a_webhook_gets_an_end_though_bridges_die_before_and_after_they_send_it(
+    apart: Tenant, stack: Stack, processes: Processes, tmp_path: Path
+) -> None:
+    await apart.agent("player")
+    token = await token_of(stack, apart.project)
+    async with serving(stack) as url, receiving() as receiver, web_client(url, token) as web:
+        asked = {"agent_id": "alice", "instruction": json.dumps({"steps": [{"text": "hello"}]})}
+        turn = (await web.post("/v1/turns", json=asked, headers={"Prefer": "wait=60"})).json()["agent_turn_id"]
+        await processes.bridge.stop()
+        for point in (Fault.PUSH_CLAIMED, Fault.PUSH_SENT):
+            faults = tmp_path / point
+            faults.mkdir()
+            processes.bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(faults)}
+            await processes.bridge.start()
+            if point is Fault.PUSH_CLAIMED:
+                made = await web.put(f"/v1/turns/{turn}/webhook", json={"url": receiver.url})
+                assert made.status_code == 200, made.text
+            await processes.bridge.died()
+            assert len(receiver.notes) == (point is Fault.PUSH_SENT)
+        processes.bridge.env = {}
+        await processes.ensure()
+
+        async def done() -> bool:
+            return await apart.count("state.webhook_events", "status = 'done'") == 1
+
+        await until(done, 60, "the end is sent")
+    assert len(receiver.notes) == 2
+    assert len({note.id for note in receiver.notes}) == 1
+    assert [json.loads(note.body)["data"]["agent_turn_id"] for note in receiver.notes] == [turn] * 2
