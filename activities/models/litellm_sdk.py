@@ -18,8 +18,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from turnstile.activities.models.provider_bytes import MOST_BYTES, Overheard, OverhearingTransport, overhear
+from turnstile.activities.models.provider_bytes import Overheard, OverhearingTransport, overhear
 from turnstile.activities.models.reasoning import ReasoningPiece
+from turnstile.activities.models.wire_forms import NOTHING_KEPT, SIGNATURE, StreamPiece, ToolCallFragment
+from turnstile.activities.models.wire_reader import Outcome, WireReader, reads_bytes_of, too_large
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 
@@ -33,10 +35,8 @@ _ENVIRONMENT = {
 _SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
 _QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
 _ID_LENGTH = 256
-_SIGNATURE = "__thought__"
 _MADE_UP = re.compile(r"chatcmpl-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """An id as litellm makes one up for an answer that has none."""
-NOTHING_KEPT = ReasoningPiece()
 _REASONS = {
     **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete"), "stop"),
     **dict.fromkeys(("tool_calls", "tool_use", "function_call"), "tool_calls"),
@@ -56,28 +56,6 @@ _DETAILS = (
     ("prompt_tokens_details", "cache_creation_tokens"),
     ("completion_tokens_details", "reasoning_tokens"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallFragment:
-    """A piece of a tool call as the provider indexes it."""
-
-    index: int
-    id: str | None
-    name: str | None
-    arguments: str
-    signature: str | None = None
-    """What the provider wants back with the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPiece:
-    """The content of one event of a stream."""
-
-    text: str
-    reasoning: str
-    calls: tuple[ToolCallFragment, ...]
-    kept: ReasoningPiece = NOTHING_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +102,14 @@ class LitellmSdk:
             raise TypeError("litellm gave no number of tokens")
         return counted
 
-    async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[StreamPiece | End, None]:
-        """Yields the events of one request, `End` last; raises what litellm raises."""
+    async def stream(
+        self, form: JsonObject, *, reads_bytes: bool = True, gather_seconds: float = 0.0, **options: object
+    ) -> AsyncGenerator[StreamPiece | End, None]:
+        """Yields the events of one request, `End` last; raises what litellm raises.
+
+        With `reads_bytes` a stream of one of the three forms is read as bytes (`wire_reader`), at most once in
+        `gather_seconds`; else by litellm.
+        """
         heard = overhear()
         wrapper: Any = await self._litellm.acompletion(
             **form,
@@ -139,6 +123,18 @@ class LitellmSdk:
             _skip_mcp_handler=True,
         )
         try:
+            await _fetch(wrapper)
+            reader = None
+            stream, provider = heard.stream, self.provider(str(form["model"]))
+            if reads_bytes and stream is not None and reads_bytes_of(provider, form) and stream.take():
+                reader = WireReader(stream, heard, gather_seconds)
+                async with contextlib.aclosing(reader.pieces()) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                if reader.outcome is Outcome.CUT:
+                    yield End(None, {}, usage_reported=False, cost=None)
+                    return
+            read = reader is not None and reader.outcome is not Outcome.FOREIGN
             finish: str | None = None
             usage: Any = None
             response_id: str | None = None
@@ -149,11 +145,15 @@ class LitellmSdk:
                 response_id = _own_id(chunk) or response_id
                 if choice is not None:
                     finish = choice.finish_reason or finish
-                    yield _piece(choice.delta)
+                    if not read:
+                        yield _piece(choice.delta)
             if heard.too_large:
-                raise ModelError(
-                    "model_response_invalid", f"an event of the answer has more than {MOST_BYTES} bytes", retryable=True
-                )
+                raise too_large()
+            if reader is not None and reader.outcome is Outcome.ERROR:
+                message = "the stream has an event that is no part of an answer"
+                raise ModelError("model_stream_broken", message, retryable=True)
+            if reader is not None and read:
+                response_id = reader.response_id and reader.response_id[:_ID_LENGTH]
             yield replace(_end(wrapper, heard, finish, usage), response_id=response_id)
         finally:
             await wrapper.aclose()
@@ -211,6 +211,19 @@ def _transport(ssl_context: Any = None, ssl_verify: bool | None = None, **_: obj
     return OverhearingTransport(verify=ssl_context or ssl_verify is not False)
 
 
+async def _fetch(wrapper: Any) -> None:
+    """Send the request now, where litellm does so at the first event that is read (Gemini, Vertex AI)."""
+    try:
+        await wrapper.fetch_stream()
+    except Exception as error:  # noqa: BLE001 -- litellm makes its own error of any, when it reads
+        fault = error
+
+        async def fail(**_: object) -> None:
+            raise fault
+
+        wrapper.make_call = fail
+
+
 def _piece(delta: Any) -> StreamPiece:
     calls = tuple(map(_fragment, delta.tool_calls or ()))
     return StreamPiece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls, _kept(delta))
@@ -218,7 +231,7 @@ def _piece(delta: Any) -> StreamPiece:
 
 def _fragment(call: Any) -> ToolCallFragment:
     # litellm writes Gemini's signature of a call into its id
-    call_id, _, written = (call.id or "").partition(_SIGNATURE)
+    call_id, _, written = (call.id or "").partition(SIGNATURE)
     signature = _own_field(call, "thought_signature")
     return ToolCallFragment(
         call.index or 0,

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
-from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
+from turnstile.activities.models.litellm_sdk import End, LitellmSdk, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
 from turnstile.activities.models.reasoning import ReasoningDraft, TaggedReasoning
+from turnstile.activities.models.wire_forms import ToolCallFragment
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,
@@ -67,8 +68,16 @@ class OwnServer:
 class LitellmModel:
     """A `Model` for ids `provider/model`."""
 
-    def __init__(self, access: ModelAccess | None = None) -> None:
+    def __init__(
+        self, access: ModelAccess | None = None, *, reads_bytes: bool = True, gather_seconds: float = 0.0
+    ) -> None:
+        """With `reads_bytes` streams are read as bytes where their form is known, else all by litellm.
+
+        What comes of such a stream within `gather_seconds` is read at once.
+        """
         self._access = access or ModelAccess()
+        self._reads_bytes = reads_bytes
+        self._gather_seconds = gather_seconds
         self._sdk: LitellmSdk | None = None
         self._loading = asyncio.Lock()
         self._counting = ThreadPoolExecutor(_COUNTING_THREADS, "turnstile-count")
@@ -89,7 +98,14 @@ class LitellmModel:
             provider, origin = _OWN, model.partition("/")[0]
             form = {**request_form(request, provider, origin), "model": server.id}
             key, base = self._access.api_key(model) or NO_KEY, server.base
-        pieces = sdk.stream(form, api_key=key, api_base=base, timeout=request.timeout_seconds + _GRACE_SECONDS)
+        pieces = sdk.stream(
+            form,
+            reads_bytes=self._reads_bytes,
+            gather_seconds=self._gather_seconds,
+            api_key=key,
+            api_base=base,
+            timeout=request.timeout_seconds + _GRACE_SECONDS,
+        )
         streaming, calls = False, _Calls()
         reasoning = ReasoningDraft(origin, provider, tags=TaggedReasoning(request.config.reasoning_in_text))
         try:

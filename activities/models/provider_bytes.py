@@ -7,6 +7,8 @@ and the provider's own finish reason and refusal are kept for the reader (`overh
 event costs some 10 µs, a fiftieth of what litellm takes for it. An event has at most `MOST_BYTES`.
 """
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -17,7 +19,7 @@ import httpx
 
 MOST_BYTES: Final = 4_194_304
 """Of one event of a stream, or of a body."""
-_MOST_ERROR_BYTES: Final = 4_096
+MOST_ERROR_BYTES: Final = 4_096
 _SSE: Final = "text/event-stream"
 _STREAMS: Final = (_SSE, "application/json", "text/")
 _DATA = b"data:"
@@ -43,6 +45,8 @@ class Overheard:
     lost_calls: int = 0
     """Calls without a function."""
     too_large: bool = False
+    stream: "ProviderStream | None" = None
+    """The stream of events, if the response is one."""
 
     def read(self, block: bytes) -> bytes:
         """Whole lines of a stream, mended."""
@@ -54,11 +58,11 @@ class Overheard:
         try:
             event: Any = json.loads(line[len(_DATA) :])
         except (ValueError, RecursionError):
-            return line[:_MOST_ERROR_BYTES]  # it is an error either way, and litellm quotes it
-        changed = self._mend(cast("Event", event)) if isinstance(event, dict) else False
+            return line[:MOST_ERROR_BYTES]  # it is an error either way, and litellm quotes it
+        changed = self.mend(cast("Event", event)) if isinstance(event, dict) else False
         return _DATA + b" " + json.dumps(event).encode() if changed else line
 
-    def _mend(self, event: Event) -> bool:
+    def mend(self, event: Event) -> bool:
         """Mend an event, and know what it says; whether it was changed."""
         match event:
             case {"choices": list()}:
@@ -77,7 +81,7 @@ class Overheard:
             case {"type": "message_delta"}:
                 self._finish(event.get("delta"), "stop_reason")
                 return False
-            case {"error": _} if len(json.dumps(event["error"])) > _MOST_ERROR_BYTES:
+            case {"error": _} if len(json.dumps(event["error"])) > MOST_ERROR_BYTES:
                 event["error"] = _short_error(event["error"])
                 return True
             case _:
@@ -198,7 +202,7 @@ class OverhearingTransport(httpx.AsyncHTTPTransport):
                 if first.strip():
                     break
             if first.lstrip()[:1] not in (b"{", b"["):
-                response.stream = _Stream(stream, heard, first, chunks)
+                response.stream = heard.stream = ProviderStream(stream, heard, first, chunks)
                 return response
             body = await _whole(first, chunks, heard)
         except BaseException:
@@ -214,11 +218,11 @@ async def _shortened(response: httpx.Response) -> httpx.Response:
     try:
         async for chunk in stream:
             body += chunk
-            if len(body) > _MOST_ERROR_BYTES:
+            if len(body) > MOST_ERROR_BYTES:
                 break
     finally:
         await stream.aclose()
-    return httpx.Response(response.status_code, headers=_headers(response), content=body[:_MOST_ERROR_BYTES])
+    return httpx.Response(response.status_code, headers=_headers(response), content=body[:MOST_ERROR_BYTES])
 
 
 def _headers(response: httpx.Response) -> list[tuple[str, str]]:
@@ -250,7 +254,7 @@ def _streamed(response: httpx.Response, body: bytes, heard: Overheard) -> httpx.
         kind = _SSE
         body = heard.read(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
     if status >= 400:
-        body = body[:_MOST_ERROR_BYTES]
+        body = body[:MOST_ERROR_BYTES]
     headers = [(name, text) for name, text in _headers(response) if name != "content-type"]
     return httpx.Response(status, headers=[*headers, ("content-type", kind)], content=body)
 
@@ -324,8 +328,11 @@ def _claude_deltas(block: Event) -> Iterator[Event]:
             pass
 
 
-class _Stream(httpx.AsyncByteStream):
-    """Whole lines of a stream as they come, mended."""
+class ProviderStream(httpx.AsyncByteStream):
+    """A stream of events as bytes, which has one reader: litellm by iteration, or else whoever takes it first.
+
+    Who has taken it reads by `next_block`, and puts in the end something else in its place for litellm (`put`).
+    """
 
     def __init__(
         self, inner: httpx.AsyncByteStream, heard: Overheard, first: bytes, chunks: AsyncIterator[bytes]
@@ -334,10 +341,41 @@ class _Stream(httpx.AsyncByteStream):
         self._heard = heard
         self._first = first
         self._chunks = chunks
+        self._begun = False
+        self._instead: bytes | None = None
+
+    def take(self) -> bool:
+        """Take it from litellm, unless that has begun to read it."""
+        taken, self._begun = not self._begun, True
+        return taken
+
+    async def next_block(self) -> bytes | None:
+        """The bytes that have come since the last call; None at the end. Raises what httpx raises."""
+        block, self._first = self._first, b""
+        return block or await anext(self._chunks, None)
+
+    def put(self, data: bytes) -> None:
+        """What litellm reads instead."""
+        self._instead = data
+
+    def give_back(self, data: bytes) -> None:
+        """Let litellm read the stream, of which this is what was read."""
+        self._first, self._begun = data, False
+
+    async def drain(self, seconds: float) -> None:
+        """Read to the end, if that comes soon: then the connection serves another request."""
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(seconds):
+                while await self.next_block() is not None:
+                    pass
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._instead is not None:
+            yield self._instead
+            return
+        self._begun = True
         waiting, size = list[bytes](), 0
-        async for chunk in self._all():
+        while (chunk := await self.next_block()) is not None:
             end = chunk.rfind(b"\n") + 1
             if end:
                 yield self._heard.read(b"".join((*waiting, chunk[:end])))
@@ -349,11 +387,6 @@ class _Stream(httpx.AsyncByteStream):
                 return
         if size:
             yield self._heard.read(b"".join(waiting))
-
-    async def _all(self) -> AsyncIterator[bytes]:
-        yield self._first
-        async for chunk in self._chunks:
-            yield chunk
 
     async def aclose(self) -> None:
         """Close the response."""

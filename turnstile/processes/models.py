@@ -33,7 +33,9 @@ class Models:
     ) -> None:
         """Raises `ConfigError` for a script that cannot be read."""
         access = ModelAccess(settings.model.api_key_files, settings.model.api_bases, settings.model.provider_messages)
-        self._real = real or LitellmModel(access)
+        gather_seconds = settings.worker.stream_gather_ms / 2_000  # what is published every 50 ms is read every 25
+        reads_bytes = settings.model.reader == "bytes"
+        self._real = real or LitellmModel(access, reads_bytes=reads_bytes, gather_seconds=gather_seconds)
         self._local = LocalModel(self._real, access, local, partial(check_local, settings=settings.local))
         adapters = {PREFIX: ScriptedModel(load_scripts(settings.model.scripts)), weights.PREFIX: self._local}
         self.router = ModelRouter(adapters, default=self._real, prices=settings.model.prices)

@@ -217,6 +217,7 @@ class ModelSettings(Strict):
         default_factory=dict[str, str], max_length=256
     )
     provider_messages: bool = True
+    reader: Literal["bytes", "litellm"] = "bytes"
     prices: dict[Annotated[str, Field(min_length=1, max_length=256)], ModelPrice] = Field(
         default_factory=dict[str, ModelPrice], max_length=10_000
     )

@@ -48,13 +48,20 @@ def provider(request: pytest.FixtureRequest) -> type[ProviderStub]:
     return request.param
 
 
+@pytest.fixture(params=["bytes", "litellm"], scope="module")
+def reader(request: pytest.FixtureRequest) -> str:
+    """Each reader of streams in turn, as `[model].reader` names it."""
+    return request.param
+
+
 @pytest.fixture
-async def model_of(key_file: Path) -> AsyncIterator[Callable[[ProviderStub], LitellmModel]]:
+async def model_of(key_file: Path, reader: str) -> AsyncIterator[Callable[[ProviderStub], LitellmModel]]:
     """Makes adapters that reach a stub; they are closed after the test."""
     made: list[LitellmModel] = []
 
     def make(stub: ProviderStub) -> LitellmModel:
-        model = LitellmModel(ModelAccess({stub.prefix: key_file}, {stub.prefix: stub.api_base}))
+        access = ModelAccess({stub.prefix: key_file}, {stub.prefix: stub.api_base})
+        model = LitellmModel(access, reads_bytes=reader == "bytes")
         made.append(model)
         return model
 

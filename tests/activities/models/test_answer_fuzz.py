@@ -37,9 +37,9 @@ async def stub() -> AsyncIterator[RawStub]:
 
 
 @pytest.fixture(scope="module")
-async def model(stub: RawStub, key_file: Path) -> AsyncIterator[LitellmModel]:
-    """A model that reaches it in each form."""
-    model = model_of_stub(stub, key_file)
+async def model(stub: RawStub, key_file: Path, reader: str) -> AsyncIterator[LitellmModel]:
+    """A model that reaches it in each form, of each reader."""
+    model = model_of_stub(stub, key_file, reader)
     yield model
     await model.close()
 

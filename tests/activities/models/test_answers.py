@@ -250,16 +250,16 @@ async def stub() -> AsyncIterator[RawStub]:
         yield running
 
 
-def model_of_stub(stub: RawStub, key_file: Path) -> LitellmModel:
+def model_of_stub(stub: RawStub, key_file: Path, reader: str) -> LitellmModel:
     """A model that reaches the stub in each form."""
     bases = {prefix: f"{stub.url}{path}" for prefix, path in _PATHS.items()}
-    return LitellmModel(ModelAccess(dict.fromkeys(_PATHS, key_file), bases))
+    return LitellmModel(ModelAccess(dict.fromkeys(_PATHS, key_file), bases), reads_bytes=reader == "bytes")
 
 
 @pytest.fixture(scope="module")
-async def model(stub: RawStub, key_file: Path) -> AsyncIterator[LitellmModel]:
-    """One model for the module."""
-    model = model_of_stub(stub, key_file)
+async def model(stub: RawStub, key_file: Path, reader: str) -> AsyncIterator[LitellmModel]:
+    """One model for the module, of each reader."""
+    model = model_of_stub(stub, key_file, reader)
     yield model
     await model.close()
 

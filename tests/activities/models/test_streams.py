@@ -7,8 +7,8 @@ import pytest
 from tests.activities.models.asking import question, request_to
 from tests.activities.models.provider_stub import COMPLETION_TOKENS, PROMPT_TOKENS, Call, ProviderStub, Said
 from turnstile.activities.models import LitellmModel
-from turnstile.activities.models.litellm_sdk import ToolCallFragment
 from turnstile.activities.models.provider import _Calls
+from turnstile.activities.models.wire_forms import ToolCallFragment
 from turnstile.runtime.ports import ContentDelta, ModelDone, ReasoningDelta
 
 ModelOf = Callable[[ProviderStub], LitellmModel]
@@ -27,7 +27,7 @@ async def test_deltas_come_as_they_are_sent_and_the_end_last(provider: type[Prov
     assert (done.finish_reason, done.usage_kind) == ("tool_calls", "exact")
     assert (done.usage["prompt_tokens"], done.usage["completion_tokens"]) == (PROMPT_TOKENS, COMPLETION_TOKENS)
     assert all(isinstance(count, int) for count in done.usage.values())
-    assert done.response_id in ("chatcmpl-1", "r1", None)  # the provider's own, none that was made up
+    assert done.response_id in ("chatcmpl-1", "r1", "msg_1", None)  # the provider's own, none that was made up
     assert done.server == base
     assert done.response_cost is not None
     assert 0 < done.response_cost < 0.01
