@@ -3,8 +3,9 @@
 litellm drops a refusal, a content in parts and a whole body where a stream was asked for, raises for a call without a
 function, and says `stop` for every finish reason that it does not know, and for none. So responses pass through here:
 such events are rewritten, a body becomes the stream that was asked for, an error with status 200 gets one of its own,
-and the provider's own finish reason and refusal are kept for the reader (`overhear`). Other bytes stay as they are. An
-event costs some 10 µs, a fiftieth of what litellm takes for it. An event has at most `MOST_BYTES`.
+and the provider's own finish reason, refusal and reasoning details are kept for the reader
+(`overhear`). Other bytes stay as they are. An event costs some 10 µs, a fiftieth of what litellm takes for it, and has
+at most `MOST_BYTES`.
 """
 
 import asyncio
@@ -44,6 +45,8 @@ class Overheard:
     refusal: list[str] = field(default_factory=list[str])
     lost_calls: int = 0
     """Calls without a function."""
+    details: list[Event] = field(default_factory=list["Event"])
+    """OpenRouter's pieces of reasoning: litellm drops an event that has nothing else."""
     too_large: bool = False
     stream: "ProviderStream | None" = None
     """The stream of events, if the response is one."""
@@ -113,6 +116,8 @@ class Overheard:
         if isinstance(refusal := delta.get("refusal"), str):
             self.refusal.append(refusal)
         changed = _fitting(delta, _OF_DELTA) or changed
+        if isinstance(details := delta.get("reasoning_details"), list):
+            self.details += [cast("Event", each) for each in cast("list[Any]", details) if isinstance(each, dict)]
         if calls := delta.get("tool_calls"):
             kept = [call for call in cast("list[Any]", calls) if self._is_call(call)]
             delta["tool_calls"], changed = kept or None, True

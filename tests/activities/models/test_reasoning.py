@@ -1,7 +1,7 @@
 """Reasoning goes back to the provider that gave it, and to no other: against stubs that refuse a history without it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.activities.models.asking import question
 from tests.activities.models.gemini_stub import GeminiStub
 from tests.activities.models.http_stub import HttpRequest
 from tests.activities.models.openai_stub import OpenAIStub
-from tests.activities.models.provider_stub import Call, ProviderStub, Said, listed, require
+from tests.activities.models.provider_stub import Call, ProviderStub, Said, listed, require, sse
 from tests.activities.models.test_conversations import TOOLS, card
 from tests.rules.test_choices import TURN
 from turnstile.activities.models import LitellmModel, ModelAccess
@@ -54,6 +54,43 @@ class StrictOpenAI(OpenAIStub):
                 require(wanted, "The reasoning_content in the thinking mode must be passed back to the API.")
 
 
+class StrictOpenRouter(OpenAIStub):
+    """OpenRouter: each message with calls must have its reasoning details, joined and in their order."""
+
+    prefix = "openrouter"
+    model = "openrouter/anthropic/claude-sonnet-4.5"
+
+    def check(self, request: HttpRequest, body: Any) -> None:
+        details: list[tuple[Any, int]] = []
+        for message in body["messages"]:
+            given = message.pop("reasoning_details", None)
+            details += [(given, number_of(call["function"]["arguments"])) for call in message.get("tool_calls") or ()]
+        body.pop("usage", None)
+        super().check(request, body)
+        for given, number in details:
+            text = {"type": "reasoning.text", "index": 0, "text": f"thought {number}, whole"}
+            sealed = {"type": "reasoning.encrypted", "index": 1, "data": f"c2ln{number}", "id": "r1"}
+            require(given == [text, sealed], f"the reasoning_details are {given}")
+
+    def render(self, said: Said) -> Iterable[bytes]:
+        pieces = [{"type": "reasoning.text", "index": 0, "text": text} for text in said.reasoning]
+        for call in said.calls:
+            number = number_of("".join(call.arguments))
+            pieces.append({"type": "reasoning.encrypted", "index": 1, "data": f"c2ln{number}", "id": "r1"})
+        for piece in pieces if said.reasoning else []:
+            delta = {"reasoning": piece.get("text"), "reasoning_details": [piece]}
+            yield sse(
+                {
+                    "id": "gen-1",
+                    "object": "chat.completion.chunk",
+                    "created": 1,
+                    "model": "m",
+                    "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+                }
+            )
+        yield from super().render(replace(said, reasoning=()))
+
+
 class StrictAnthropic(AnthropicStub):
     """Each message with calls must begin with the signed thought that came before them, unchanged."""
 
@@ -81,6 +118,7 @@ class StrictGemini(GeminiStub):
 
 STRICT: dict[type[ProviderStub], tuple[str, JsonObject]] = {
     StrictOpenAI: ("openai/deepseek-reasoner", {}),
+    StrictOpenRouter: ("openrouter/anthropic/claude-sonnet-4.5", {}),
     StrictAnthropic: ("anthropic/claude-sonnet-4-5", {"reasoning_effort": "low", "max_tokens": 8192}),
     StrictGemini: ("gemini/gemini-3-pro-preview", {}),
 }

@@ -174,7 +174,7 @@ async def test_a_full_context_is_our_code_and_one_cut(tenant: Tenant) -> None:
     cut = await run(tenant, keeps, _PAGE)
     assert cut.view.status == TurnStatus.SUCCESS
     assert [("compaction" in step.metadata) for step in cut.steps] == [True, False]
-    assert attempts(cut) == ["context_window_exceeded", None]
+    assert attempts(cut) == [None]  # the refusal above has taught the worker how much the model takes
 
 
 @pytest.mark.long
