@@ -33,7 +33,7 @@ OF_ONE_CALL = {
         "_Chain",
         "Attempts",
     ),  # of a step
-    "Payload",  # of a request
+    "RequestPayload",  # of a request
 }
 KEPT = {
     "AdmissionCache": {"_spare"},
