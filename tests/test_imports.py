@@ -37,3 +37,20 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
     graph = {module: {module_of(name) for name in imported(path)} & known.keys() for module, path in known.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_a_program_is_run_by_its_last_statement() -> None:
+    """What stands below it would not be defined when it runs."""
+    early: list[str] = []
+    for path in (path for room in ("turnstile", "lab", "examples", "tests") for path in programs_in(room)):
+        *before, _ = ast.parse(path.read_text(encoding="utf-8")).body
+        early += [f"{path}:{node.lineno}" for node in before if ast.unparse(node).startswith("if __name__ ==")]
+    assert early == []
+
+
+def programs_in(room: str) -> Iterator[Path]:
+    """The modules of a room that run as programs."""
+    for folder, _, names in os.walk(ROOT / room, followlinks=True):
+        for path in (Path(folder, name) for name in names if name.endswith(".py")):
+            if '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
+                yield path

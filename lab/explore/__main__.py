@@ -175,10 +175,6 @@ def _summary(report: Report) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
-
-
 def worlds_table(reports: Sequence[Report], pairs: Sequence[PairsReport]) -> Table:
     """A line for each world."""
     table = Table(title="Worlds")
@@ -217,3 +213,7 @@ def mutations_table(results: Sequence[tuple[Mutation, float, Violation | None]])
 def shown(violation: Violation) -> Text:
     """A violation and its program."""
     return Text(f"\n{violation.what}\n  " + "\n  ".join(violation.path))
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
