@@ -370,12 +370,12 @@ async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_
     finally:
         await own_servers.restart("nats")
         await asyncio.wait_for(stack.conn.connected.wait(), 10)
-    told = [each.getMessage() for each in caplog.records if "acknowledged no message" in each.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "acknowledged no message" in record.getMessage()]
     assert len(told) == 1, told
     assert told[0].startswith("safety net: rule unannounced failed and is tried again at each tick: NATS at ")
     [swept] = await watchdog.once(dry_run=False)
-    assert f"agent_turn_id={turn}" in swept.found  # the ledger may hold another, which an outage before this one left
-    assert swept.mended == len(swept.found)
+    assert f"agent_turn_id={turn}" in swept.ids  # the ledger may hold another, which an outage before this one left
+    assert swept.mended == len(swept.ids)
     assert await tenant.task_events() == {turn: 1}
 
 
