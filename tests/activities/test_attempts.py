@@ -31,7 +31,7 @@ def test_sums_and_records() -> None:
     attempts.end("rate_limited")
     _done(attempts, 3, 4)
     assert attempts.spent() == ({"prompt_tokens": 7}, 0.5)
-    assert [(each["attempt"], each.get("error_code"), each["usage_kind"]) for each in attempts.records] == [
+    assert [(record["attempt"], record.get("error_code"), record["usage_kind"]) for record in attempts.records] == [
         (1, None, "exact"),
         (2, "rate_limited", "unknown"),
         (3, None, "exact"),
@@ -49,11 +49,14 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
     assert "secret" not in str(told)
     resumed = Attempts.resumed([told])
     _done(resumed, 3, 4)
-    assert [each["attempt"] for each in resumed.records] == [1, 2, 3]
+    assert [record["attempt"] for record in resumed.records] == [1, 2, 3]
     assert resumed.spent() == ({"prompt_tokens": 7}, 0.5)
     attempts.end(ATTEMPT_CANCELED)
     attempts.end("again")
-    assert [each.get("error_code") for each in attempts.heartbeat_details()] == [None, ATTEMPT_CANCELED]
+    assert [heartbeat_detail.get("error_code") for heartbeat_detail in attempts.heartbeat_details()] == [
+        None,
+        ATTEMPT_CANCELED,
+    ]
 
 
 def test_an_attempt_that_was_not_sent_used_nothing() -> None:

@@ -26,15 +26,13 @@ async def many(pool: Pool, memory: Memory, turns: int) -> list[Said]:
         assert max(each.prompts) <= LIMIT
         assert each.text is not None
         assert f" to {number} " in each.text
-    cuts = [each for turn in said for each in turn.compactions]
+    cuts = [compaction for turn in said for compaction in turn.compactions]
     assert len(cuts) >= turns // 8
-    assert {(each["reason"], each["when_full"], each["counted"]) for each in cuts} == {
-        ("full", memory.when_full, "exact")
-    }
-    assert all(each["tokens_after"] <= LIMIT < each["tokens_before"] for each in cuts)
+    assert {(cut["reason"], cut["when_full"], cut["counted"]) for cut in cuts} == {("full", memory.when_full, "exact")}
+    assert all(cut["tokens_after"] <= LIMIT < cut["tokens_before"] for cut in cuts)
     for request in talk.cast.asked:
-        calls = [call.id for each in request.messages for call in each.tool_calls]
-        results = [each.tool_call_id for each in request.messages if each.role == "tool"]
+        calls = [call.id for message in request.messages for call in message.tool_calls]
+        results = [message.tool_call_id for message in request.messages if message.role == "tool"]
         assert calls == results
         numbers = told(request)
         assert is_summed_up(request) == (numbers[0] > 1 and memory is SUMS_UP)
@@ -92,7 +90,7 @@ async def test_a_summary_has_what_was_summed_up_before(pool: Pool) -> None:
     first, second = talk.cast.summaries[:2]
     assert told(first)[0] == 1
     assert "talk went from 1 on" in second.messages[-1].content
-    assert [each.role for each in second.messages] == ["system", "user"]
+    assert [message.role for message in second.messages] == ["system", "user"]
     assert second.config.max_tokens == 256
     assert told(second)[0] == told(first)[-1] + 1
 
@@ -104,8 +102,8 @@ async def test_without_a_summary_turns_are_left_out_and_it_is_told(pool: Pool, m
     memory = SUMS_UP.model_copy(update={"summary_model": f"scripted/{model}"})
     talk = await Talk(pool).begun(memory)
     said = [await talk.say(number) for number in range(1, 16)]
-    cuts = [each for turn in said for each in turn.compactions]
-    assert {(each["when_full"], each["error_code"]) for each in cuts} == {("drop", code)}
+    cuts = [compaction for turn in said for compaction in turn.compactions]
+    assert {(cut["when_full"], cut["error_code"]) for cut in cuts} == {("drop", code)}
     assert {each.status for each in said} == {"success"}
     assert max(tokens for each in said for tokens in each.prompts) <= LIMIT
     assert not any(map(is_summed_up, talk.cast.asked))
@@ -122,7 +120,7 @@ async def test_an_earlier_summary_stays_where_a_later_one_fails(pool: Pool) -> N
     while len(talk.cast.summaries) == 1:
         number += 1
         said = await talk.say(number + 1)
-    assert [each["error_code"] for each in said.compactions] == ["auth_failed"]
+    assert [compaction["error_code"] for compaction in said.compactions] == ["auth_failed"]
     assert "talk went from 1 on" in talk.cast.asked[-1].messages[0].content
 
 
@@ -154,14 +152,14 @@ async def test_a_model_that_says_too_long_gets_less(pool: Pool) -> None:
     talk = await Talk(pool, Cast(window=40)).begun(Memory(keep="conversation"))
     said = [await talk.say(number) for number in range(1, 12)]
     assert {each.status for each in said} == {"success"}
-    cuts = [each for turn in said for each in turn.compactions]
-    assert [cuts[0]["reason"], *{each["reason"] for each in cuts[1:]}] == ["refused", "full"]
+    cuts = [compaction for turn in said for compaction in turn.compactions]
+    assert [cuts[0]["reason"], *{c["reason"] for c in cuts[1:]}] == ["refused", "full"]
     [cut, *_] = [step for turn in said for step in turn.steps if "compaction" in step]
     assert [each["error_code"] for each in cut["attempts"]] == ["context_window_exceeded"]
     talk.cast.window = 5
     last = await talk.say(12, words=10)
     assert (last.status, last.error_code) == ("failed", "context_window_exceeded")
-    assert [each["reason"] for each in last.compactions] == ["full", "refused"]
+    assert [compaction["reason"] for compaction in last.compactions] == ["full", "refused"]
 
 
 @pytest.mark.parametrize("memory", [None, Memory(keep="conversation")])
@@ -190,7 +188,9 @@ async def test_a_turn_queued_before_a_cut_reads_what_one_after_it_reads(pool: Po
             await talk.enqueue(full + 1, conversation)
         seen = len(talk.cast.asked)
         await talk.play()
-        asked.append([[(each.role, each.content) for each in request.messages] for request in talk.cast.asked[seen:]])
+        asked.append(
+            [[(message.role, message.content) for message in request.messages] for request in talk.cast.asked[seen:]]
+        )
     assert asked[0] == asked[1]
 
 

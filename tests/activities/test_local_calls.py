@@ -43,8 +43,8 @@ def test_a_bound_request_has_its_functions_in_the_prompt_and_calls_as_text() -> 
     asked = request(tool_choice="required", parallel_tool_calls=False, top_k=3)
     bound = bound_to_call(asked, must_call(asked))
     assert bound.tools == ()
-    assert [each.role for each in bound.messages] == ["system", "user", "assistant", "user"]
-    first, _, called, result = (each.content for each in bound.messages)
+    assert [message.role for message in bound.messages] == ["system", "user", "assistant", "user"]
+    first, _, called, result = (message.content for message in bound.messages)
     assert first.startswith("Be brief.\n\nAnswer with one JSON object")
     assert '"name": "submit_result"' in first
     assert json.loads(called) == {"name": "search", "arguments": {"for": "x"}}
@@ -63,7 +63,7 @@ def test_a_bound_request_without_a_system_prompt_gets_one() -> None:
         ModelRequest(LlmConfig(model="local/x"), MESSAGES[1:2], (SEARCH,), 1, 1, 10.0),
         must_call(request(tool_choice="required")),
     )
-    assert [each.role for each in bound.messages] == ["system", "user"]
+    assert [message.role for message in bound.messages] == ["system", "user"]
 
 
 async def read(*pieces: str, finish: str = "stop") -> list[ModelEvent]:

@@ -32,10 +32,14 @@ async def converse(agent: Agent, number: int) -> None:
             deltas += event.data.delta
     assert streamed.final_output == ANSWER, streamed.final_output
     assert deltas == f"{LOOK}\n\n{ANSWER}", deltas
-    said = [ItemHelpers.text_message_output(each) for each in streamed.new_items if isinstance(each, MessageOutputItem)]
+    said = [
+        ItemHelpers.text_message_output(new_item)
+        for new_item in streamed.new_items
+        if isinstance(new_item, MessageOutputItem)
+    ]
     assert len(said) == 2, said
-    calls = [each for each in streamed.new_items if each.type == "tool_call_item"]
-    assert [each.raw_item.type for each in calls] == ["mcp_call"], calls
+    calls = [new_item for new_item in streamed.new_items if new_item.type == "tool_call_item"]
+    assert [call.raw_item.type for call in calls] == ["mcp_call"], calls
     second = await Runner.run(agent, [*streamed.to_input_list(), {"role": "user", "content": SPEAKS}])
     assert second.final_output == ANSWER, second.final_output
     third = await Runner.run(agent, [*second.to_input_list(), {"role": "user", "content": MIRRORS}])

@@ -200,9 +200,9 @@ def test_what_is_mounted_is_here_or_is_a_volume(name: str) -> None:
 
 def command_lines() -> list[list[str]]:
     """Every `turnstile` that compose, Dockerfile and units run."""
-    ours = [each for each in services().values() if each["image"].startswith("turnstile:")]
-    run = [each["command"] for each in ours if each.get("command") and "entrypoint" not in each]
-    checks = [each["healthcheck"]["test"][1:] for each in ours if each["healthcheck"].get("test")]
+    ours = [service for service in services().values() if service["image"].startswith("turnstile:")]
+    run = [service["command"] for service in ours if service.get("command") and "entrypoint" not in service]
+    checks = [service["healthcheck"]["test"][1:] for service in ours if service["healthcheck"].get("test")]
     checks += [json.loads(line.partition("CMD ")[2]) for line in instructions("HEALTHCHECK")]
     starts = [
         line.partition("=")[2].split()
@@ -250,7 +250,7 @@ def variables() -> list[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [each for each in variables() if each[1]], ids=lambda each: str(each)[:12]
+    ("name", "settings"), [variable for variable in variables() if variable[1]], ids=lambda each: str(each)[:12]
 )
 def test_variables_are_settings(
     name: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

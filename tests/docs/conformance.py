@@ -21,7 +21,7 @@ def table(text: str, first: str) -> list[list[str]]:
     """The cells of the rows of a text whose first cell begins so, without headings and rules."""
     rows = [line for line in text.splitlines() if line.startswith(f"| {first}")]
     cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
-    return [each for each in cells if not set("".join(each)) <= set("-| ")][0 if first else 1 :]
+    return [c for c in cells if not set("".join(c)) <= set("-| ")][0 if first else 1 :]
 
 
 def held(cell: str) -> list[str]:

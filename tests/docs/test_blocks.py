@@ -35,7 +35,7 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("block", [each for each in BLOCKS if each.language in READERS], ids=lambda block: block.place)
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in READERS], ids=lambda block: block.place)
 def test_a_block_is_what_it_says(block: Block) -> None:
     READERS[block.language](block.text)
 

@@ -57,7 +57,7 @@ def test_a_command_of_a_document_is_one_of_the_program(words: list[str]) -> None
             name, command, rest = command.resolve_command(context, rest)
         parsed, left, _ = command.make_parser(command.context_class(command, info_name=name)).parse_args(list(rest))
     assert left == [], name
-    wanted = [each for each in command.params if each.required and each.param_type_name == "argument"]
+    wanted = [param for param in command.params if param.required and param.param_type_name == "argument"]
     assert [each.name for each in wanted if parsed.get(each.name) in (None, ())] == []
 
 

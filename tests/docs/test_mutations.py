@@ -29,7 +29,7 @@ def named(mutation: Mutation) -> str:
 
 
 def test_every_sentence_is_broken_once() -> None:
-    broken = {row for each in MUTATIONS for row in rows_of(each)}
+    broken = {row for mutation in MUTATIONS for row in rows_of(mutation)}
     assert len(ROWS) > 100
     assert [row for row in ROWS if row not in broken] == []
 
@@ -53,6 +53,6 @@ def is_long(test: str) -> bool:
     path, _, name = test.partition("::")
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     functions = (each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-    [found] = [each for each in functions if each.name == name]
+    [found] = [function for function in functions if function.name == name]
     marks = [each.value for each in tree.body if isinstance(each, ast.Assign) and "pytestmark" in ast.unparse(each)]
-    return any(ast.unparse(each).startswith("pytest.mark.long") for each in (*found.decorator_list, *marks))
+    return any(ast.unparse(mark).startswith("pytest.mark.long") for mark in (*found.decorator_list, *marks))

@@ -71,7 +71,7 @@ def dotted_exists(name: str) -> bool:
         try:
             found: object = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError as error:
-            if error.name not in {".".join(parts[:each]) for each in range(1, len(parts) + 1)}:
+            if error.name not in {".".join(parts[:number]) for number in range(1, len(parts) + 1)}:
                 raise  # it is there, and lacks something that it imports
             continue
         for part in parts[length:]:
@@ -107,9 +107,9 @@ def imported_by(page: Path) -> list[str]:
             continue
         for node in ast.walk(ast.parse(block.text)):
             if isinstance(node, ast.ImportFrom) and node.module:
-                names += [f"{node.module}.{each.name}" for each in node.names]
+                names += [f"{node.module}.{n.name}" for n in node.names]
             elif isinstance(node, ast.Import):
-                names += [each.name for each in node.names]
+                names += [n.name for n in node.names]
     return [name for name in names if re.match(r"(turnstile|lab|tests)\b", name)]
 
 

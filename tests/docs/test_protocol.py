@@ -46,8 +46,8 @@ def columns() -> Iterator[Column]:
         found = re.fullmatch(r"`((?:public|resource|state)\.[a-z_]+)`(?: \(ours\))?", cells[0])
         if found is None or cells[1].startswith("a view"):
             continue
-        for each in re.sub(r" \([^)]*\)|ours: |NOT NULL", "", cells[1]).replace(";", ",").split(","):
-            name = each.strip()
+        for part in re.sub(r" \([^)]*\)|ours: |NOT NULL", "", cells[1]).replace(";", ",").split(","):
+            name = part.strip()
             yield Column(found[1], name.removesuffix(MARK), name.endswith(MARK))
 
 
@@ -68,14 +68,14 @@ async def defaults(pool: Pool) -> dict[tuple[str, str], bool]:
 
 async def test_each_column_is_there_and_written_unless_it_is_marked(defaults: dict[tuple[str, str], bool]) -> None:
     assert len(COLUMNS) > 150
-    assert [each for each in COLUMNS if (each.table, each.name) not in defaults] == []
-    for each in COLUMNS:
-        writes = each.name in written(each.table)
-        if each.marked:
-            assert not writes, f"{each.table}.{each.name} is written: take its {MARK} away in docs/protocol.md"
+    assert [column for column in COLUMNS if (column.table, column.name) not in defaults] == []
+    for column in COLUMNS:
+        writes = column.name in written(column.table)
+        if column.marked:
+            assert not writes, f"{column.table}.{column.name} is written: take its {MARK} away in docs/protocol.md"
         else:
-            filled = defaults[each.table, each.name]
-            assert writes or filled, f"{each.table}.{each.name} is written by nobody: mark it with {MARK}"
+            filled = defaults[column.table, column.name]
+            assert writes or filled, f"{column.table}.{column.name} is written by nobody: mark it with {MARK}"
 
 
 @cache
@@ -86,7 +86,7 @@ def written(name: str) -> frozenset[str]:
     functions = [part for file in files for part in file.read_text(encoding="utf-8").split(";")]
     for sql in (*(query.sql for query in all_queries().values()), *functions):
         for insert in re.finditer(rf"INSERT INTO {re.escape(name)}(?: AS \w+)?\s*\(([^)]*)\)", sql):
-            found |= {each.strip() for each in insert[1].split(",")}
+            found |= {p.strip() for p in insert[1].split(",")}
             if (conflict := re.search(r"DO UPDATE SET(.*)", sql[insert.end() :], re.DOTALL)) is not None:
                 found |= assigned(conflict[1])
         for update in re.finditer(rf"UPDATE {re.escape(name)}(?: (?:AS )?\w+)? SET(.*)", sql, re.DOTALL):
@@ -149,7 +149,7 @@ VOCABULARIES: dict[str, set[str]] = {
     "action status": of(states.ActionStatus),
     "edge": {"enqueue", "report", "join", "tool_call", "request", "response"},
     "card type": of(cards.CardType),
-    "content": {each.__name__ for each in get_args(get_args(cards.CardContent)[0])},
+    "content": {arg.__name__ for arg in get_args(get_args(cards.CardContent)[0])},
     "thread message": of(threads.MessageStatus) | of(threads.MessageKind),
     "reply": of(threads.ReplyKind) | of(threads.EndReason),
     "subject": set(SUBJECT.findall("\n".join(re.findall(r"^\| .*", section(PAGE, "### 5.1 "), re.MULTILINE)))),
@@ -218,9 +218,7 @@ def test_the_reply_of_a_verb_is_as_the_page_says(verb: Verb[Any, Any]) -> None:
     assert not replies or named == fields
 
 
-@pytest.mark.parametrize(
-    "entry", [each for each in ENTRIES if not each.subject.startswith(("req.sys", "cmd.sys.bridge"))]
-)
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if not e.subject.startswith(("req.sys", "cmd.sys.bridge"))])
 def test_the_payload_of_a_subject_is_as_the_page_says(entry: Entry) -> None:
     rows = {
         SUBJECT.findall(cells[0])[0]: cells[2]

@@ -134,7 +134,9 @@ def test_every_verb_that_takes_a_key_is_in_the_table() -> None:
 async def test_every_endpoint_that_takes_a_key_is_in_the_table(here: Stack) -> None:
     async with composed(here) as gateway:
         named = {
-            each.name for each in [*gateway.endpoints, *gateway.openai] if "Idempotency-Key" in each.request_headers
+            endpoint.name
+            for endpoint in [*gateway.endpoints, *gateway.openai]
+            if "Idempotency-Key" in endpoint.request_headers
         }
     assert named == HTTP_TABLE.keys()
 
@@ -145,7 +147,7 @@ async def test_a_verb_s_a_b_a_is_a_b(tenant: Tenant, verb: str) -> None:
     about = await subject(tenant)
     asked: list[JsonObject] = [{**about, **body, "correlation_id": f"key-{n}"} for n, body in enumerate(bodies)]
     replies = [await tenant.client.request(verb, each, timeout=20) for each in asked]
-    assert [each["status"] for each in replies] == ["accepted"] * 2, replies
+    assert [r["status"] for r in replies] == ["accepted"] * 2, replies
     for reply in replies:
         if "agent_turn_id" in reply:
             await tenant.ended(AgentTurnId(str(reply["agent_turn_id"])))

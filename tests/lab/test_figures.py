@@ -27,7 +27,7 @@ from lab.bench.run import Report
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:
-    values = [float(each) for each in range(100, 0, -1)]
+    values = [float(n) for n in range(100, 0, -1)]
     assert [percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
     assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7
     assert percentile([1.0, 2.0], 0.99) == 2
@@ -110,7 +110,7 @@ def a_report() -> Report:
             Result(
                 scenario="load",
                 figures=(Figure(name="turns at once", value=25, unit="/s"),),
-                details={"points": [dict(each) for each in points]},
+                details={"points": [dict(point) for point in points]},
             ),
         ],
     )

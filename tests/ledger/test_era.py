@@ -75,7 +75,7 @@ async def test_of_many_sessions_at_once_one_begins_the_era(agents: Pool) -> None
     await enter(agents)
     await rows(agents, NEW_HISTORY)
     eras = await asyncio.gather(*(enter(agents) for _ in range(8)))
-    assert [each["era"] for each in eras] == [1] * 8
+    assert [era["era"] for era in eras] == [1] * 8
     assert (await head(agents))["turn_epoch"] == eras[0]["epoch_floor"] == (await now_at(agents, turn)).turn_epoch
 
 
@@ -131,7 +131,7 @@ async def test_a_report_of_a_call_from_the_era_before_is_applied(agents: Pool) -
     assert (row["turn_epoch"], row["status"]) == (floor, "pending")
     assert await waits(agents) == {"a": "received", "b": "waiting"}
     epochs = await rows(agents, "SELECT DISTINCT turn_epoch FROM state.turn_waiting_tools")
-    assert [each["turn_epoch"] for each in epochs] == [floor]
+    assert [epoch["turn_epoch"] for epoch in epochs] == [floor]
 
 
 async def test_a_turn_under_an_epoch_of_another_era_is_told(agents: Pool) -> None:
@@ -142,7 +142,7 @@ async def test_a_turn_under_an_epoch_of_another_era_is_told(agents: Pool) -> Non
         await conn.execute("BEGIN")
         for table in ("agent_state_head", "agent_inbox"):
             await conn.execute(f"UPDATE state.{table} SET turn_epoch = 5 WHERE turn_epoch > 5")  # noqa: S608 -- the two
-        assert {each.rule for each in await violations(conn)} == {"epoch_of_another_era"}
+        assert {violation.rule for violation in await violations(conn)} == {"epoch_of_another_era"}
         await conn.execute("ROLLBACK")
     assert turn.turn_epoch == 1
 

@@ -89,7 +89,7 @@ async def test_what_runs_in_a_task_that_was_canceled_before_is_tried_again(datab
 
 async def test_every_statement_stays_prepared(pool: Pool) -> None:
     """Planning the longest of them takes five times as long as running it."""
-    longest = max(all_queries().values(), key=lambda each: len(each.sql))
+    longest = max(all_queries().values(), key=lambda query: len(query.sql))
     await add_agents(pool, ALICE, BOB)
     turns = [await lease(pool, agent) for agent in (ALICE, BOB)]
     async with pool.connection() as conn:

@@ -86,8 +86,8 @@ async def tenant(stack: Stack, collector: Collector, content: bool) -> AsyncIter
     made = new_tenant(stack)
     async with otlp_tracer(collector.url, "tools", content=content) as tracer:
         service = research(made, Telemetry(tracer=tracer))
-        for each in service.definitions():
-            await put_tool(made.pool, made.project, each)
+        for definition in service.definitions():
+            await put_tool(made.pool, made.project, definition)
         await made.profile("clerk", "player", allowed_tools=["look"])
         allowed = ["look", "consult", "fork_join"]
         await made.profile("Chief", "player", delegation_policy=ALL, allowed_tools=allowed)
@@ -132,7 +132,7 @@ async def called(collector: Collector, web: httpx.AsyncClient, path: str, body: 
 
 def check(spans: list[Seen], conversation: str | None) -> None:
     """One root, everything below it, and the conversation on all that is the kernel's or a tool's."""
-    assert not [span for span in spans if sum(each.span_id == span.span_id for each in spans) > 1]
+    assert not [span for span in spans if sum(s.span_id == span.span_id for s in spans) > 1]
     [root] = [span for span in spans if not span.parent]
     assert root.service == "caller"
     of_turns = (span for span in spans if span is not root and span.name != "box_make")  # which is before any turn
@@ -181,7 +181,7 @@ async def test_a_tree_that_is_asked_for_over_http_is_one_trace(
     assert [len(below(spans, each, "invoke_agent clerk")) for each in (*forked, *consulted)] == [3, 1]
     looks = below(spans, chief, "execute_tool look")
     assert len(looks) == 5
-    assert all(below(spans, each, "run tool") for each in (*looks, *consulted))
+    assert all(below(spans, look, "run tool") for look in (*looks, *consulted))
     said = [body for body in collector.bodies if MARKER.encode() in body]
     assert bool(said) is content
     assert not any(SECRET.encode() in body for body in collector.bodies) or not content

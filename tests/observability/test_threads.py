@@ -54,13 +54,15 @@ async def test_a_conversation_is_one_trace(stack: Stack, collector: Collector) -
     assert len({span.span_id for span in spans}) == len(spans) == 13
     assert not any(span.failed for span in spans)
     messages = named(spans, "message")
-    assert [(each.attributes["turnstile.listener"], each.attributes["turnstile.effect"]) for each in messages] == [
+    assert [
+        (message.attributes["turnstile.listener"], message.attributes["turnstile.effect"]) for message in messages
+    ] == [
         ("broker", "forward"),
         ("bob", "respond"),
         ("broker", "respond"),
     ]
     assert {span.attributes["gen_ai.conversation.id"] for span in spans} == {str(sent["thread_id"])}
-    assert {each.attributes["turnstile.thread_id"] for each in messages} == {str(sent["thread_id"])}
+    assert {message.attributes["turnstile.thread_id"] for message in messages} == {str(sent["thread_id"])}
     assert named(spans, "send")[0].attributes["turnstile.message_id"] == sent["message_id"]
     [asked], [below] = named(spans, "enqueue"), named(spans, "invoke_agent bob")
     assert asked.attributes["turnstile.agent_turn_id"] == below.attributes["turnstile.agent_turn_id"]

@@ -147,10 +147,10 @@ async def test_a_call_that_failed_or_was_not_waited_for_says_so(stack: Stack, co
         await stack.client.request("stop", {"agent_turn_id": turn})
         assert (await waiter.wait(turn, 20)).status == "canceled"
     spans = await spans_of(collector, trace, 6)
-    [lost] = [each for each in spans if each.name == f"execute_tool {never}"]
+    [lost] = [span for span in spans if span.name == f"execute_tool {never}"]
     assert lost.attributes["error.type"] == "canceled"
-    assert lost.parent in {each.span_id for each in spans if each.name == "step"}
-    [whole] = [each for each in spans if each.name == "invoke_agent"]  # nobody who stops a turn knows its profile
+    assert lost.parent in {span.span_id for span in spans if span.name == "step"}
+    [whole] = [span for span in spans if span.name == "invoke_agent"]  # nobody who stops a turn knows its profile
     assert (whole.attributes["gen_ai.agent.id"], whole.attributes["error.type"]) == (agent, "stopped")
 
 

@@ -20,7 +20,7 @@ CACHED = {"__pycache__", ".turnstile"}
 
 def files_of(directory: Path) -> set[str]:
     """Its files by name, without what programs leave behind."""
-    found = {each.relative_to(directory) for each in directory.rglob("*") if each.is_file()}
+    found = {path.relative_to(directory) for path in directory.rglob("*") if path.is_file()}
     return {str(each) for each in found if not CACHED & set(each.parts)}
 
 
@@ -52,21 +52,21 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sdist")
     with tarfile.open(build(ROOT, "sdist", directory)) as archive:
         archive.extractall(directory, filter="data")
-    [unpacked] = (each for each in directory.iterdir() if each.is_dir())
+    [unpacked] = (path for path in directory.iterdir() if path.is_dir())
     return unpacked
 
 
 def test_the_wheel_is_one_package_with_every_file_of_every_room(tmp_path: Path) -> None:
     names = names_in(build(ROOT, "wheel", tmp_path))
-    assert {each.partition("/")[0] for each in names} == {"turnstile", "turnstile_kernel-0.1.0.dist-info"}
-    assert {each for each in names if each.startswith("turnstile/")} == expected()
+    assert {name.partition("/")[0] for name in names} == {"turnstile", "turnstile_kernel-0.1.0.dist-info"}
+    assert {name for name in names if name.startswith("turnstile/")} == expected()
     assert {f"turnstile/{room}/__init__.py" for room in ROOMS} < names
-    assert any(each.endswith(".sql") for each in names)
+    assert any(name.endswith(".sql") for name in names)
 
 
 def test_the_sdist_makes_the_same_wheel(sdist: Path, tmp_path: Path) -> None:
     names = names_in(build(sdist, "wheel", tmp_path))
-    assert {each for each in names if each.startswith("turnstile/")} == expected()
+    assert {name for name in names if name.startswith("turnstile/")} == expected()
 
 
 def test_a_checkout_without_its_links_is_found_out(sdist: Path, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_checkout_without_its_links_is_found_out(sdist: Path, tmp_path: Path) 
 
 
 def test_every_room_is_known_wherever_rooms_are_named() -> None:
-    links = {each.name for each in (ROOT / "turnstile").iterdir() if each.is_symlink()}
+    links = {path.name for path in (ROOT / "turnstile").iterdir() if path.is_symlink()}
     assert links == {*ROOMS, "docs"}
     assert set(ROOMS) < set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"])
     assert {f"turnstile/{room}" for room in ROOMS} < set(PROJECT["tool"]["pyright"]["include"])

@@ -225,7 +225,7 @@ async def test_a_durable_command(cast: Cast) -> None:
 async def test_a_ui_action(cast: Cast, word_count: None) -> None:
     """A button that calls the example's tool, through the bridges' consumer `turnstile_ui_actions`."""
     agent = await agent_of(cast, "pressed")
-    [count] = [each for each in await list_tools(cast.owner.pool, DEMO) if each.tool_name == "word_count"]
+    [count] = [tool for tool in await list_tools(cast.owner.pool, DEMO) if tool.tool_name == "word_count"]
     fields = count.model_dump(exclude_none=True)
     button = ToolDefinition.model_validate({**fields, "options": {**fields["options"], "ui_allowed": True}})
     await put_tool(cast.owner.pool, DEMO, button)

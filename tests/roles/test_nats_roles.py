@@ -285,7 +285,7 @@ async def test_what_a_role_may(user: tuple[str, NatsConnection]) -> None:
 async def test_what_a_role_may_not(user: tuple[str, NatsConnection]) -> None:
     """Nobody hears another's inbox; into a client's only bridges and workers publish, copies of answers."""
     name, conn = user
-    others = [each for each in USERS if each != name]
+    others = [u for u in USERS if u != name]
     wrong = [*MAY_NOT[name], *(f"sub _INBOX_{each}.>" for each in others)]
     unheard = [action for action in NOBODY if name != "gateway" or action not in GATEWAY_HEARS]
     wrong += [action for action in unheard if name != "admin" or not action.startswith("pub $JS.API.")]

@@ -44,5 +44,5 @@ def test_a_description_is_not_too_long_for_a_tool() -> None:
 def test_an_agent_remembers() -> None:
     registry = Registry([agent(peers=("a", "b")), agent("b", Other)])
     found = turn_settings(registry, registry.listeners["a"])
-    assert [each.name for each in found.choices] == ["send_b", "respond", "think"]
+    assert [choice.name for choice in found.choices] == ["send_b", "respond", "think"]
     assert found.remember

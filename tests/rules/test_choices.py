@@ -186,7 +186,7 @@ def test_choices_and_instructions_are_part_of_the_digest_and_of_the_text() -> No
         return EnqueueRequest(agent_id=AgentId("a"), runtime_config=RuntimeConfig(**runtime))
 
     requests = [request(), request(choices=[SEND]), request(choices=[THINK]), request(instructions="Be ä.")]
-    assert len({each.digest() for each in requests}) == 4
+    assert len({r.digest() for r in requests}) == 4
     assert requests[3].text_bytes() == 6
     written = len(json.dumps(MAIL)) + len(SEND.name) + len(SEND.description)
     assert (requests[0].text_bytes(), requests[1].text_bytes()) == (0, written)

@@ -85,7 +85,7 @@ def test_the_digest_is_over_the_card_with_its_forced_arguments() -> None:
     found = step(("pay", {"amount": 100, "account": "mine"}), row=row, pay={})
     assert isinstance(found, Suspend)
     [hold], [command] = found.holds, found.commands
-    card = next(each for each in found.cards if each.type == CardType.TOOL_CALL)
+    card = next(c for c in found.cards if c.type == CardType.TOOL_CALL)
     content = content_of(card)
     assert isinstance(content, ToolCallContent)
     assert content.arguments == {"amount": 100, "account": "p", "note": "none", "key": {"$env": "PAY_KEY"}}

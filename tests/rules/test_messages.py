@@ -264,7 +264,7 @@ def test_a_card_of_a_strangers_type_is_rendered_by_its_role_if_it_can_be_read() 
 )
 def test_names_of_functions(name: str, sent: str) -> None:
     messages = build_messages("", [], [ASK], [thought("a", "", call("c1", name))])
-    assert [each.name for each in messages[1].tool_calls] == [sent]
+    assert [tool_call.name for tool_call in messages[1].tool_calls] == [sent]
 
 
 @pytest.mark.parametrize("card_type", [CardType.INSTRUCTION, CardType.THOUGHT, CardType.DELIVERABLE])
@@ -350,7 +350,7 @@ def _assert_neighbours_are_merged(body: tuple[ModelMessage, ...]) -> None:
 
 @given(_BOXES)
 def test_no_text_of_a_rendered_card_is_lost(cards: list[Card]) -> None:
-    named = {each.card_id: each for each in cards}
+    named = {c.card_id: c for c in cards}
     everything = "\n".join(message.content for message in build_messages("", [], [ASK, *cards], []))
     for each in named.values():
         if each.type in (CardType.INSTRUCTION, CardType.THOUGHT, CardType.MUST_END_WITH_REQUIRED):

@@ -55,7 +55,7 @@ def result(number: int, value: JsonValue, error: str | None = None) -> list[Card
 def asked(*results: list[Card], short: int = 0) -> list[tuple[JsonObject, bool]]:
     """What a request shows of these, and whether in part."""
     instruction = make_card(CardId("i"), CardType.INSTRUCTION, Role.USER, TextContent(text="go"), author="x")
-    cards = [card for each in results for card in each]
+    cards = [card for r in results for card in r]
     messages = build_messages("", (), [instruction], cards, ResultView(LIMIT, short))
     return [(json.loads(message.content), message.shortened) for message in messages if message.role == "tool"]
 

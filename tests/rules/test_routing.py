@@ -308,7 +308,7 @@ def test_operators_hear_of_whom_a_message_could_not_go_to(caplog: pytest.LogCapt
     effects = [effect_of_response(REGISTRY, BOSS, each, "m1") for each in sent]
     effects.append(effect_of_response(REGISTRY, CLERK, HandlerResponse(Stray()), "m1"))
     assert effects[0] == effects[1] == effects[2]
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "message m1: boss sent to 'clrek', which is no listener here",
         "message m1: boss sent to 'clerk', which is none of its peers (adder, boss)",
         "message m1: clerk sent to the payload 'stray', which is no listener's",
@@ -549,13 +549,13 @@ def test_fields_that_make_no_response_come_back(deliverable: JsonObject) -> None
 
 
 def test_an_agent_is_offered_its_peers_a_response_and_a_thought() -> None:
-    offered = {each.name: each for each in choices(REGISTRY, BOSS)}
+    offered = {choice.name: choice for choice in choices(REGISTRY, BOSS)}
     assert list(offered) == ["send_adder", "respond", "think"]
     assert "Adds." in offered["send_adder"].description
     assert set(parameters(offered["send_adder"])) == {"left", "right"}
     assert set(parameters(offered["respond"])) == {"words"}
     assert set(parameters(offered["think"])) == {"reasoning"}
-    assert [each.name for each in choices(REGISTRY, COUNTER)] == ["respond", "think"]
+    assert [choice.name for choice in choices(REGISTRY, COUNTER)] == ["respond", "think"]
 
 
 def parameters(choice: Choice) -> JsonObject:

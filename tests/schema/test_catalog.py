@@ -45,7 +45,7 @@ def made_by(name: str) -> Iterator[str]:
     hints = {each: hint for each, hint in get_type_hints(build).items() if each != "return"}
     words = {each: get_args(hint) for each, hint in hints.items() if get_origin(hint) is Literal}
     words["verb"] = tuple(verb.name for verb in VERBS if verb.durable or name == "bridge_request")
-    for arguments in itertools.product(*(words.get(each, (each,)) for each in hints if each != "caller")):
+    for arguments in itertools.product(*(words.get(h, (h,)) for h in hints if h != "caller")):
         named = (Caller("principal"),) if name == "bridge_request" and arguments[-1] in CALLED_BY else ()
         yield build(*arguments, *named).translate(str.maketrans("", "", "{}"))
 
@@ -54,14 +54,14 @@ def made_by(name: str) -> Iterator[str]:
 def test_what_a_builder_makes_is_in_the_catalog(name: str) -> None:
     for subject in made_by(name):
         if "*" in subject or ">" in subject:
-            assert any(covers(subject, subject_of(each, subject)) for each in ENTRIES), subject
+            assert any(covers(subject, subject_of(entry, subject)) for entry in ENTRIES), subject
         else:
             assert find(subject) is not None, f"{name} makes {subject}: add an entry to schema/interface/catalog.py"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_each_pattern_is_of_something(pattern: str) -> None:
-    assert any(covers(pattern, subject_of(each)) for each in ENTRIES)
+    assert any(covers(pattern, subject_of(entry)) for entry in ENTRIES)
 
 
 def test_no_subject_is_made_outside_the_module_of_subjects() -> None:
@@ -82,7 +82,7 @@ def test_no_subject_is_made_outside_the_module_of_subjects() -> None:
 def test_an_entry_is_found_by_its_subjects_alone(entry: Entry) -> None:
     subject = subject_of(entry)
     assert subjects.parse(subject)
-    assert [each for each in ENTRIES if each.pattern.fullmatch(subject)] == [entry]
+    assert [e for e in ENTRIES if e.pattern.fullmatch(subject)] == [entry]
     assert set(entry.parameters) <= set(PARAMETERS)
 
 
@@ -98,7 +98,7 @@ def test_streams_keep_what_travels_by_jetstream_and_nothing_else(entry: Entry) -
 
 
 def test_names_differ() -> None:
-    assert len({each.name for each in ENTRIES}) == len(ENTRIES)
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
 
 
 def test_the_table_of_the_protocol_is_the_catalog() -> None:
@@ -131,5 +131,5 @@ def test_each_header_is_described() -> None:
 
 
 def test_the_first_tokens_are_the_prefix() -> None:
-    assert all(each.address.startswith(f"{PREFIX}.") for each in ENTRIES)
-    assert {each.transport for each in ENTRIES} == set(Transport)
+    assert all(entry.address.startswith(f"{PREFIX}.") for entry in ENTRIES)
+    assert {entry.transport for entry in ENTRIES} == set(Transport)

@@ -46,7 +46,7 @@ def models() -> dict[str, type[BaseModel]]:
             continue
         known[model] = name
         for field, info in model.model_fields.items():
-            inner = [each for each in parts(info.annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
+            inner = [part for part in parts(info.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
             waiting += [(f"{name}.{field}", each) for each in inner]
     return {f"{name} {model.__name__}": model for model, name in known.items()}
 
@@ -67,9 +67,7 @@ def id_fields() -> Iterator[tuple[str, IdField]]:
         for field, info in model.model_fields.items():
             for part in parts(info.annotation):
                 if hasattr(part, "__supertype__") and part.__supertype__ is str:
-                    several = any(
-                        each is list or getattr(each, "__origin__", None) is list for each in parts(info.annotation)
-                    )
+                    several = any(p is list or getattr(p, "__origin__", None) is list for p in parts(info.annotation))
                     yield f"{name}.{field}", IdField(model, field, part, several)
 
 

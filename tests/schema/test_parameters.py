@@ -45,7 +45,7 @@ GOOD: Any = {"title": "t", "items": [{"name": "a", "count": 1}]}
 
 def faults(schema: JsonObject, value: Any) -> list[str]:
     """What is wrong, and where."""
-    return [f"{'/'.join(map(str, each.path))}: {each.message}" for each in checks(schema).faults(value)]
+    return [f"{'/'.join(map(str, fault.path))}: {fault.message}" for fault in checks(schema).faults(value)]
 
 
 def fits(schema: JsonObject, value: Any) -> bool:

@@ -167,7 +167,7 @@ async def test_a_client_is_told_why_its_command_was_not_stored(
     came = await asyncio.gather(*commands, return_exceptions=True)
     refusals = [each for each in came if isinstance(each, TurnstileError)]
     assert refusals
-    assert all(words in str(each) for each in refusals)
+    assert all(words in str(refusal) for refusal in refusals)
 
 
 async def test_a_bound_deletes_nothing_and_is_never_lowered(conn: NatsConnection) -> None:

@@ -57,7 +57,7 @@ async def hire(stack: Stack, name: str, target: str, model: str = "scripted/echo
 async def told(stack: Stack, settings: Settings | None = None) -> dict[str, Check]:
     """The lines by name; those of workers are `worker`."""
     checks = await examine(settings or stack.settings, None, ())
-    return {"worker" if each.name.startswith("worker turnstile") else each.name: each for each in checks}
+    return {"worker" if check.name.startswith("worker turnstile") else check.name: check for check in checks}
 
 
 def counting() -> ToolService:

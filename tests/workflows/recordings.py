@@ -233,7 +233,7 @@ async def _over(tenant: Tenant, thread: ThreadId, *answers: str) -> ThreadId:
 
     await until(ended, 25, "the thread is over")
     replies = await tenant.pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=9))
-    assert [each.payload and each.payload.removeprefix("<done><text>").split("<")[0] for each in replies] == [
+    assert [reply.payload and reply.payload.removeprefix("<done><text>").split("<")[0] for reply in replies] == [
         answer or None for answer in answers
     ]
     return thread

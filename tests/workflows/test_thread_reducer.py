@@ -95,7 +95,7 @@ class Threads(RuleBasedStateMachine):
                 assert message not in self.running(), "advanced twice at once"
                 self.runs.append(Run(message))
             case CancelHandler(message):
-                [run] = [each for each in self.runs if each.message == message]
+                [run] = [r for r in self.runs if r.message == message]
                 assert message in self.gone
                 assert not run.let_go
                 run.let_go = True
@@ -142,14 +142,14 @@ class Threads(RuleBasedStateMachine):
     @rule(pick=PICK)
     def a_message_is_begun(self, pick: int) -> None:
         """From here on a handler has it in hand."""
-        run = self.pick(pick, [each for each in self.runs if each.message and not each.began])
+        run = self.pick(pick, [r for r in self.runs if r.message and not r.began])
         if run is not None:
             run.began = True
 
     @rule(pick=PICK, effect=st.sampled_from(["nothing", "message", "respond", "wait"]), minutes=st.integers(1, 9))
     def a_message_is_handled(self, pick: int, effect: str, minutes: int) -> None:
         """What was settled meanwhile is left; a turn that is out is looked after."""
-        run = self.pick(pick, [each for each in self.runs if each.began and not each.acted and not each.let_go])
+        run = self.pick(pick, [r for r in self.runs if r.began and not r.acted and not r.let_go])
         if run is None or run.message is None:
             return
         run.acted = True
@@ -167,7 +167,7 @@ class Threads(RuleBasedStateMachine):
         del self.ledger.open[run.message]
         if effect == "respond":
             others = [name for name in self.ledger.open if len(name) % 2 == pick % 2]
-            in_hand = {each.message for each in self.runs if each.began and not each.acted}
+            in_hand = {r.message for r in self.runs if r.began and not r.acted}
             run.canceled = tuple(name for name in others if name in in_hand)
             self.gone |= {*run.canceled}
             for name in others:
@@ -182,14 +182,14 @@ class Threads(RuleBasedStateMachine):
     @rule(pick=PICK)
     def an_activity_looks(self, pick: int) -> None:
         """At its end, as a look does that is all it does; the answer is on its way."""
-        run = self.pick(pick, [each for each in self.runs if (each.acted or not each.message) and not each.answer])
+        run = self.pick(pick, [r for r in self.runs if (r.acted or not r.message) and not r.answer])
         if run is not None:
             run.answer = self.ledger.look(run.canceled)
 
     @rule(pick=PICK)
     def an_answer_arrives(self, pick: int) -> None:
         """In any order; of one that was let go, perhaps none."""
-        run = self.pick(pick, [each for each in self.runs if each.answer or each.let_go])
+        run = self.pick(pick, [r for r in self.runs if r.answer or r.let_go])
         if run is not None:
             self.runs.remove(run)
             self.feed(Advanced(run.message, None if run.let_go else run.answer))
@@ -253,7 +253,7 @@ class Threads(RuleBasedStateMachine):
         assert not self.ledger.open
 
     def began_before(self, run: Run) -> int:
-        able = [each for each in self.runs if each.began and not each.acted and not each.let_go]
+        able = [r for r in self.runs if r.began and not r.acted and not r.let_go]
         return able.index(run)
 
 

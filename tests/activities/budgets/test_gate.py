@@ -86,7 +86,7 @@ async def test_a_reservation_needs_no_provider_and_no_litellm(spending: Pool) ->
 async def test_an_estimate_has_a_tenth_more(spending: Pool) -> None:
     turn = await spender(spending, {"max_tokens": 9000})
     counts = [TokenCount(101, exact=True), TokenCount(101, exact=False)]
-    assert [await gate_of(spending, turn, Nobody(each)).tokens(request()) for each in counts] == [101, 112]
+    assert [await gate_of(spending, turn, Nobody(count)).tokens(request()) for count in counts] == [101, 112]
 
 
 async def test_a_summary_reserves_beside_the_request_that_was_refused(spending: Pool) -> None:

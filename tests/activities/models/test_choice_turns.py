@@ -55,7 +55,7 @@ CONFIG = TurnConfig(
     max_steps=16,
     must_end_with=[],
     tools={},
-    choices={each.name: each.parameters for each in CHOICES},
+    choices={choice.name: choice.parameters for choice in CHOICES},
 )
 GOOD = '{"title": "now", "lines": [{"name": "nut", "count": 2}]}'
 TURNS: tuple[tuple[Said, ...], ...] = (

@@ -97,7 +97,7 @@ async def _assert_usage(tenant: Tenant) -> None:
     [none] = await tenant.pool.run(lambda conn: sum_usage(conn, ProjectId("nobody"), "agent"))
     assert (none.attempts, none.total_tokens, none.response_cost) == (0, 0, None)
     models = await tenant.pool.run(lambda conn: list_profile_models(conn, tenant.project))
-    assert [(each.profile_name, each.model) for each in models] == [("alice-profile", "openai/gpt-4o")]
+    assert [(model.profile_name, model.model) for model in models] == [("alice-profile", "openai/gpt-4o")]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def _until_told(stack: Stack, turn: AgentTurnId) -> None:
         handle = stack.temporal.get_workflow_handle(workflow_id(turn))
         pending = (await handle.describe()).raw_description.pending_activities
         details = [payload.data for each in pending for payload in each.heartbeat_details.payloads]
-        return any(b"model_server_error" in each and b"attempt_lost" in each for each in details)
+        return any(b"model_server_error" in detail and b"attempt_lost" in detail for detail in details)
 
     await until(told, 25, "a heartbeat told the attempts", pause=0.1)
 

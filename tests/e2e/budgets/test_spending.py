@@ -92,12 +92,12 @@ async def test_a_step_that_does_not_fit_any_more_ends_the_turn(tenant: Tenant) -
     assert isinstance(deliverable, dict)
     assert deliverable["last_thought"] == "First a guess."
     assert "the budget of 1000 tokens was exhausted: 800 spent" in str(deliverable["reason"])
-    assert [(each.status, each.metadata.get("error_code")) for each in ended.steps] == [
+    assert [(s.status, s.metadata.get("error_code")) for s in ended.steps] == [
         ("completed", None),
         ("completed", None),
         ("completed", "budget_exhausted"),
     ]
-    assert [each.metadata.get("budget") for each in ended.steps] == [
+    assert [s.metadata.get("budget") for s in ended.steps] == [
         *[{"uses": [{"attempt": 1, "tokens": 400, "cost": 0}]}] * 2,
         None,
     ]
@@ -220,7 +220,7 @@ async def test_a_stopped_model_is_booked_whole(tenant: Tenant) -> None:
         await until(reserved, 25, "the model is asked")
         await tenant.client.request("stop", {"agent_turn_id": turn})
         await hand.ended(turn)
-    assert [each[2] for each in await reservations(tenant, turn)] == ["unsettled"]
+    assert [reservation[2] for reservation in await reservations(tenant, turn)] == ["unsettled"]
     row = await budget(tenant.pool, turn)
     assert row["spent_tokens"] == row["unsettled_tokens"] > 200
     assert row["closed_at"] is not None
@@ -245,7 +245,9 @@ async def test_a_summary_reserves_too_and_one_that_does_not_fit_is_dropped(tenan
     short = await cut(200)  # a summary alone may have 256
     told = first(short, "compaction")
     assert (told["when_full"], told["error_code"]) == ("drop", "budget_exhausted")
-    assert [each[:3] for each in await reservations(tenant, short.view.agent_turn_id)] == [(2, 1, "settled")]
+    assert [reservation[:3] for reservation in await reservations(tenant, short.view.agent_turn_id)] == [
+        (2, 1, "settled")
+    ]
     assert short.view.status == "success"
 
 

@@ -53,7 +53,7 @@ async def test_a_step_that_breaks_off_is_booked_whole_once(
     if point is Fault.ATTEMPT_RESERVED:
         await spent_once(tenant, turn)
     else:  # its worker lives, and had told what it used
-        assert [each[2:] for each in await reservations(tenant, turn)] == [("settled", 400)] * 2
+        assert [reservation[2:] for reservation in await reservations(tenant, turn)] == [("settled", 400)] * 2
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["it-is-late", "it-is-first"])
@@ -91,5 +91,5 @@ async def taken_over(tenant: Tenant, turn: AgentTurnId) -> TurnRef:
         lambda conn: reserve_attempt(conn, ref, 1, 2, "scripted/gated", input_tokens=10, max_tokens=100)
     )
     assert made.verdict == "reserved"
-    assert [each[2] for each in await reservations(tenant, turn)] == ["unsettled", "open"]
+    assert [reservation[2] for reservation in await reservations(tenant, turn)] == ["unsettled", "open"]
     return ref

@@ -32,7 +32,7 @@ def operator(tenant: Tenant) -> Client:
 
 async def test_an_operator_raises_a_grant_and_the_ledger_keeps_who_did(tenant: Tenant, operator: Client) -> None:
     turn = await granted(tenant, max_tokens=1000, max_turns=2)
-    assert [each.budget_id for each in await operator.budgets()] == [turn]
+    assert [budget.budget_id for budget in await operator.budgets()] == [turn]
     view = await operator.raise_budget(turn, tokens=500)
     assert (view.tokens.max, view.tokens.left, view.turns.max) == (1500, 1500, 2)
     assert view.updated_by == tenant.client.caller.name
@@ -76,12 +76,12 @@ async def test_a_project_is_limited_by_day_and_month(tenant: Tenant, operator: C
     await operator.limit_project("month", tokens=10, turns=3)
     assert day.budget_id.startswith(f"{tenant.project}/day/")
     assert day.cost_usd.left == Decimal("2.5")
-    found = {each.period.value: each for each in await operator.limits()}
+    found = {limit.period.value: limit for limit in await operator.limits()}
     assert (found["day"].max_cost_usd, found["month"].max_turns) == (Decimal("2.5"), 3)
-    assert {each.kind for each in await operator.budgets()} == {"day", "month"}
-    assert [each.kind for each in await operator.budgets(kind="month")] == ["month"]
+    assert {budget.kind for budget in await operator.budgets()} == {"day", "month"}
+    assert [budget.kind for budget in await operator.budgets(kind="month")] == ["month"]
     none = await operator.limit_project("month")
-    assert (none.tokens.max, [each.period for each in await operator.limits()]) == (None, ["day"])
+    assert (none.tokens.max, [limit.period for limit in await operator.limits()]) == (None, ["day"])
     with pytest.raises(BadRequest):
         await operator.limit_project("year", tokens=1)
     with pytest.raises(BadRequest):
@@ -154,8 +154,8 @@ async def test_programs_see_and_steer_the_same_both_ways(url: str, tenant: Tenan
                 limited = own.limit_project("day", cost_usd=0.25)
                 again = own.budget(limited.budget_id)
                 assert own.budget("day") == again
-                names = [each.budget_id for each in own.budgets(kind="turn", status="open")]
-                return raised.tokens.max, again.cost_usd.max, names, [each.max_cost_usd for each in own.limits()]
+                names = [budget.budget_id for budget in own.budgets(kind="turn", status="open")]
+                return raised.tokens.max, again.cost_usd.max, names, [limit.max_cost_usd for limit in own.limits()]
 
         found = await asyncio.to_thread(steer)
         assert found == (1000 + 100 * number, Decimal("0.25"), [turn], [Decimal("0.25")])

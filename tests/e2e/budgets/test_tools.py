@@ -29,7 +29,7 @@ def spending(tenant: Tenant) -> ToolService:
         ]
         both = await call.fork(tasks)
         turns: list[Any] = [first.agent_turn_id, expert.agent_turn_id, both.results[0].agent_turn_id]
-        return {"turns": turns, "errors": [each.error for each in both.results]}
+        return {"turns": turns, "errors": [r.error for r in both.results]}
 
     del spend  # the service has it
     return service

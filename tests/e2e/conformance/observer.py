@@ -148,7 +148,7 @@ class Observer:
 
     async def inbox(self, **fields: Any) -> list[str]:
         """The statuses that the inbox row with these values had."""
-        return changed(each["status"] for each in await self.changes("agent_inbox", **fields))
+        return changed(change["status"] for change in await self.changes("agent_inbox", **fields))
 
     async def waits(self, call: str) -> list[str]:
         """The statuses of a call's waiting row."""
@@ -178,7 +178,7 @@ class Observer:
 
     async def types(self, box: str) -> list[str]:
         """The types of the cards of a box."""
-        return [each["type"] for each in await self.cards(box)]
+        return [card["type"] for card in await self.cards(box)]
 
     async def head(self, agent: str) -> dict[str, Any]:
         """The head of an agent."""
@@ -216,9 +216,9 @@ class Observer:
 def changed(values: Any) -> list[Any]:
     """The values without those that are equal to the one before."""
     found: list[Any] = []
-    for each in values:
-        if not found or found[-1] != each:
-            found.append(each)
+    for value in values:
+        if not found or found[-1] != value:
+            found.append(value)
     return found
 
 

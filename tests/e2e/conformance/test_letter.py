@@ -47,9 +47,7 @@ async def delivered(observer: Observer, agent: str, turn: dict[str, Any], status
     assert event.keys() - ours == {"agent_turn_id", "status", "output_box_id", "deliverable_card_id"}
     assert event["status"] == status
     # > deliverable_card_id must be one of the cards in output_box_id.
-    made = [
-        each for each in await observer.cards(event["output_box_id"]) if each["agent_turn_id"] == turn["agent_turn_id"]
-    ]
+    made = [c for c in await observer.cards(event["output_box_id"]) if c["agent_turn_id"] == turn["agent_turn_id"]]
     [card] = [each for each in made if each["type"] == "task.deliverable"]
     assert card["card_id"] == event["deliverable_card_id"]
     # > clear active_agent_turn_id, and return status to idle.
@@ -72,7 +70,7 @@ async def enqueued(observer: Observer, agent: str, turn: dict[str, Any]) -> None
     # > Record in state.execution_edges (primitive="enqueue", edge_phase="request").
     assert await observer.edges(row["correlation_id"]) == [("enqueue", "request")]
     # > Publish cmd.agent.{target}.wakeup (control-plane doorbell): agent_id (optional inbox_id/metadata).
-    assert turn["inbox_id"] in [each.get("inbox_id") for each in observer.wakeups(agent)]
+    assert turn["inbox_id"] in [wakeup.get("inbox_id") for wakeup in observer.wakeups(agent)]
     # > when the agent is idle, L0 will lease it to dispatched and promote the queue status from queued to pending
     # > (while writing back turn_epoch). Here by the statement that writes the row, which may claim it, too (§10.13).
     statuses = await observer.inbox(**ids)
@@ -108,9 +106,9 @@ async def test_a_queued_turn(observer: Observer) -> None:
     await delivered(observer, "ann", second)
     # > promote the queue status from queued to pending (while writing back turn_epoch).
     rows = await observer.changes("agent_inbox", inbox_id=second["inbox_id"])
-    found = changed((each["status"], each["turn_epoch"]) for each in rows)
+    found = changed((row["status"], row["turn_epoch"]) for row in rows)
     assert found == [("queued", 0), ("pending", 2), ("processing", 2), ("consumed", 2)]
-    assert second["inbox_id"] in [each.get("inbox_id") for each in observer.wakeups("ann")]
+    assert second["inbox_id"] in [wakeup.get("inbox_id") for wakeup in observer.wakeups("ann")]
     # > Concurrent execution for the same agent_id is forbidden (single active Turn).
     # > The Worker consumes that Turn, completes delivery, returns to idle, and then processes the next Enqueue.
     # Here the statement of the delivery leases the next (protocol §3).
@@ -160,7 +158,7 @@ async def test_a_turn_with_a_tool(observer: Observer) -> None:
     # > report (primitive="report", edge_phase="response"): records report ingestion such as tool_result/timeout.
     assert await observer.edges(call) == [("tool_call", "request"), ("report", "response")]
     # > The semantic source of truth is the inbox record; wake processing by the doorbell.
-    assert [each["inbox_id"] for each in observer.wakeups("ann")[rung:]] == [report["inbox_id"]]
+    assert [wakeup["inbox_id"] for wakeup in observer.wakeups("ann")[rung:]] == [report["inbox_id"]]
     assert await observer.inbox(inbox_id=report["inbox_id"]) == ["pending", "processing", "consumed"]
     # > apply is single-winner on the waiting row. > turn_waiting_tools rows in waiting/received state.
     assert await observer.waits(call) == ["waiting", "received", "applied"]
@@ -192,7 +190,7 @@ async def test_a_suspended_turn_that_nobody_answers(observer: Observer) -> None:
     # > synchronize cleanup/recording of resume_deadline; the resume flow then continues processing.
     assert await observer.waits(call) == ["waiting", "expired"]
     assert (await observer.head("ann"))["resume_deadline"] is None
-    [result] = [each for each in await observer.cards(turn["output_box_id"]) if each["type"] == "tool.result"]
+    [result] = [card for card in await observer.cards(turn["output_box_id"]) if card["type"] == "tool.result"]
     assert (result["content"]["status"], result["content"]["error"]["code"]) == ("timeout", "tool_timeout")
 
 
@@ -212,7 +210,7 @@ async def test_a_stopped_turn(observer: Observer) -> None:
     assert (row["message_type"], row["agent_turn_id"]) == ("stop", turn["agent_turn_id"])
     assert (await observer.inbox(inbox_id=stop["inbox_id"]))[-1] == "consumed"
     assert ("report", "response") in await observer.edges(row["correlation_id"])
-    assert [each["inbox_id"] for each in observer.wakeups("ann")[rung:]] == [stop["inbox_id"]]
+    assert [wakeup["inbox_id"] for wakeup in observer.wakeups("ann")[rung:]] == [stop["inbox_id"]]
     # > Worker crash or forced end increments turn_epoch to invalidate old instructions.
     assert (await observer.heads("ann"))[-2:] == [("suspended", 1), ("idle", 2)]
     assert await observer.waits(call) == ["waiting", "dropped"]
@@ -262,7 +260,7 @@ async def test_an_enqueue_that_a_running_turn_hears(observer: Observer) -> None:
     turns = await observer.rows(
         "SELECT DISTINCT agent_turn_id FROM state.agent_inbox WHERE project_id = $1", observer.project
     )
-    assert [each["agent_turn_id"] for each in turns] == [turn["agent_turn_id"]]
+    assert [t["agent_turn_id"] for t in turns] == [turn["agent_turn_id"]]
     # > execution requests/receipts must be written to state.agent_inbox.
     [row, *_] = await observer.changes("agent_inbox", inbox_id=reply["inbox_id"])
     assert (row["message_type"], row["agent_turn_id"]) == ("steer", turn["agent_turn_id"])
@@ -318,7 +316,7 @@ async def test_a_forked_turn(observer: Observer) -> None:
         " ORDER BY correlation_id",
         *(observer.project, turn["agent_turn_id"]),
     )
-    assert [each["correlation_id"] for each in children] == [f"{call}-0", f"{call}-1"]
+    assert [c["correlation_id"] for c in children] == [f"{call}-0", f"{call}-1"]
     for child in children:
         # > Each Enqueue is assigned a new agent_turn_id/turn_epoch by L0; enqueue: records all enqueue entries.
         assert await observer.edges(child["correlation_id"]) == [("enqueue", "request")]
@@ -330,7 +328,7 @@ async def test_a_forked_turn(observer: Observer) -> None:
         # > concurrent turns must not share the same output_box_id.
         ids = {"agent_turn_id": child["agent_turn_id"], **boxes}
         await delivered(observer, child["agent_id"], ids)
-        assert child["inbox_id"] in [each.get("inbox_id") for each in observer.wakeups(child["agent_id"])]
+        assert child["inbox_id"] in [wakeup.get("inbox_id") for wakeup in observer.wakeups(child["agent_id"])]
     assert await observer.waits(call) == ["waiting", "received", "applied"]
 
 
@@ -346,7 +344,7 @@ async def test_a_ui_turn(observer: Observer) -> None:
     [row, *_] = await observer.changes("agent_inbox", message_type="ui_action")
     assert (row["turn_epoch"], row["status"] in {"pending", "processing"}) == (1, True)
     assert await observer.edges(row["correlation_id"]) == [("enqueue", "request")]
-    assert row["inbox_id"] in [each.get("inbox_id") for each in observer.wakeups("ann")]
+    assert row["inbox_id"] in [wakeup.get("inbox_id") for wakeup in observer.wakeups("ann")]
     turn = {"agent_turn_id": row["agent_turn_id"], **row["payload"]}
     await observer.suspended("ann")
     await observer.must("report", {"tool_call_id": call, "status": "success", "result": {"hits": 2}})
@@ -354,8 +352,8 @@ async def test_a_ui_turn(observer: Observer) -> None:
     # > If after_execution=terminate: continue execution and return to idle after writing delivery.
     assert card["content"]["data"] == {"hits": 2}
     heads = [("idle", 0), ("dispatched", 1), ("running", 1), ("suspended", 1), ("running", 1), ("idle", 1)]
-    assert [each for each in await observer.heads("ann") if each != ("running", 1)] == [
-        each for each in heads if each != ("running", 1)
+    assert [head for head in await observer.heads("ann") if head != ("running", 1)] == [
+        head for head in heads if head != ("running", 1)
     ]
     assert (await observer.inbox(inbox_id=row["inbox_id"]))[-1] == "consumed"
     acks = [each["status"] for each in observer.of("evt.sys.ui.action_ack", action_id="a-1")]

@@ -107,7 +107,7 @@ async def test_after_a_decision_the_page_shows_it_and_leads_to_the_next_open_que
     hand: Hand, ada: httpx.AsyncClient
 ) -> None:
     _, pages = await waiting(hand, ("pay", {"amount": 1}), ("pay", {"amount": 2}), ("pay", {"amount": 3}))
-    order = [each for each in (await look(ada, LIST)).text.split('"') if each in pages]
+    order = [part for part in (await look(ada, LIST)).text.split('"') if part in pages]
     newest, middle, oldest = dict.fromkeys(order)
     first = await look(ada, middle)
     assert "2 of 3 open" in first.words
@@ -134,7 +134,7 @@ async def test_of_two_who_decide_at_once_one_counts_and_the_other_is_told_by_who
                 press(ada, seen[0], "digest", fields={"decision": "approve"}),
                 press(bob, seen[1], "digest", fields={"decision": "reject", "note": "too much"}),
             )
-            assert sorted(each.status_code for each in answers) == [303, 409]
+            assert sorted(answer.status_code for answer in answers) == [303, 409]
             late = next(n for n, each in enumerate(answers) if each.status_code == 409)
             told = Shown(answers[late])
             word = "approved" if late else "rejected"
@@ -239,7 +239,7 @@ async def test_questions_are_answered_with_one_button_or_by_their_fields(hand: H
     assert (await press(ada, told, "answer", fields={"answer": "because"})).status_code == 303
     assert "because" in (await look(ada, text)).words
     results = heard_by_model(await hand.ended(turn))
-    assert [each["result"] for each in results] == [{"value": HOSTILE}, {"value": {"n": 7}}, {"value": "because"}]
+    assert [result["result"] for result in results] == [{"value": HOSTILE}, {"value": {"n": 7}}, {"value": "because"}]
 
 
 async def test_who_may_not_decide_is_told_why(hand: Hand, url: str, operator: httpx.AsyncClient) -> None:
@@ -262,8 +262,8 @@ async def test_who_may_not_decide_is_told_why(hand: Hand, url: str, operator: ht
     made = await press(operator, own, "to", fields={"to": f"agent:{hand.agent}", "text": script})
     assert made.status_code == 303
     [turn] = [
-        each["agent_turn_id"]
-        for each in await hand.tenant.rows(
+        row["agent_turn_id"]
+        for row in await hand.tenant.rows(
             "SELECT agent_turn_id FROM state.agent_inbox"
             " WHERE project_id = $1 AND message_type = 'turn' AND status = 'queued'",
             project,

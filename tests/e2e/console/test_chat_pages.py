@@ -254,7 +254,7 @@ async def test_the_text_of_a_turn_is_streamed_to_the_session(hand: Hand, operato
             if sent.event == "outcome":
                 break
     assert (folded.lost, folded.doubled) == (0, 0)
-    assert [each["type"] for each in folded.cards.values()][-1] == "task.deliverable"
+    assert [card["type"] for card in folded.cards.values()][-1] == "task.deliverable"
     async with httpx.AsyncClient(base_url=str(operator.base_url)) as stranger:
         assert (await stranger.get(address)).status_code in (303, 401)
 

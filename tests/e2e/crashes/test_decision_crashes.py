@@ -83,7 +83,7 @@ async def test_a_decision_counts_once_wherever_its_bridge_dies(
                     await hand.report(call)
                 ended = await apart.ended(turn, timeout=60)
                 code = "approval_expired" if decision is None else None
-                assert [each[1] for each in ended.results()] == [code], point
+                assert [result[1] for result in ended.results()] == [code], point
                 assert (await person.closed())[-1].interrupt_id == asked.interrupt_id
 
     async def settled() -> bool:
@@ -153,7 +153,7 @@ async def test_a_call_runs_once_and_is_asked_about_once_wherever_the_bridge_dies
         replica.wait()
 
         async def asked(turn: AgentTurnId = turn) -> Interrupt | None:
-            return next((each for each in await questions(apart) if each.agent_turn_id == turn), None)
+            return next((question for question in await questions(apart) if question.agent_turn_id == turn), None)
 
         question = await until(asked, 30, "a person is asked")
         payload = {"interrupt_id": question.interrupt_id, "action_digest": question.action_digest}

@@ -126,7 +126,7 @@ async def test_a_kill_at_every_point_leaves_the_same_rows(
     async with running_here(stacks["bridge"]):
         expected = await unharmed(stacks["bridge"])
     walks = await asyncio.gather(*(walk(stack, victim, hatching, tmp_path, deaths) for victim, stack in stacks.items()))
-    ended = {met: rows for each in walks for met, rows in each.items()}
+    ended = {met: rows for w in walks for met, rows in w.items()}
     assert set(ended) == {(kind, point) for kind, passed in deaths.items() for point in passed}
     if deaths is not SOME:
         assert {point for _, point in ended} == set(POINTS)

@@ -74,7 +74,7 @@ async def test_a_sleeping_turn_whose_worker_is_dead_is_fenced(apart: Tenant, pro
         await processes.worker.kill()
         await apart.client.request("stop", {"agent_turn_id": turn})
         ended = await fenced(hand, turn)
-        assert [each[:2] for each in ended.results()] == [("canceled", "canceled")]
+        assert [r[:2] for r in ended.results()] == [("canceled", "canceled")]
         await processes.worker.start()
         await result(apart, turn)
     assert (await hand.ended(turn)).cards == ended.cards

@@ -214,7 +214,7 @@ async def check(crowd: Crowd, before: dict[str, datetime]) -> None:
         for turn in turns:
             ended = await tenant.ended(turn)
             assert (ended.view.status, len(ended.steps)) == ("success", STEPS[kind]), kind
-            results = [each[0] for each in ended.results()]
+            results = [result[0] for result in ended.results()]
             assert results == RESULTS.get(kind, []), kind
     assert not list(crowd.directory.glob("*/asked-1-2"))
     late = await lateness(tenant, before)

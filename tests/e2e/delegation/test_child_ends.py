@@ -56,10 +56,10 @@ async def children_of(tenant: Tenant, turn: AgentTurnId, *statuses: str) -> list
     """The turn's children in the order of their tasks, once they stand so."""
 
     async def there() -> bool:
-        return [each.status for each in (await nodes(tenant, turn))[1:]] == list(statuses)
+        return [node.status for node in (await nodes(tenant, turn))[1:]] == list(statuses)
 
     await until(there, 25, f"the children are {statuses}")
-    return [each.agent_turn_id for each in (await nodes(tenant, turn))[1:]]
+    return [node.agent_turn_id for node in (await nodes(tenant, turn))[1:]]
 
 
 async def test_children_that_are_reaped_fenced_or_never_begun_settle_their_tasks(tenant: Tenant, net: Net) -> None:
@@ -120,4 +120,4 @@ async def test_losers_that_finish_change_nothing_of_the_answer(tenant: Tenant) -
         ended.view.agent_turn_id,
     )
     assert tuple(batch.values()) == ("success", 0, 3, 1)
-    assert [each.stopping for each in await nodes(tenant, ended.view.agent_turn_id)] == [False] * 6
+    assert [node.stopping for node in await nodes(tenant, ended.view.agent_turn_id)] == [False] * 6

@@ -86,7 +86,7 @@ async def test_a_child_is_found_in_temporal_by_its_parent(tenant: Tenant) -> Non
     query = f"TurnRoot = '{turn}' AND TurnParent = '{turn}'"
 
     async def found() -> list[str] | None:
-        return [each.id async for each in tenant.stack.temporal.list_workflows(query)] or None
+        return [workflow.id async for workflow in tenant.stack.temporal.list_workflows(query)] or None
 
     assert await until(found, 25, "the child is listed") == [turn_workflow_id(child)]
 

@@ -97,7 +97,7 @@ async def test_a_recursion_ends_at_its_limit(tenant: Tenant) -> None:
     ended = await tenant.ended(turn)
     assert ended.deliverable() == "I asked for a hole, and that is as far as it went."
     nodes = await walked(tenant, turn)
-    assert [(each.depth, each.status) for each in nodes] == [(depth, "success") for depth in range(5)]
+    assert [(node.depth, node.status) for node in nodes] == [(depth, "success") for depth in range(5)]
     last = await tenant.ended(nodes[-1].agent_turn_id)
     refused = answers(last)[0].error
     assert refused is not None
@@ -109,7 +109,7 @@ async def test_a_tree_is_stopped_in_mid_stream(tenant: Tenant) -> None:
 
     async def streaming() -> bool:
         nodes = await walked(tenant, turn)
-        return [each.status for each in nodes if each.depth == 2] == ["running"] * 4
+        return [node.status for node in nodes if node.depth == 2] == ["running"] * 4
 
     await until(streaming, 25, "four plodders are at work")
     reply = await tenant.client.request("stop", {"agent_turn_id": turn, "reason": "enough"})

@@ -47,19 +47,19 @@ async def test_results_come_in_the_order_of_the_tasks(tenant: Tenant) -> None:
     ended = await chief_says(tenant, fork(tasks))
     assert statuses(ended) == ("success", ["success"] * 3)
     results = result(ended)["results"]
-    assert [(each["summary"], each["label"]) for each in results] == [(f"number {n}", f"n{n}") for n in range(3)]
+    assert [(r["summary"], r["label"]) for r in results] == [(f"number {n}", f"n{n}") for n in range(3)]
     for each in results:
         child = await tenant.ended(each["agent_turn_id"])
         assert (child.view.output_box_id, child.view.deliverable_card_id) == (
             each["output_box_id"],
             each["deliverable_card_id"],
         )
-    assert len({each["agent_id"] for each in results}) == 3
+    assert len({r["agent_id"] for r in results}) == 3
     edges = await tenant.rows(
         "SELECT edge_phase FROM state.execution_edges WHERE project_id = $1 AND primitive = 'join' ORDER BY 1",
         tenant.project,
     )
-    assert [each["edge_phase"] for each in edges] == ["request", "response"]
+    assert [edge["edge_phase"] for edge in edges] == ["request", "response"]
 
 
 async def test_a_summary_is_the_text_or_the_fields_and_is_bounded(tenant: Tenant) -> None:
@@ -89,7 +89,7 @@ async def test_joins(
     tenant: Tenant, instructions: tuple[str, ...], fields: dict[str, Any], expected: tuple[str, list[str]]
 ) -> None:
     await staff(tenant)
-    ended = await chief_says(tenant, fork([task(instruction=each) for each in instructions], **fields))
+    ended = await chief_says(tenant, fork([task(instruction=instruction) for instruction in instructions], **fields))
     assert ended.view.status == "success"  # a child's failure is data for its parent
     status, each = statuses(ended)
     assert (status, [one if one != "dispatched" else "canceled" for one in each]) == expected
@@ -127,12 +127,12 @@ async def test_text_of_all_tasks_counts_towards_the_limit(tenant: Tenant) -> Non
     await staff(tenant)
     said = {"steps": [fork([task(instruction="{instruction}")] * 2)], "more": "x" * 300_000}
     cut = await tenant.turn(CHIEF, json.dumps(said))
-    assert [each[:2] for each in cut.results()] == [("failed", "invalid_arguments")]
+    assert [r[:2] for r in cut.results()] == [("failed", "invalid_arguments")]
     given = {"args": {"fixed": {"tasks": [task(instruction="x" * 300_000)] * 2}}}
     row = kernel_tools()["fork_join"].model_dump(exclude={"options"}, exclude_none=True)
     await put_tool(tenant.pool, tenant.project, ToolDefinition.model_validate({**row, "options": given}))
     ended = await chief_says(tenant, fork([]))
-    assert [each[:2] for each in ended.results()] == [("failed", "bad_request")]
+    assert [r[:2] for r in ended.results()] == [("failed", "bad_request")]
     assert result(ended)["error_detail"] == {"reason": "text_too_large"}
     assert (cut.view.status, ended.view.status) == ("success", "success")
     assert (await children(tenant), await tenant.count("state.pmo_batches")) == (0, 0)

@@ -42,7 +42,7 @@ async def test_an_agent_is_made_once_and_then_found(tenant: Tenant) -> None:
         " ORDER BY created_at",
         tenant.project,
     )
-    assert [tuple(each.values()) for each in edges] == [("add", CHIEF), ("change", CHIEF)]
+    assert [tuple(edge.values()) for edge in edges] == [("add", CHIEF), ("change", CHIEF)]
     assert (await tenant.turn("new", '{"steps": [{"text": "here"}]}')).deliverable() == "here"  # pyright: ignore[reportArgumentType]
 
 

@@ -82,9 +82,7 @@ async def test_a_tool_forks_and_asks_again_by_keys_of_its_own(tenant: Tenant) ->
         assert told["then"] == ["second", "third"]
         assert told["first"]["status"] == "partial"
         results = told["first"]["results"]
-        assert [
-            (each["label"], each["status"], each["summary"]) for each in results if each["status"] == "success"
-        ] == [
+        assert [(r["label"], r["status"], r["summary"]) for r in results if r["status"] == "success"] == [
             ("n0", "success", "a"),
             ("n2", "success", "c"),
         ]

@@ -137,7 +137,7 @@ async def test_a_tree_that_still_grows_ends_whole(tenant: Tenant, fans: Sequence
     assert (seen.after_the_answer, seen.after_their_mark) == (0, 0)
     assert seen.on_their_way[0] <= reply.on_their_way <= seen.on_their_way[1]
     assert (reply.marked, await tenant.count("state.turn_nodes")) == (there, there)
-    assert {each.status for each in await nodes(tenant, root)} == {"canceled"}
+    assert {node.status for node in await nodes(tenant, root)} == {"canceled"}
 
 
 async def test_those_that_nobody_waits_for_end_only_with_all(tenant: Tenant) -> None:
@@ -160,4 +160,4 @@ async def test_those_that_nobody_waits_for_end_only_with_all(tenant: Tenant) -> 
     log.info("all below an ended turn: %d marked, last task event after %.2f s", again.marked, took)
     assert (again.already_final, again.marked, again.on_their_way) == (True, 3, 2)
     assert (seen.after_the_answer, seen.after_their_mark) == (0, 0)
-    assert {each.status for each in await nodes(tenant, root)} == {"canceled"}
+    assert {node.status for node in await nodes(tenant, root)} == {"canceled"}

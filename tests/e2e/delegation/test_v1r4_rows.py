@@ -124,7 +124,7 @@ async def test_the_principal_maps_and_submits(tenant: Tenant) -> None:
     assert forked["status"] == "success"
     results = forked["results"]
     assert isinstance(results, list)
-    assert [each["summary"] for each in results] == [f"summary: {chunk % n}" for n in range(3)]  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+    assert [result["summary"] for result in results] == [f"summary: {chunk % n}" for n in range(3)]  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
     prompts = {card.type: card for card in ended.cards}
     assert content_of(prompts["sys.rendered_prompt"]) == TextContent(
         text="You are The {Chief}.\n- Associate_WordCount_Mapper (associate)\n"

@@ -66,12 +66,12 @@ async def answering(*hands: Hand) -> AsyncGenerator[None]:
             done = len(hand.commands)
             await asyncio.sleep(0.05)
 
-    tasks = [asyncio.create_task(serve(each)) for each in hands]
+    tasks = [asyncio.create_task(serve(h)) for h in hands]
     try:
         yield
     finally:
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -91,7 +91,7 @@ async def test_what_an_asynchronous_standby_has_not_received_is_found_and_told(
         pids = (both.worker.pid, both.bridge.pid)
         hands, tenant = (ended, stepped), stepped.tenant
         await tenant.agent("plain", OTHER)
-        known = [await each.suspended(calling("search"), calling("search"), DONE) for each in hands]
+        known = [await hand.suspended(calling("search"), calling("search"), DONE) for hand in hands]
         for each, turn in zip(hands, known, strict=True):
             await until(lambda each=each, turn=turn: asleep(each.tenant, turn), 25, "it sleeps")
         await pair.until_standby_has_all()

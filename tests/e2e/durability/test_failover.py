@@ -116,7 +116,11 @@ class Client:
         }
         events = await self.tenant.task_events()
         found = [f"turn {each} has no outcome" for each in self.told.enqueued if each not in outcomes]
-        found += [f"turn {each} has {events.get(each, 0)} task events" for each in outcomes if events.get(each) != 1]
+        found += [
+            f"turn {outcome} has {events.get(outcome, 0)} task events"
+            for outcome in outcomes
+            if events.get(outcome) != 1
+        ]
         found += [f"report of {each} is gone" for each in self.told.reported if each not in applied]
         found += [
             f"turn {each} was stopped, and is {outcomes[each]}"
@@ -139,7 +143,7 @@ class Load:
     @property
     def over(self) -> int:
         """How many turns have ended and were announced."""
-        return sum(each.over for each in self.clients)
+        return sum(client.over for client in self.clients)
 
     async def more(self, count: int, timeout: float = PATIENCE_SECONDS) -> float:
         """Seconds until so many more turns are over."""
@@ -153,11 +157,11 @@ class Load:
 
     async def lost(self) -> list[str]:
         """What any of them lost."""
-        return [line for each in self.clients for line in await each.lost()]
+        return [line for client in self.clients for line in await client.lost()]
 
     def counts(self) -> str:
         """What was acknowledged, in numbers."""
-        told = [each.told for each in self.clients]
+        told = [client.told for client in self.clients]
         enqueued, reported, stopped = (
             sum(len(getattr(each, name)) for each in told) for name in ("enqueued", "reported", "stopped")
         )
@@ -169,10 +173,10 @@ async def load_on(stack: Stack, count: int) -> AsyncGenerator[Load]:
     """So many clients at work during the block; at its end each ends its turn, and they stop."""
     async with AsyncExitStack() as opened:
         hands = [await opened.enter_async_context(hand_of(new_tenant(stack))) for _ in range(count)]
-        load = Load([Client(each) for each in hands])
+        load = Load([Client(hand) for hand in hands])
         async with asyncio.TaskGroup() as group:
-            for each in load.clients:
-                group.create_task(each.run(load.stop))
+            for client in load.clients:
+                group.create_task(client.run(load.stop))
             try:
                 yield load
             finally:

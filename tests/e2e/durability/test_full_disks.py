@@ -173,8 +173,8 @@ async def suffer(up: Up, disk: SmallDisk, meanwhile: Callable[[Load], Awaitable[
             await tenant.agent("player", AgentId(f"c-{n}"), allowed_tools=["count_words"]) for n in range(AGENTS // 2)
         ]
         call = json.dumps({"steps": [calling(("count_words", {"text": "one two"})), DONE]})
-        clients = [asyncio.create_task(load.client(each, "hello")) for each in agents]
-        clients += [asyncio.create_task(load.client(each, call)) for each in callers]
+        clients = [asyncio.create_task(load.client(agent, "hello")) for agent in agents]
+        clients += [asyncio.create_task(load.client(caller, call)) for caller in callers]
         before = await load.more_than(2 * AGENTS)
         disk.fill()
         went = time.monotonic()

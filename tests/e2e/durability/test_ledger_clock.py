@@ -82,7 +82,7 @@ async def test_deadlines_pass_where_it_is_set_forward_and_running_turns_go_on(
         await hand.heard(3)
         clock.shift(HOUR)
         for turn in asleep:
-            assert [each[:2] for each in (await tenant.ended(turn)).results()] == [("timeout", "tool_timeout")]
+            assert [result[:2] for result in (await tenant.ended(turn)).results()] == [("timeout", "tool_timeout")]
         assert running.agent_turn_id is not None
         await tenant.ended(running.agent_turn_id)
         await tenant.turn(agents[0], '{"steps": [{"text": "done"}]}')
@@ -130,7 +130,9 @@ async def test_a_deadline_that_the_ledger_has_not_reached_is_looked_at_ever_more
 
         async def looks() -> int:
             history = await workflow(stack, turn).fetch_history()
-            done = [each for each in history.events if each.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED]
+            done = [
+                event for event in history.events if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+            ]
             return len(done) - 1
 
         await until(looks, WAIT_SECONDS + 10, "the timer has fired")

@@ -46,7 +46,7 @@ FEW: Config = {
 @pytest.fixture(scope="module")
 async def own_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedServers]:
     """Servers with few connections."""
-    few = tuple(each for each in postgres_server.SETTINGS if "max_connections" not in each)
+    few = tuple(setting for setting in postgres_server.SETTINGS if "max_connections" not in setting)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postgres_server, "SETTINGS", (*few, f"max_connections={CONNECTIONS}"))
         patch.setattr(nats_server, "_CONFIG", f"{nats_server._CONFIG}max_connections: {CONNECTIONS}\n")

@@ -74,7 +74,7 @@ class Place:
                     peers = (await self._cluster(stream))["replicas"]
                     assert isinstance(peers, list)
                     up = [
-                        each for each in peers if isinstance(each, dict) and each["current"] and not each.get("offline")
+                        peer for peer in peers if isinstance(peer, dict) and peer["current"] and not peer.get("offline")
                     ]
                     if len(up) != 2:
                         return False
@@ -92,7 +92,11 @@ class Place:
 
     def server_of(self, pid: int) -> int:
         """The number of the server to which a process is connected."""
-        ports = {each.raddr.port for each in psutil.Process(pid).net_connections("tcp") if each.raddr}
+        ports = {
+            net_connection.raddr.port
+            for net_connection in psutil.Process(pid).net_connections("tcp")
+            if net_connection.raddr
+        }
         [number] = [number for number, server in enumerate(self.cluster.servers) if server.port in ports]
         return number
 

@@ -169,13 +169,13 @@ async def test_what_cannot_be_done_is_refused_by_name(web: httpx.AsyncClient, te
             await hand.report(call, "yes")
         await hand.ended(turn)
         items = (await web.get(f"{ROOT}/conversations/{one}/items", params={"order": "asc"})).json()["data"]
-        assert [each["type"] for each in items] == ["message", "message", "mcp_call", "mcp_call", "message"]
+        assert [item["type"] for item in items] == ["message", "message", "mcp_call", "mcp_call", "message"]
         for part in items[1:4]:
             gone = await web.request("DELETE", f"{ROOT}/conversations/{one}/items/{part['id']}", json={})
             assert "new conversation" in refused(gone, 400, "item_not_separable")
-        sent = [{"type": "item_reference", "id": each["id"]} for each in items[1:]]
+        sent = [{"type": "item_reference", "id": item["id"]} for item in items[1:]]
         other = await made(web, items=[user("hello"), *sent])
-        assert [each.split("\n")[0] for each in await texts(web, other)] == [
+        assert [text.split("\n")[0] for text in await texts(web, other)] == [
             "hello",
             "I look",
             "search",

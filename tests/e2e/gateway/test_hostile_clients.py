@@ -54,7 +54,7 @@ async def test_clients_that_are_slow_are_cut_and_hold_up_nobody(guarded: Guarded
                 await asyncio.wait([reading], timeout=0.1)
             return reading.result()[0]
 
-    slow = [asyncio.create_task(trickle(each, letter)) for each in beginnings for letter in (b"", b"x") for _ in "abc"]
+    slow = [asyncio.create_task(trickle(b, letter)) for b in beginnings for letter in (b"", b"x") for _ in "abc"]
     async with client(guarded.url, guarded.token) as web:
         took: list[float] = []
         while not all(task.done() for task in slow):

@@ -57,7 +57,7 @@ async def test_all_roles_see_what_is_asked_and_two_decide(url: str, paying: Hand
     async with client(url, token) as web:
         made = {"decision": "approve", "action_digest": digest}
         answers: list[httpx.Response] = [await web.post(f"{path}/decision", json=made) for _ in range(2)]
-        assert [(each.status_code, each.json()["duplicate"]) for each in answers] == [(200, False), (200, True)]
+        assert [(answer.status_code, answer.json()["duplicate"]) for answer in answers] == [(200, False), (200, True)]
         by = (await web.get(path)).json()["decided_by"]
         assert by == f"token.{token.split('_')[1]}"
     await paying.heard()

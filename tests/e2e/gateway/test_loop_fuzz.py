@@ -151,7 +151,7 @@ class Driver:
         times = sorted(self.times)
         p50, p99 = (times[round(len(times) * share)] * 1000 for share in (0.5, 0.99))
         count = f"{len(times)} requests in {seconds:.0f} s, answers in {p50:.0f} ms (p50) and {p99:.0f} ms (p99)"
-        return [count, ", ".join(f"{self.statuses[each]} {each}" for each in sorted(self.statuses))]
+        return [count, ", ".join(f"{self.statuses[status]} {status}" for status in sorted(self.statuses))]
 
     def _learn(self, body: bytes) -> None:
         for part in body[:5000].split(b'"agent_turn_id":"')[1:3]:

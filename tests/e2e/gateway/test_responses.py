@@ -274,7 +274,7 @@ async def test_what_was_answered_is_taken_back_as_input(ai: AsyncOpenAI, tenant:
         for given in (whole, by_name, by_text):
             answer = await ai.responses.create(model=hand.agent, input=given)
             messages = json.loads(answer.output_text)["messages"]
-            read.append([each for each in messages if each[0] != "system"])
+            read.append([message for message in messages if message[0] != "system"])
             listed = await ai.responses.input_items.list(answer.id, order="asc", limit=3)
             kinds = [item.type async for item in listed]
             assert kinds == ["message", "message", "mcp_call", "message", "message"]

@@ -32,7 +32,7 @@ async def asleep(web: httpx.AsyncClient, hand: Hand) -> AgentTurnId:
     turn = await hand.suspended(calling(("search", {"q": "a"}), ("search", {"q": "b"})), {"text": "never"})
 
     async def both() -> bool:
-        return len({each.call for each in hand.commands}) == 2
+        return len({command.call for command in hand.commands}) == 2
 
     await until(both, 25, "both calls are out")
     await hand.report(hand.commands[0].call, "found")

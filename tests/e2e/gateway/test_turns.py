@@ -103,7 +103,7 @@ async def test_a_running_turn_is_steered_and_its_stream_tells(web: httpx.AsyncCl
     cards = [
         json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: ") and '"card_id"' in line
     ]
-    kinds = [each["type"] for each in cards if "type" in each]
+    kinds = [card["type"] for card in cards if "type" in card]
     assert kinds == ["agent.thought", "task.steer", "agent.thought", "task.deliverable"]
     [steer] = (await web.get(f"/v1/turns/{turn}")).json()["steers"]
     assert (steer["steer_id"], steer["status"], steer["step_id"]) == (

@@ -69,7 +69,7 @@ def records(ended: Ended) -> list[JsonObject]:
 
 def attempts(ended: Ended) -> list[object]:
     """The error code of each attempt; None for a good one."""
-    return [each.get("error_code") for each in records(ended)]
+    return [record.get("error_code") for record in records(ended)]
 
 
 def usage(ended: Ended) -> tuple[int, int]:
@@ -88,7 +88,7 @@ async def test_the_first_turn_starts_the_server(tenant: Tenant, local: LocalServ
     assert not local.log_of(SMOLLM2.name).exists()
     agents = await tenant.agents("x", 2, llm=SHORT)
     began = time.monotonic()
-    for ended in await asyncio.gather(*(run(tenant, each, "Hello!") for each in agents)):
+    for ended in await asyncio.gather(*(run(tenant, agent, "Hello!") for agent in agents)):
         assert (ended.view.status, attempts(ended)) == (TurnStatus.SUCCESS, [None])
     print(f"two answers after {time.monotonic() - began:.1f} s")  # noqa: T201 -- a figure for `pytest -rP`
     assert local.log_of(SMOLLM2.name).read_text().count("loaded in") == 1
@@ -144,7 +144,7 @@ async def test_twenty_turns_queue_for_two_slots(tenant: Tenant, local: LocalServ
             await asyncio.sleep(0.05)
 
     watching = asyncio.create_task(watch())
-    ended = await asyncio.gather(*(run(tenant, each, "Say something.") for each in agents))
+    ended = await asyncio.gather(*(run(tenant, agent, "Say something.") for agent in agents))
     done.set()
     await watching
     assert [(each.view.status, attempts(each)) for each in ended] == [(TurnStatus.SUCCESS, [None])] * 20
@@ -160,7 +160,7 @@ async def test_usage_is_what_the_server_counts(tenant: Tenant, local: LocalServe
     ]
     applied = await asked_server(local, "/apply-template", {"messages": asked})
     assert usage(ended) == (await count_tokens(local, applied["prompt"]), SHORT_TOKENS)
-    assert [each["usage_kind"] for each in records(ended)] == ["exact"]
+    assert [record["usage_kind"] for record in records(ended)] == ["exact"]
 
 
 @pytest.mark.long
@@ -201,7 +201,7 @@ async def test_result_fields_come_by_a_grammar(tenant: Tenant) -> None:
     assert isinstance(data, dict)
     fields = data["fields"]
     assert isinstance(fields, list)
-    assert sorted(str(each["name"]) for each in fields if isinstance(each, dict)) == ["city", "country"]
+    assert sorted(str(field["name"]) for field in fields if isinstance(field, dict)) == ["city", "country"]
 
 
 async def test_a_server_killed_in_the_middle_is_started_again(tenant: Tenant, local: LocalServers) -> None:

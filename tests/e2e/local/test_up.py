@@ -18,7 +18,7 @@ def model_servers(data: Path) -> list[int]:
     found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            opened = [str(each.readlink()) for each in (process / "fd").iterdir()]
+            opened = [str(path.readlink()) for path in (process / "fd").iterdir()]
             if any(each.startswith(str(data / "models" / "run")) for each in opened):
                 found.append(int(process.name))
     return found

@@ -31,7 +31,7 @@ SAFE = {"content": [{"type": "text", "text": "sat"}]}
 async def test_up_serves_what_is_added_and_a_kill_in_mid_call_is_one_answer(tmp_path: Path) -> None:
     data, notes, plan = tmp_path / "data", tmp_path / "notes", tmp_path / "plan.json"
     plan.write_text(json.dumps({"tools": listed(sit="Sit."), "calls": {"sit": "hang"}}))
-    scripts = ", ".join(json.dumps(str(each)) for each in SCRIPTS)
+    scripts = ", ".join(json.dumps(str(script)) for script in SCRIPTS)
     (tmp_path / "config.toml").write_text(f"[model]\nscripts = [{scripts}]\n")
     (tmp_path / "sitter.yaml").write_text(PROFILE)
     rough = (sys.executable, str(SERVERS / "rough_server.py"), "--notes", str(notes), "--plan", str(plan))

@@ -183,7 +183,7 @@ async def changed_arguments_never_run(tenant: Tenant, tries: int) -> None:
             await person.decides(changed, "reject")
             await person.decides(another, "reject")
             await hand.ended(turn)
-            assert len({each.call for each in hand.commands}) == number + 1
+            assert len({c.call for c in hand.commands}) == number + 1
 
 
 async def _more(hand: Hand, before: int) -> bool:
@@ -241,7 +241,7 @@ async def test_pages_are_the_newest_first_and_only_of_what_was_asked_for(tenant:
         assert {each.view.reason.value for each in found} == {"tool_call", "input_required"}
         assert await client.interrupts(agent_id="nobody") == []
         assert await client.interrupts(status="resolved") == []
-        assert [each.id for each in await client.interrupts(limit=1)] == seen[:1]
+        assert [interrupt.id for interrupt in await client.interrupts(limit=1)] == seen[:1]
         with pytest.raises(Refused, match="no such"):
             await client.interrupt("int-unknown-1")
         assert hand.commands == []

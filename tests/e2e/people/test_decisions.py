@@ -44,7 +44,7 @@ async def test_a_call_that_waits_goes_out_once_a_person_lets_it_and_others_at_on
         {"status": "success", "result": "paid"},
         {"status": "success", "result": "found"},
     ]
-    assert Counter(each.call for each in hand.commands) == {pay: 1, look: 1}
+    assert Counter(c.call for c in hand.commands) == {pay: 1, look: 1}
     [event] = await tenant.events("agent.*.interrupt")
     assert event.payload["interrupt_id"] == asked.interrupt_id
     assert event.payload["action_digest"] == asked.action_digest
@@ -147,7 +147,7 @@ async def timers(tenant: Tenant, turn: AgentTurnId) -> list[timedelta]:
     """The timers that the turn's workflow has started."""
     handle = tenant.stack.temporal.get_workflow_handle(options.turn_workflow_id(turn))
     events = (await handle.fetch_history()).events
-    started = [each for each in events if each.HasField("timer_started_event_attributes")]
+    started = [event for event in events if event.HasField("timer_started_event_attributes")]
     return [each.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta() for each in started]
 
 

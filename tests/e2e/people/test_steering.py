@@ -37,7 +37,7 @@ def asked_last(ended: Ended) -> list[tuple[str, str]]:
 
 async def stands(hand: Hand, turn: str) -> list[tuple[str, str | None]]:
     """Status and step of the turn's steers, as `describe` says."""
-    return [(each.status.value, each.step_id) for each in (await described(hand, turn)).steers or ()]
+    return [(steer.status.value, steer.step_id) for steer in (await described(hand, turn)).steers or ()]
 
 
 async def test_a_turn_that_would_end_goes_on_with_what_is_said(tenant: Tenant) -> None:
@@ -53,7 +53,7 @@ async def test_a_turn_that_would_end_goes_on_with_what_is_said(tenant: Tenant) -
     assert ended.types() == ["agent.thought", "task.steer", "task.steer", "agent.thought", "task.deliverable"]
     assert [card.card_id for card in ended.cards if card.type == "task.steer"] == [first.steer_id, second.steer_id]
     assert [step.metadata["next"] for step in ended.steps] == ["continue", "end"]
-    told = [(each.payload["steer_id"], each.payload["status"]) for each in await tenant.events("agent.*.steer")]
+    told = [(event.payload["steer_id"], event.payload["status"]) for event in await tenant.events("agent.*.steer")]
     assert [status for steer, status in told if steer == first.steer_id] == ["waiting", "taken", "applied"]
 
 
@@ -115,7 +115,7 @@ async def test_a_turn_that_ends_regardless_tells_what_it_skipped(tenant: Tenant,
         late = await say(hand, turn, "later still")
     assert ended.view.status == {"step limit": "success", "stop": "canceled", "failure": "failed"}[how]
     assert "task.steer" not in ended.types()
-    told = [(each.payload["steer_id"], each.payload["status"]) for each in await tenant.events("agent.*.steer")]
+    told = [(event.payload["steer_id"], event.payload["status"]) for event in await tenant.events("agent.*.steer")]
     assert told == [(said.steer_id, "waiting"), (said.steer_id, "skipped")]
     assert (late.status, late.error_code) == (ReplyStatus.REJECTED, "already_final")
 

@@ -73,13 +73,16 @@ class Steered:
     async def heard(self, *texts: str) -> None:
         """The turn has ended well; each of these is new to one step, in this order, and stays."""
         ended = await self.tenant.ended(self.turn, PATIENCE_SECONDS)
-        assert (ended.view.status, {each.status.value for each in ended.view.steers or ()}) == ("success", {"applied"})
+        assert (ended.view.status, {steer.status.value for steer in ended.view.steers or ()}) == (
+            "success",
+            {"applied"},
+        )
         told = [" ".join(said) for _, said in sorted(self.requests().items())]
         steps = zip(["", *told[:-1]], told, strict=True)
         new = [[text for text in texts if text in now and text not in before] for before, now in steps]
         assert [text for step in new for text in step] == list(texts), new
         assert all(text in told[-1] for text in texts)
-        assert sum(each.type == "task.steer" for each in ended.cards) == len(texts)
+        assert sum(card.type == "task.steer" for card in ended.cards) == len(texts)
         assert (await self.tenant.task_events())[self.turn] == 1
 
 

@@ -72,7 +72,7 @@ def shared_with(target: str) -> str:
 
 def roles_of(processes: Sequence[TurnstileProcess], words: str) -> list[str]:
     """The roles of those whose log holds the words."""
-    return sorted(each.role for each in processes if words in each.says())
+    return sorted(process.role for process in processes if words in process.says())
 
 
 async def holders(processes: Sequence[TurnstileProcess]) -> list[TurnstileProcess]:
@@ -82,7 +82,7 @@ async def holders(processes: Sequence[TurnstileProcess]) -> list[TurnstileProces
         return roles_of(processes, SERVED) == ["bridge", "worker"]
 
     await until(serving, TAKEOVER_SECONDS, "a bridge and a worker serve")
-    return [each for each in processes if SERVED in each.says()]
+    return [process for process in processes if SERVED in process.says()]
 
 
 async def pollers(stack: Stack, target: str) -> set[str]:
@@ -92,7 +92,7 @@ async def pollers(stack: Stack, target: str) -> set[str]:
         task_queue=TaskQueue(name=options.task_queue(target)),
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
     )
-    return {each.identity for each in (await stack.temporal.workflow_service.describe_task_queue(request)).pollers}
+    return {poller.identity for poller in (await stack.temporal.workflow_service.describe_task_queue(request)).pollers}
 
 
 async def test_a_standby_serves_once_the_holder_has_ended(
@@ -130,7 +130,7 @@ async def test_a_standby_takes_over_from_one_that_was_killed(
     stack: Stack, tenant: Tenant, processes: list[TurnstileProcess], tmp_path: Path
 ) -> None:
     first = await holders(processes)
-    standbys = [each for each in processes if each not in first]
+    standbys = [process for process in processes if process not in first]
     assert roles_of(standbys, "standing by") == ["bridge", "worker"]
     gate = tmp_path / "gate"
     gate.mkdir()
@@ -180,7 +180,7 @@ async def test_a_holder_that_lost_its_lock_serves_no_more(
     # One of the two of each role has it again: which, is the server's choice.
 
     async def served_again() -> bool:
-        said = [sum(each.says().count(SERVED) for each in processes if each.role == role) for role in ROLES]
+        said = [sum(process.says().count(SERVED) for process in processes if process.role == role) for role in ROLES]
         return said == [2, 2]
 
     await until(served_again, TAKEOVER_SECONDS, "they are served again")

@@ -86,7 +86,7 @@ async def doctors_word(stack: Stack, deployment: str, build: str) -> tuple[str, 
     """What `turnstile doctor` says of the workers' version, asked with the settings of this build."""
     worker = stack.settings.worker.model_copy(update={"deployment_name": deployment, "build_id": build})
     checks = await examine(stack.settings.model_copy(update={"worker": worker}), None, ())
-    [check] = [each for each in checks if each.name == "worker version"]
+    [check] = [c for c in checks if c.name == "worker version"]
     return check.status, check.says
 
 
@@ -124,11 +124,11 @@ async def test_turns_move_on_to_the_next_build(stack: Stack, workers: list[Turns
     assert {await build_of(stack, turn) for turn in asleep} == {"two"}
     log.info("%d turns while the workers were changed twice, and %d that slept", len(busy), len(asleep))
     outcomes = await tenant.rows("SELECT status FROM state.turn_outcomes")
-    assert Counter(each["status"] for each in outcomes) == {"success": len(busy) + len(asleep)}
+    assert Counter(outcome["status"] for outcome in outcomes) == {"success": len(busy) + len(asleep)}
     assert await tenant.task_events() == dict.fromkeys([*busy, *asleep], 1)
     restarted = await tenant.rows("SELECT count(*) AS n FROM state.repairs WHERE rule IN ('engine', 'running_reap')")
     assert restarted == [{"n": 0}]
-    builds = {each.build_id: each.current for each in await list_builds(stack.temporal, deployment)}
+    builds = {b.build_id: b.current for b in await list_builds(stack.temporal, deployment)}
     assert builds == {"one": False, "two": True}
     await set_current(stack.temporal, deployment, "", ignore_missing=True)
     await workers[0].start()

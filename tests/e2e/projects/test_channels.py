@@ -125,8 +125,8 @@ async def told(two: Two, case: Case, used: Ids) -> JsonObject:
     for drawn in ("turn_epoch", "inbox_status", "created_at", "budget"):
         reply.pop(drawn, None)
     text = json.dumps(reply)
-    for each in sorted(vars(used).values(), key=len, reverse=True):
-        text = text.replace(each, "ID")
+    for var in sorted(vars(used).values(), key=len, reverse=True):
+        text = text.replace(var, "ID")
     return decode_object(WORD.sub("ID", text).encode())
 
 

@@ -45,7 +45,7 @@ async def test_another_profile_keeps_the_approvals_of_the_agents_own(tenant: Ten
             reply = await tenant.client.request("enqueue", asking, caller=OPERATOR)
             turn = AgentTurnId(str(reply["agent_turn_id"]))
             [held] = await asked(hand, turn)
-            assert [each.value for each in held.view.allowed_decisions] == allowed
+            assert [allowed_decision.value for allowed_decision in held.view.allowed_decisions] == allowed
             await Person(tenant, "ben").decides(held, "approve")
             await hand.called(call_of(turn))
             await hand.report(call_of(turn), "paid")

@@ -49,7 +49,7 @@ async def begun_first(loud: Tenant, quiet: Tenant, turn: AgentTurnId) -> int:
 async def test_one_turn_and_one_stop_pass_a_flood(small: Stack) -> None:
     loud, quiet = new_tenant(small), new_tenant(small)
     agents, agent = await loud.agents("labours", FLOOD), await quiet.agent("plain")
-    turns = [turn_of(reply) for reply in await asyncio.gather(*(loud.enqueue(each) for each in agents))]
+    turns = [turn_of(reply) for reply in await asyncio.gather(*(loud.enqueue(a) for a in agents))]
 
     ended = await quiet.turn(agent)
     stopped = turn_of(await quiet.enqueue(await quiet.agent("tarries", AgentId("bob"))))

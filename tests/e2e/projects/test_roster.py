@@ -109,7 +109,7 @@ async def test_an_agent_is_made_by_wire_and_answers(tenant: Tenant) -> None:
     actions = await tenant.rows(
         "SELECT action FROM state.identity_edges WHERE project_id = $1 ORDER BY created_at", tenant.project
     )
-    assert [each["action"] for each in actions] == ["add", "change"]
+    assert [action["action"] for action in actions] == ["add", "change"]
 
 
 def _lines(reply: JsonObject, name: str) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ async def test_lists_have_pages(tenant: Tenant) -> None:
     while True:
         asked: JsonObject = {"limit": 2, **({"after": after} if after else {})}
         reply = await tenant.client.request("agent.list", asked)
-        seen += [each["agent_id"] for each in _lines(reply, "agents")]
+        seen += [line["agent_id"] for line in _lines(reply, "agents")]
         if reply["next"] is None:
             break
         after = str(reply["next"])
@@ -134,7 +134,7 @@ async def test_lists_have_pages(tenant: Tenant) -> None:
         await tenant.client.request("tool.put", {"tool": definition(f"tool_{number}").model_dump(mode="json")})
     first = await tenant.client.request("tool.list", {"limit": 2})
     rest = await tenant.client.request("tool.list", {"after": str(first["next"])})
-    names = [each["tool_name"] for reply in (first, rest) for each in _lines(reply, "tools")]
+    names = [line["tool_name"] for reply in (first, rest) for line in _lines(reply, "tools")]
     assert (names, rest["next"]) == (["tool_0", "tool_1", "tool_2"], None)
 
 

@@ -82,7 +82,7 @@ class Sender:
 
     async def command(self, dice: Dice) -> None:
         """A verb as a durable command: its ack is looked for at the end."""
-        verb = dice.pick.choice([each for each in VERBS if each.durable])
+        verb = dice.pick.choice([v for v in VERBS if v.durable])
         subject = subjects.bridge_command(self.tenant.project, CHANNEL, verb.name)
         await self._store(subject, self._payload(dice, verb.name), _sendable(dice))
         self.commands += 1

@@ -63,13 +63,13 @@ async def caller(here: Stack) -> AsyncIterator[Caller]:
 async def turns_of(caller: Caller, sent: SendReply) -> list[Ended]:
     """The turns of a thread, in the order of its messages."""
     lines = await caller.messages(sent)
-    return [await caller.tenant.ended(each.agent_turn_id) for each in lines if each.agent_turn_id is not None]
+    return [await caller.tenant.ended(line.agent_turn_id) for line in lines if line.agent_turn_id is not None]
 
 
 async def shape(caller: Caller, sent: SendReply) -> list[str]:
     """From whom each message went to whom, and what came of it."""
     lines = await caller.messages(sent)
-    return [f"{each.from_id} > {each.chain.removeprefix(f'{OUTSIDE}.')} {each.effect or each.status}" for each in lines]
+    return [f"{line.from_id} > {line.chain.removeprefix(f'{OUTSIDE}.')} {line.effect or line.status}" for line in lines]
 
 
 def answered(heard: Heard) -> tuple[str, str, str | None]:
@@ -109,10 +109,10 @@ async def test_an_agent_asks_a_handler_thinks_and_responds(caller: Caller) -> No
         "clerk > alice self",
         "alice > alice respond",
     ]
-    assert len({each.segment_id for each in await caller.messages(sent)}) == 2
+    assert len({m.segment_id for m in await caller.messages(sent)}) == 2
     turns = await turns_of(caller, sent)
-    assert len({each.view.output_box_id for each in turns}) == 1
-    assert [len(each.steps) for each in turns] == [1, 1, 1]
+    assert len({turn.view.output_box_id for turn in turns}) == 1
+    assert [len(turn.steps) for turn in turns] == [1, 1, 1]
 
 
 async def test_an_agent_is_offered_its_peers_and_told_how_to_ask_them(caller: Caller) -> None:
@@ -145,7 +145,7 @@ async def test_two_agents_talk_and_each_segment_begins_with_nothing(caller: Call
         "alice > alice.bob respond",
         "bob > alice respond",
     ]
-    segments = [each.segment_id for each in await caller.messages(sent)]
+    segments = [m.segment_id for m in await caller.messages(sent)]
     assert segments[1] != segments[3]
 
 
@@ -167,7 +167,7 @@ async def test_a_handler_delegates_between_agents(caller: Caller) -> None:
     ]
     above, below, _ = await turns_of(caller, sent)
     edges = await edges_of(caller)
-    assert [(each["depth"], each["parent"]) for each in edges] == [(0, None), (1, above.view.agent_turn_id), (0, None)]
+    assert [(edge["depth"], edge["parent"]) for edge in edges] == [(0, None), (1, above.view.agent_turn_id), (0, None)]
     assert edges[1]["turn"] == below.view.agent_turn_id
 
 
@@ -189,12 +189,12 @@ async def test_a_long_conversation_of_two_agents_is_not_deep(caller: Caller) -> 
     assert text_in(await caller.heard(sent, 30)) == "ten"
     turns = [each.view.agent_turn_id for each in await turns_of(caller, sent)]
     edges = await edges_of(caller)
-    assert [each["turn"] for each in edges] == turns
+    assert [edge["turn"] for edge in edges] == turns
     assert len(turns) == 20
-    assert [each["depth"] for each in edges] == [*[0, 1] * 9, 0, 0]
-    assert [each["parent"] for each in edges] == [*(x for n in range(0, 18, 2) for x in (None, turns[n])), None, None]
-    assert {each["asker"] for each in edges} == {None, "alice"}
-    assert len({each["trace"] for each in edges}) == 1
+    assert [edge["depth"] for edge in edges] == [*[0, 1] * 9, 0, 0]
+    assert [edge["parent"] for edge in edges] == [*(x for n in range(0, 18, 2) for x in (None, turns[n])), None, None]
+    assert {edge["asker"] for edge in edges} == {None, "alice"}
+    assert len({edge["trace"] for edge in edges}) == 1
 
 
 async def test_agents_nested_too_deep_are_a_system_error(caller: Caller) -> None:
@@ -250,7 +250,7 @@ async def test_an_agent_that_only_talks_meets_the_limit(caller: Caller) -> None:
     sent = await caller.send("bob", Note(play=play({"text": "I say yes."})))
     heard = await caller.heard(sent, 30)
     assert (heard.kind, heard.reason, heard.payload) == ("ended", "limit", None)
-    assert [each.effect for each in await caller.messages(sent)] == [*["self"] * 25, "limit"]
+    assert [m.effect for m in await caller.messages(sent)] == [*["self"] * 25, "limit"]
 
 
 async def test_a_submission_counts_as_a_response(caller: Caller) -> None:
@@ -266,7 +266,7 @@ async def test_wrong_arguments_are_told_to_the_model_which_corrects_them(caller:
     sent = await caller.send("alice", Brief(play=play([*wrong, send("clerk", do="say", what="x")])))
     told = asked(await caller.heard(sent))
     results = [json.loads(content) for role, content in told if role == "tool"]
-    assert [each.get("error", {}).get("code") for each in results] == ["invalid_choice", "invalid_choice", None]
+    assert [result.get("error", {}).get("code") for result in results] == ["invalid_choice", "invalid_choice", None]
     assert "'do' is a required property" in results[0]["error"]["message"]
     assert told[-1] == from_("clerk", "<done><said>x</said></done>")
     assert [len(each.steps) for each in await turns_of(caller, sent)] == [3, 1]
@@ -288,7 +288,7 @@ async def test_an_agent_out_of_steps_after_its_own_huh_is_huh_to_its_caller(call
     note = Note(play=play({"text": "no verdict"}, [bad, bad]))
     sent = await caller.send("bob", note)
     assert answered(await caller.heard(sent)) == ("undelivered", "bob", Huh.of(note.to_xml()).to_xml().decode())
-    assert [each.kind for each in await caller.messages(sent)] == ["request", "system"]
+    assert [m.kind for m in await caller.messages(sent)] == ["request", "system"]
 
 
 async def test_blank_text_is_no_answer(caller: Caller) -> None:
@@ -301,8 +301,8 @@ async def test_an_agent_that_thinks_stays_in_its_place(caller: Caller) -> None:
     sent = await caller.send("alice", Brief(play=play(think("one"), think("two"), respond("three"))))
     assert text_in(await caller.heard(sent)) == "three"
     lines = await caller.messages(sent)
-    assert [each.kind for each in lines] == ["request", "self", "self"]
-    assert len({each.segment_id for each in lines}) == 1
+    assert [line.kind for line in lines] == ["request", "self", "self"]
+    assert len({line.segment_id for line in lines}) == 1
 
 
 @pytest.mark.parametrize("name", ["send_shouter", "send_alice", "send_nobody", "send_"])
@@ -356,12 +356,12 @@ async def test_a_peer_whose_tool_is_silent_is_a_timeout_and_a_late_answer_change
         assert asked(await caller.heard(sent))[-1] == from_("carol", TIMEOUT)
         [late] = [each for each in await turns_of(caller, sent) if each.view.agent_id == "carol"]
         call = call_of(AgentTurnId(late.view.agent_turn_id))
-        assert [each.call for each in hand.commands] == [call]
+        assert [command.call for command in hand.commands] == [call]
         before = await shape(caller, sent)
         reply = await hand.answer(call)
         assert reply.status == "accepted"
         assert await hand.settled(call) == ("consumed", "already_settled")
-    assert [each[:2] for each in late.results()] == [("canceled", "canceled")]
+    assert [result[:2] for result in late.results()] == [("canceled", "canceled")]
     assert await shape(caller, sent) == before
     await free(caller, "carol")
 
@@ -444,7 +444,7 @@ async def test_an_agent_uses_tools_beside_its_choices(caller: Caller) -> None:
         assert told[-1] == from_("bob", "<verdict><said>found</said><score>9</score></verdict>")
         assert len(hand.commands) == 1
     bob = (await turns_of(caller, sent))[1]
-    assert [each[:2] for each in bob.results()] == [
+    assert [result[:2] for result in bob.results()] == [
         *[("failed", "invalid_choice")] * 2,
         *[("success", None)] * 2,
     ]

@@ -60,7 +60,7 @@ async def caller(here: Stack) -> AsyncIterator[Caller]:
 async def turns_of(caller: Caller, sent: SendReply) -> list[Ended]:
     """The turns of a thread, in the order of its messages."""
     lines = await caller.messages(sent)
-    return [await caller.tenant.ended(each.agent_turn_id) for each in lines if each.agent_turn_id is not None]
+    return [await caller.tenant.ended(line.agent_turn_id) for line in lines if line.agent_turn_id is not None]
 
 
 async def heads(caller: Caller) -> dict[str, tuple[str, bool, int]]:
@@ -96,7 +96,7 @@ async def test_an_agent_in_two_threads_queues_and_keeps_them_apart(caller: Calle
     """It remembers of each thread what was said there alone."""
     words = ["apple", "pear", "plum"]
     plays = [Brief(play=play({**think(f"of {word}"), **SLOWLY}, send("clerk", do="say", what=word))) for word in words]
-    sent = [await caller.send("alice", each) for each in plays]
+    sent = [await caller.send("alice", p) for p in plays]
     assert len({each.thread_id for each in sent}) == 3
     for word, each in zip(words, sent, strict=True):
         told = str(asked(await caller.heard(each)))
@@ -112,12 +112,12 @@ async def test_an_agent_in_two_threads_queues_and_keeps_them_apart(caller: Calle
 
 async def test_a_turn_that_is_late_in_the_queue_is_stopped_there(caller: Caller) -> None:
     memos = [Memo(play=play(HANGS)) for _ in range(2)]
-    first, second = [await caller.send("carol", each) for each in memos]
+    first, second = [await caller.send("carol", memo) for memo in memos]
     heard = [await caller.heard(each) for each in (first, second)]
     timeout = SystemErrorMessage.timeout().to_xml().decode()
     assert [(each.reason, each.payload) for each in heard] == [("undelivered", timeout)] * 2
     ends = [each.view for sent in (first, second) for each in await turns_of(caller, sent)]
-    assert [(each.status, each.error_code) for each in ends] == [("canceled", "stopped")] * 2
+    assert [(end.status, end.error_code) for end in ends] == [("canceled", "stopped")] * 2
     await until_heads(caller, carol=("idle", False, 0))
 
 
@@ -129,7 +129,7 @@ async def test_messages_that_join_an_agents_segment_share_its_memory(caller: Cal
     assert text_in(await caller.heard(joined)) == "remembered"
     assert (await caller.heard(first)).reason == "pruned"
     turns = await turns_of(caller, first)
-    assert len({each.view.output_box_id for each in turns}) == 1
+    assert len({turn.view.output_box_id for turn in turns}) == 1
 
 
 async def test_messages_that_come_at_once_find_one_memory(caller: Caller) -> None:
@@ -186,7 +186,7 @@ async def test_a_response_stops_turns_in_hand_asleep_and_queued(caller: Caller, 
             assert (heard.kind, heard.reason) == ("ended", "pruned")
         await until_heads(caller, alice=("idle", False, 0), bob=("idle", False, 0))
         ends = [each.view for each in await turns_of(caller, first)]
-        assert [(each.status, each.error_code) for each in ends] == [("canceled", "stopped")] * 3
+        assert [(end.status, end.error_code) for end in ends] == [("canceled", "stopped")] * 3
         before = await caller.chain(first)
         assert (await hand.answer(command.call)).status == "accepted"
         assert await hand.settled(command.call) == ("consumed", "already_settled")

@@ -35,7 +35,7 @@ async def test_later_turns_on_a_box_know_what_was_asked(tenant: Tenant) -> None:
         ("user", "four"),
     ]
     assert first.types() == ["task.instruction", "agent.thought", "task.deliverable"]
-    [told] = [each for each in await tenant.events("agent.*.step") if each.payload.get("new_card_ids")][-1:]
+    [told] = [event for event in await tenant.events("agent.*.step") if event.payload.get("new_card_ids")][-1:]
     assert not [card for card in cast("list[str]", told.payload["new_card_ids"]) if card.endswith("instruction")]
 
 

@@ -135,7 +135,7 @@ async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
     log.info("%d messages, %d kills, %.1f s", HOPS + 1, KILLS, took)
     assert len(await caller.messages(sent)) == HOPS + 1
     assert [*effects(directory).values()] == [1] * (HOPS + 1)
-    assert {each.name for each in (directory / "faults").iterdir()} == {*POINTS, Fault.THREAD_SENT}
+    assert {path.name for path in (directory / "faults").iterdir()} == {*POINTS, Fault.THREAD_SENT}
 
 
 async def test_a_handler_that_dies_with_its_worker_does_not_run_again(caller: Caller, directory: Path) -> None:
@@ -167,7 +167,7 @@ async def test_a_handler_that_blocks_its_process_is_a_timeout_for_its_caller(
     await until(unblocked, 25, "the handler has come to its end")
     await asyncio.sleep(0.3)  # time to settle, were it heard
     lines = await caller.messages(sent)
-    assert [(each.status, each.effect, each.attempt) for each in lines] == [
+    assert [(line.status, line.effect, line.attempt) for line in lines] == [
         ("handled", "forward", 1),
         ("handled", "respond", 2),
         ("handled", "respond", 1),

@@ -50,7 +50,7 @@ async def at_gate(caller: Caller, gate: Path, **fields: object) -> SendReply:
 
 async def segment_of(caller: Caller, sent: SendReply) -> str:
     """Where a message from outside went."""
-    return next(each.segment_id for each in await caller.messages(sent) if each.message_id == sent.message_id)
+    return next(message.segment_id for message in await caller.messages(sent) if message.message_id == sent.message_id)
 
 
 async def test_messages_of_one_thread_are_handled_at_once_and_each_is_answered(caller: Caller, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ async def test_a_response_ends_what_works_below_it(caller: Caller, tmp_path: Pat
     assert (ended.kind, ended.reason, ended.sender, ended.payload) == ("ended", "pruned", None, None)
     below.touch()
     await asyncio.sleep(0.3)  # time for what comes late, were it heard
-    lines = {each.chain.rpartition(".")[2]: each for each in await caller.messages(first)}
+    lines = {message.chain.rpartition(".")[2]: message for message in await caller.messages(first)}
     assert (lines["manager"].status, lines["manager"].effect) == ("canceled", None)
-    assert {each.status for each in await caller.messages(first)} == {"handled", "canceled"}
+    assert {message.status for message in await caller.messages(first)} == {"handled", "canceled"}
     assert len(await caller.messages(first)) == 3
     flow = caller.tenant.stack.temporal.get_workflow_handle(f"thread-{first.thread_id}")
     await asyncio.wait_for(flow.result(), 10)
@@ -126,7 +126,7 @@ async def test_the_limit_of_depth_is_a_system_error(caller: Caller) -> None:
     sent = await caller.send("worker", Order(do="ask", what="clerk/ask/manager/ask/clerk/ask/manager/say/x"))
     said = (await caller.heard(sent)).said
     assert f"manager SystemError routing True {UNDELIVERABLE}" in said
-    assert max(each.chain.count(".") for each in await caller.messages(sent)) == 5
+    assert max(message.chain.count(".") for message in await caller.messages(sent)) == 5
 
 
 async def test_the_limit_of_messages_ends_requests_and_then_refuses(caller: Caller) -> None:
@@ -165,7 +165,7 @@ async def test_a_long_thread_goes_on_in_a_new_history(caller: Caller, monkeypatc
     assert (await caller.heard(sent)).said == "True worker True"
     lines = await caller.messages(sent)
     assert len(lines) == 30
-    assert {each.attempt for each in lines} == {1}
+    assert {line.attempt for line in lines} == {1}
     client = caller.tenant.stack.temporal
 
     async def runs() -> int:

@@ -107,7 +107,7 @@ async def test_conversations_go_on_though_the_engine_forgets_them(
 
     async def is_settled() -> bool:
         lines = await caller.messages(through)
-        return [each.status for each in lines] == ["handled", "handled", "pending"]
+        return [line.status for line in lines] == ["handled", "handled", "pending"]
 
     await until(is_settled, 25, "the handler's response is kept without the engine")
     while_away = await caller.send("shouter", Shout(text="while it is away"))
@@ -154,7 +154,7 @@ async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
 
     async def repaired() -> bool:
         repairs = await beside.tenant.pool.run(list_repairs)
-        return any(each.rule == "thread_reply" for each in repairs)
+        return any(repair.rule == "thread_reply" for repair in repairs)
 
     await until(repaired, 25, "the rule has done it")
     assert (await beside.ask("worker", Order(do="say", what="as ever"))).said == "as ever"

@@ -39,13 +39,13 @@ async def test_a_message_is_handled_by_a_worker_that_has_its_listener(
         found = [await caller.send("guest", "<query><text>x</text></query>") for _ in range(MESSAGES)]
         hosted = [await caller.send("host", "<ask><text>x</text></ask>") for _ in range(MESSAGES)]
         answers = [await caller.heard(each) for each in found]
-        assert {each.payload for each in answers} == {"<found><text>found by guest</text></found>"}
+        assert {answer.payload for answer in answers} == {"<found><text>found by guest</text></found>"}
         said = {each.payload for each in await asyncio.gather(*(caller.heard(each) for each in hosted))}
         assert said <= {"<told><text>by itself</text></told>", "<told><text>found by guest</text></told>"}
-    lines = [each.getMessage() for each in caplog.records]
+    lines = [record.getMessage() for record in caplog.records]
     target = stack.settings.pump.worker_target
     assert f"this worker of {target} has the listeners guest, host" in lines
-    assert not [each for each in lines if "failed" in each]
+    assert not [line for line in lines if "failed" in line]
 
 
 async def test_a_message_waits_for_a_listener_that_was_served_until_now(
@@ -68,12 +68,12 @@ async def test_a_message_waits_for_a_listener_that_was_served_until_now(
     told = rf"listener 'guest': 1 messages wait, for up to \d+ s: none of 1 workers of '{target}' has it"
 
     async def is_told() -> bool:
-        return any(re.fullmatch(told, each.getMessage()) for each in caplog.records)
+        return any(re.fullmatch(told, record.getMessage()) for record in caplog.records)
 
     await until(is_told, 25, "the safety net tells of it")
-    assert [each.status for each in await caller.messages(sent)] == ["pending"]
+    assert [message.status for message in await caller.messages(sent)] == ["pending"]
     checks = [each for each in await examine(after_the_change(stack).settings, None, ()) if each.name == "listeners"]
-    assert [each.status for each in checks] == ["fail", "warn"]
+    assert [check.status for check in checks] == ["fail", "warn"]
     assert re.fullmatch(told, checks[0].says)
     assert checks[1].says == f"no worker of '{target}' has guest"
     [healthy] = [each for each in await examine(stack.settings, None, ()) if each.says.startswith(f"'{target}'")]

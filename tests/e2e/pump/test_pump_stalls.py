@@ -62,18 +62,18 @@ async def test_what_a_handler_returns_that_held_up_its_worker_is_its_answer(
         sent = await caller.send("worker", Order(do="ask", what=f"clerk/block/{release}"))
 
         async def is_told() -> bool:
-            return any("event loop" in each.getMessage() for each in caplog.records)
+            return any("event loop" in record.getMessage() for record in caplog.records)
 
         try:
             await until(is_told, 25, "the log tells of it, after more than two heartbeat timeouts")
         finally:
             release.touch()
         assert (await caller.heard(sent)).said == 'clerk said {"said":"too late"}'
-        assert [each.attempt for each in await caller.messages(sent)] == [1, 1, 1]
+        assert [message.attempt for message in await caller.messages(sent)] == [1, 1, 1]
         async with stack.pool.connection() as conn:
             await assert_threads(conn)
-    lines = [each.getMessage() for each in caplog.records if "event loop" in each.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "event loop" in record.getMessage()]
     holder = "the handler of clerk at block (organism.py:"
     assert lines[0].startswith("the event loop has been held up for "), lines
     assert f" s by {holder}" in lines[0], lines
-    assert any(each.startswith(f"the event loop goes on: {holder}") for each in lines), lines
+    assert any(line.startswith(f"the event loop goes on: {holder}") for line in lines), lines

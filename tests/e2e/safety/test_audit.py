@@ -29,7 +29,7 @@ async def found(stack: Stack, scope: Scope | None = None, bounds: EngineBounds =
     scope = scope or Scope()
     ledger = await audit(stack.pool, scope, Bounds(), row_limit=20)
     engine = await audit_engine(stack.pool, stack.temporal, scope, bounds, row_limit=20)
-    assert {each.rule for each in engine.rules} == {LOST, OVER}
+    assert {rule.rule for rule in engine.rules} == {LOST, OVER}
     return [*ledger.violations, *engine.violations]
 
 

@@ -192,7 +192,7 @@ async def test_a_turn_that_is_lost_for_the_fourth_time_is_ended_and_the_next_one
                 assert await restarts(tenant, [turn]) == [number]
         ended, following = await hand.ended(turn), await hand.ended(queued)
     assert (ended.view.status, ended.view.error_code) == ("failed", "timeout_reaped_by_watchdog")
-    assert [each[0] for each in ended.results()] == ["canceled"]
+    assert [result[0] for result in ended.results()] == ["canceled"]
     assert (following.view.status, following.view.turn_epoch) == ("success", 2)
     assert await tenant.task_events() == {turn: 1, queued: 1}
 

@@ -197,7 +197,7 @@ async def test_a_deadline_that_the_turns_own_timer_did_not_see_to(tenant: Tenant
 
         await until(over, 25, "the turn ended")
         ended = await hand.ended(turn)
-    assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
+    assert (ended.view.status, [result[0] for result in ended.results()]) == ("success", ["timeout"])
 
 
 async def test_a_turn_that_does_not_stop(tenant: Tenant, net: Net) -> None:
@@ -260,7 +260,7 @@ async def test_a_batch_whose_deadline_passed(tenant: Tenant, net: Net) -> None:
         made = await forked(tenant, turn, deadline_seconds=0)
         await mends(net, "batch_due", f"batch_id={made.batch_id}")
         ended = await hand.ended(turn)
-        assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
+        assert (ended.view.status, [result[0] for result in ended.results()]) == ("success", ["timeout"])
         assert (await net.look("batch_due")).ids == []
         await all_over(tenant, net)
 
@@ -273,7 +273,7 @@ async def test_a_question_whose_time_is_over(tenant: Tenant, net: Net) -> None:
         await tenant.rows("UPDATE state.interrupts SET expires_at = now() WHERE project_id = $1", tenant.project)
         await mends(net, "interrupts", f"interrupt_id={asked.interrupt_id}")
         ended = await hand.ended(turn)
-        assert [each[1] for each in ended.results()] == ["approval_expired"]
+        assert [result[1] for result in ended.results()] == ["approval_expired"]
         assert hand.commands == []
         assert (await net.look("interrupts")).ids == []
 

@@ -19,7 +19,7 @@ _MESSAGE = re.compile(r"^Message from ", re.MULTILINE)
 
 def actor(request: ModelRequest) -> ScriptLine:
     """The line of this step of this turn; beyond its lines, and beyond its play, all that it was asked."""
-    told = "\n".join(each.content for each in request.messages if each.role == "user")
+    told = "\n".join(message.content for message in request.messages if message.role == "user")
     found = _PLAY.search(told)
     turns: list[Any] = json.loads(html.unescape(found[1])) if found else []
     number = len(_MESSAGE.findall(told))
@@ -31,18 +31,18 @@ def actor(request: ModelRequest) -> ScriptLine:
 
 def stubborn(request: ModelRequest) -> ScriptLine:
     """Says one line for ever: that of its last message."""
-    told = [each.content for each in request.messages if each.role == "user"]
+    told = [message.content for message in request.messages if message.role == "user"]
     found = _PLAY.search("\n".join(told))
     return ScriptLine.model_validate(json.loads(html.unescape(found[1]))[0][0] if found else {"text": "?"})
 
 
 def _answer(request: ModelRequest) -> dict[str, object]:
     shown = {
-        "messages": [[each.role, each.content] for each in request.messages],
+        "messages": [[message.role, message.content] for message in request.messages],
         "tools": [dict(tool)["function"] for tool in request.tools],
     }
     functions = [json.loads(json.dumps(tool))["function"] for tool in request.tools]
-    [respond] = [each for each in functions if each["name"] == "respond"]
+    [respond] = [function for function in functions if function["name"] == "respond"]
     told = json.dumps(shown)
     return {"text": told} if "text" in respond["parameters"]["properties"] else {"said": told, "score": 0}
 

@@ -28,7 +28,7 @@ def mirror_at_last(request: ModelRequest) -> ScriptLine:
 
 async def gated(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     """Two steps; each waits for a file `1` or `2` in the directory that the instruction names. Then the request."""
-    directory = next(Path(each.content) for each in request.messages if each.role == "user")
+    directory = next(Path(message.content) for message in request.messages if message.role == "user")
     directory.joinpath(f"asked-{request.step}-{request.attempt}").touch()
     while not directory.joinpath(str(request.step)).exists():  # noqa: ASYNC110 -- the test is another process
         await asyncio.sleep(0.01)
@@ -50,7 +50,7 @@ def buggy(request: ModelRequest) -> ScriptLine:
 
 def three_steps(request: ModelRequest) -> ScriptLine:
     """Two steps with a call, then a text; repeats what it was told in each, so that all its cards are as large."""
-    told = next(each.content for each in request.messages if each.role == "user")
+    told = next(message.content for message in request.messages if message.role == "user")
     calls = (ScriptCall(name="search", arguments={"query": told}),) if request.step < 3 else ()
     return ScriptLine(text=f"step {request.step} of {told}", reasoning=told, tool_calls=calls)
 
@@ -59,12 +59,14 @@ def player(request: ModelRequest) -> ScriptLine:
     """Says the lines of its instruction, `{"steps": [line, …]}`, one a step (or one an attempt, where a step is
     `{"attempts": [line, …]}`); then answers with the request.
     """
-    return _played(request, next(each.content for each in request.messages if each.role == "user"))
+    return _played(request, next(message.content for message in request.messages if message.role == "user"))
 
 
 def talks(request: ModelRequest) -> ScriptLine:
     """As `player`, by the last instruction: a turn of a conversation reads those of earlier turns, too."""
-    return _played(request, [each.content for each in request.messages if each.content.startswith('{"steps"')][-1])
+    return _played(
+        request, [message.content for message in request.messages if message.content.startswith('{"steps"')][-1]
+    )
 
 
 def _played(request: ModelRequest, told: str) -> ScriptLine:
@@ -77,7 +79,9 @@ def _played(request: ModelRequest, told: str) -> ScriptLine:
 
 async def noting(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     """As `player`, with a pause, and before that it notes the request in the directory `notes` of its instruction."""
-    told = json.JSONDecoder().raw_decode(next(each.content for each in request.messages if each.role == "user"))[0]
+    told = json.JSONDecoder().raw_decode(
+        next(message.content for message in request.messages if message.role == "user")
+    )[0]
     note = Path(told["notes"]) / f"{request.step}-{uuid7()}"
     note.write_text(json.dumps(_shown(request)["messages"]))
     await asyncio.sleep(0.2)
@@ -90,7 +94,7 @@ async def noting(request: ModelRequest) -> AsyncIterator[ModelEvent]:
 
 def _shown(request: ModelRequest) -> dict[str, object]:
     return {
-        "messages": [[each.role, each.content] for each in request.messages],
+        "messages": [[message.role, message.content] for message in request.messages],
         "tools": [dict(tool)["function"] for tool in request.tools],
         "config": request.config.model_dump(exclude_none=True),
         "timeout_seconds": request.timeout_seconds,
@@ -100,7 +104,7 @@ def _shown(request: ModelRequest) -> dict[str, object]:
 
 def asks_itself(request: ModelRequest) -> ScriptLine:
     """Told to begin, asks the agent `mate` to go on; else says what it was told last."""
-    told = [each.content for each in request.messages if each.role == "user"][-1]
+    told = [message.content for message in request.messages if message.role == "user"][-1]
     asked: JsonObject = {"target_strategy": "reuse", "target_ref": "mate", "instruction": "go on"}
     begins = told == "begin" and request.step == 1
     return ScriptLine(text=told, tool_calls=(ScriptCall(name="delegate_async", arguments=asked),) if begins else ())

@@ -92,8 +92,8 @@ async def test_two_hundred_calls_are_two_hundred_turns_whatever_dies(
     turns = await apart.count("state.agent_inbox", "message_type = 'turn'")
     executions = (await their_client.count_workflows(f'TaskQueue = "{orders}"')).count
     log.warning("%d turns, %d workflows of the tool, in %.0f s; deaths %s", turns, executions, took, deaths)
-    assert [each.value for each in results] == ["ordered"] * CALLS
-    assert len({each.agent_turn_id for each in results}) == turns == executions == CALLS
+    assert [result.value for result in results] == ["ordered"] * CALLS
+    assert len({result.agent_turn_id for result in results}) == turns == executions == CALLS
     assert min(deaths) >= 1
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)

@@ -29,7 +29,7 @@ async def test_two_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(the
         handles = [await theirs.start(WaitOften.run, waited, EACH) for _ in range(WORKFLOWS)]
 
         async def all_wait() -> bool:
-            pending = [(await each.describe()).raw_description.pending_activities for each in handles]
+            pending = [(await handle.describe()).raw_description.pending_activities for handle in handles]
             begun = [each for some in pending for each in some if each.HasField("last_started_time")]
             return sum(each.activity_type.name == WAIT for each in begun) == WORKFLOWS * EACH
 
@@ -41,7 +41,7 @@ async def test_two_thousand_waits_in_a_worker_are_cheap_and_all_hear_the_end(the
         loop = asyncio.get_running_loop()
         told_at = loop.time()
         async with asyncio.timeout(300):
-            heard = await asyncio.gather(*(each.result() for each in handles))
+            heard = await asyncio.gather(*(handle.result() for handle in handles))
         log.warning(
             "%d waits: %.0f MB, %.0f %% of a core, ended in %.0f s",
             *(sum(heard), grown, busy * 100),

@@ -156,7 +156,7 @@ async def test_each_run_of_a_workflow_makes_turns_of_its_own_unless_it_names_the
         await (await theirs.start(AskAgain.run, asked, 2)).result()
         assert await turns_of(theirs.tenant) == 2
         results = await (await theirs.start(AskMany.run, asked, 3)).result()
-        assert len({each.agent_turn_id for each in results}) == 3
+        assert len({result.agent_turn_id for result in results}) == 3
         assert await turns_of(theirs.tenant) == 5
         named = Asked({**asked.given, "correlation_id": "order-17"})
         one = await (await theirs.start(AskAgain.run, named, 2)).result()
@@ -219,10 +219,10 @@ async def test_a_history_replays_without_us(theirs: Theirs) -> None:
     async with theirs.working():
         asked = Asked({"agent_id": ALICE, "instruction": says("done")})
         handles = [await theirs.start(AskOnce.run, asked), await theirs.start(AskMany.run, asked, 3)]
-        for each in handles:
-            await each.result()
-    for each in handles:
-        await Replayer(workflows=WORKFLOWS).replay_workflow(await each.fetch_history())
+        for handle in handles:
+            await handle.result()
+    for handle in handles:
+        await Replayer(workflows=WORKFLOWS).replay_workflow(await handle.fetch_history())
 
 
 def test_a_workflow_that_imports_run_agent_loads_no_server_and_no_model() -> None:

@@ -72,7 +72,7 @@ async def test_known_and_unknown_tools_in_one_step_send_the_known(tenant: Tenant
 async def test_a_tool_that_is_not_allowed_is_unknown_and_not_sent(tenant: Tenant) -> None:
     async with hand_of(tenant, definition(), definition("secret"), allowed_tools=["search"]) as hand:
         ended = await hand.ended(await hand.start(calling("secret")))
-    assert [each[1] for each in ended.results()] == ["unknown_tool"]
+    assert [result[1] for result in ended.results()] == ["unknown_tool"]
     assert [tool["name"] for tool in shown(ended.deliverable())["tools"]] == ["search", "submit_result"]
     await nothing_was_sent(hand)
 
@@ -170,7 +170,7 @@ async def test_submit_result_beside_a_tool_fails_both_and_sends_nothing(tenant: 
     submit = ("submit_result", {"fields": [{"name": "answer", "value": 1}]})
     async with hand_of(tenant) as hand:
         ended = await hand.ended(await hand.start(calling("search", submit), calling(submit)))
-    assert [each[:2] for each in ended.results()] == [("failed", "invalid_submission")] * 2 + [("success", None)]
+    assert [result[:2] for result in ended.results()] == [("failed", "invalid_submission")] * 2 + [("success", None)]
     assert ended.deliverable() == {"fields": [{"name": "answer", "value": 1}]}
     await nothing_was_sent(hand)
 
@@ -190,7 +190,7 @@ async def test_the_last_step_offers_no_tools_and_a_call_there_is_not_sent(tenant
         await hand.report(call_of(turn))
         ended = await hand.ended(turn)
     assert (ended.view.status, ended.deliverable()) == ("success", "Once more.")
-    assert [each[:2] for each in ended.results()] == [("success", None), ("failed", "unknown_tool")]
+    assert [result[:2] for result in ended.results()] == [("success", None), ("failed", "unknown_tool")]
     assert len(hand.commands) == 1
 
 

@@ -57,7 +57,7 @@ async def test_what_was_answered_before_the_deadline_is_kept_and_the_rest_times_
         turn = await hand.suspended(calling("search", "search"))
         await hand.report(call_of(turn, 1), "in time")
         ended = await hand.ended(turn)
-    assert [each[:2] for each in ended.results()] == [("success", None), TIMEOUT[:2]]
+    assert [result[:2] for result in ended.results()] == [("success", None), TIMEOUT[:2]]
     late, in_time = heard_by_model(ended)
     assert (late["status"], in_time["result"]) == ("timeout", "in time")
 
@@ -71,7 +71,7 @@ async def test_a_result_after_the_deadline_changes_nothing_and_its_row_says_so(t
         await hand.called(call_of(turn, step=2))
         await hand.report(call_of(turn, step=2), "good")
         ended = await hand.ended(turn)
-    assert [each[:2] for each in ended.results()] == [TIMEOUT[:2], ("success", None)]
+    assert [result[:2] for result in ended.results()] == [TIMEOUT[:2], ("success", None)]
     assert "too late" not in str(ended.deliverable())
 
 
@@ -142,7 +142,7 @@ async def test_of_two_calls_the_one_with_less_patience_times_out_alone(tenant: T
         assert head["resume_deadline"] - datetime.now(UTC) > timedelta(seconds=30)
         await hand.report(call_of(turn, 1), "in its own time")
         ended = await hand.ended(turn)
-    assert [each[:2] for each in ended.results()] == [TIMEOUT[:2], ("success", None)]
+    assert [result[:2] for result in ended.results()] == [TIMEOUT[:2], ("success", None)]
     assert [told["status"] for told in heard_by_model(ended)] == ["timeout", "success"]
 
 
@@ -197,8 +197,7 @@ async def test_a_silent_tool_hears_its_command_again_under_a_message_id_of_its_o
     assert len({command.data for command in commands}) == 1
     same = {headers.TOOL_CALL_ID, headers.TURN_ID, headers.TURN_EPOCH, headers.STEP_ID, headers.DEPTH}
     assert all(
-        {name: each.headers[name] for name in same} == {name: commands[0].headers[name] for name in same}
-        for each in commands
+        {name: c.headers[name] for name in same} == {name: commands[0].headers[name] for name in same} for c in commands
     )
     assert [command.call for command in hand.commands].count(answered) == 1
 
@@ -216,9 +215,7 @@ async def test_a_report_by_sql_that_breaks_the_protocol_is_an_error_and_its_call
         ended = await hand.ended(turn)
         refused = await hand.rejections()
     assert settled == [("error", "protocol_violation")] * 3
-    assert sorted((code, ids["tool_call_id"]) for code, ids in refused) == [
-        ("not_its_card", each) for each in sorted(calls)
-    ]
+    assert sorted((code, ids["tool_call_id"]) for code, ids in refused) == [("not_its_card", c) for c in sorted(calls)]
     assert ended.results() == [TIMEOUT] * 3
 
 

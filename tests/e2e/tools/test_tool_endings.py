@@ -99,7 +99,7 @@ async def test_else_the_first_in_call_order_though_it_came_last(tenant: Tenant) 
             await hand.report(call_of(turn, index), {"index": index})
         ended = await hand.ended(turn)
     assert ending(ended) == ("success", None, {"index": 1})
-    assert [each[0] for each in ended.results()] == ["success"] * 3  # the others are in the box all the same
+    assert [result[0] for result in ended.results()] == ["success"] * 3  # the others are in the box all the same
 
 
 async def test_a_failure_of_a_tool_that_does_not_end_the_turn_does_not_count(tenant: Tenant) -> None:

@@ -50,7 +50,7 @@ async def test_three_parallel_calls_answered_late_doubled_and_in_reverse_order_e
     heard = [{"status": "success", "result": f"first {call}"} for call in calls]
     assert heard_by_model(ended) == heard  # in the order of the calls
     assert await hand.waits(turn) == dict.fromkeys(calls, "applied")
-    assert Counter(each.call for each in hand.commands) == dict.fromkeys(calls, 1)
+    assert Counter(command.call for command in hand.commands) == dict.fromkeys(calls, 1)
     edges = await tenant.rows(
         "SELECT primitive || '/' || edge_phase AS kind, correlation_id FROM state.execution_edges"
         " WHERE project_id = $1 AND primitive <> 'enqueue' ORDER BY 1, 2",
@@ -146,7 +146,7 @@ async def test_a_report_points_to_a_card(tenant: Tenant) -> None:
         card = await write_card(tenant.pool, result_card(await hand.ref(turn), call), tenant.project)
         await hand.report(call, tool_result_card_id=card)
         ended = await hand.ended(turn)
-    assert [each.card_id for each in ended.cards if each.type == "tool.result"] == [card]
+    assert [c.card_id for c in ended.cards if c.type == "tool.result"] == [card]
     assert heard_by_model(ended) == [{"status": "success", "result": "by card"}]
 
 

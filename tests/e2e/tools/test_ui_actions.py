@@ -220,7 +220,7 @@ async def test_a_repeat_hears_of_the_first_turn_and_other_content_is_refused(ten
             assert (accepted.status.value, last.status.value) == ("accepted", "done")
             assert last.tool_result_card_id == f"{call_of(turn)}-result"
         assert await refused(hand, action_id="other", message_id="m-1") == ("rejected", "correlation_conflict")
-        assert [command.call for command in hand.commands] == list(dict.fromkeys(each.call for each in hand.commands))
+        assert [command.call for command in hand.commands] == list(dict.fromkeys(c.call for c in hand.commands))
     assert (await turns(tenant), len(await tenant.task_events())) == (2, 2)
 
 

@@ -224,7 +224,7 @@ async def test_turns_on_one_output_box_remember_their_choices(tenant: Tenant) ->
     ]
     without = await tenant.turn(agent, "and now", output_box_id=box)
     assert without.deliverable() == "I could not send it."
-    assert [each[:2] for each in without.results()] == [("failed", "unknown_tool")]
+    assert [result[:2] for result in without.results()] == [("failed", "unknown_tool")]
 
 
 BAD: dict[str, tuple[str, str, Any]] = {

@@ -66,7 +66,7 @@ async def test_a_step_tells_each_of_its_phases_in_order(tenant: Tenant) -> None:
         ended = await hand.ended(turn)
     steps = [event.payload for event in await tenant.events("agent.*.step")]
     first, second = (step.step_id for step in ended.steps)
-    phases = [(each["step_id"], each["phase"]) for each in steps]
+    phases = [(s["step_id"], s["phase"]) for s in steps]
     assert phases == [
         *((first, phase) for phase in ("started", "planning", "executing", "completed")),
         *((second, phase) for phase in ("started", "planning", "completed")),
@@ -79,7 +79,7 @@ async def test_a_step_tells_each_of_its_phases_in_order(tenant: Tenant) -> None:
 async def test_a_step_that_fails_tells_so(tenant: Tenant) -> None:
     ended = await tenant.run("nosuch")
     steps = [event.payload for event in await tenant.events("agent.*.step")]
-    assert [each["phase"] for each in steps] == ["started", "planning", "failed"]
+    assert [s["phase"] for s in steps] == ["started", "planning", "failed"]
     told = steps[-1]["metadata"]
     assert isinstance(told, dict)
     assert told["error_code"] == ended.steps[0].metadata["error_code"] == "model_unknown"

@@ -44,7 +44,7 @@ class Served:
 def _scrape(port: int) -> float:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-        return sum(sample.value for each in families for sample in each.samples if sample.name == COUNTER)
+        return sum(sample.value for family in families for sample in family.samples if sample.name == COUNTER)
 
 
 @pytest.fixture(scope="module", params=["one-process", "apart"])

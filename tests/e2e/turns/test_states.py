@@ -135,7 +135,7 @@ async def test_dispatched_running_and_suspended_to_idle_by_a_stop_with_a_raised_
     fallback: Any = ended.deliverable()
     assert (fallback["terminal_status"], ended.cards[-1].metadata.partial) == ("canceled", True)
     unanswered = 2 if status is HeadStatus.SUSPENDED else 0
-    assert [each[:2] for each in ended.results()] == [("canceled", "canceled")] * unanswered
+    assert [result[:2] for result in ended.results()] == [("canceled", "canceled")] * unanswered
     assert list((await hand.waits(turn)).values()) == ["dropped"] * unanswered
 
 

@@ -82,7 +82,7 @@ async def test_a_running_turn_in_mid_stream_keeps_its_words(tenant: Tenant, by: 
     assert (step.status, step.error) == ("canceled", "stopped")
     attempts = step.metadata["attempts"]
     assert isinstance(attempts, list)
-    assert [each["error_code"] for each in attempts if isinstance(each, dict)] == ["canceled"]
+    assert [attempt["error_code"] for attempt in attempts if isinstance(attempt, dict)] == ["canceled"]
     if by == "verb":
         assert await stop_row(hand, turn) == ("consumed", {"reason": "enough"})
     assert history.events[-1].HasField("workflow_execution_completed_event_attributes")
@@ -130,7 +130,7 @@ async def test_a_suspended_turn_s_unanswered_calls_are_canceled(tenant: Tenant, 
         await hand.until_head(waiting_tool_count=2)
         await (stop(hand, turn) if by == "verb" else cancel(hand, turn))
         ended = await hand.ended(turn)
-    assert [each[:2] for each in ended.results()] == [("success", None)] + [("canceled", "canceled")] * 2
+    assert [result[:2] for result in ended.results()] == [("success", None)] + [("canceled", "canceled")] * 2
     assert await hand.waits(turn) == {calls[0]: "dropped", calls[1]: "applied", calls[2]: "dropped"}
     assert fallback(ended)["last_thought"] == "Three."
     assert len(ended.steps) == 1

@@ -267,7 +267,7 @@ async def test_unknown_tools_are_answered_and_the_turn_goes_on(tenant: Tenant) -
     ended = await tenant.run("guesses")
     assert outcome(ended) == ("success", None)
     assert ended.deliverable() == "I know it anyway."
-    assert [each[:2] for each in ended.results()] == [("failed", "unknown_tool")] * 2
+    assert [result[:2] for result in ended.results()] == [("failed", "unknown_tool")] * 2
     assert await tenant.count("state.turn_waiting_tools") == 0
     assert await tenant.count("state.execution_edges", "primitive = 'tool_call'") == 0
 
@@ -321,7 +321,7 @@ async def test_retryable_model_errors_are_tried_again(tenant: Tenant) -> None:
     [step] = ended.steps
     attempts = step.metadata["attempts"]
     assert isinstance(attempts, list)
-    recorded = [(each["attempt"], each.get("error_code")) for each in attempts if isinstance(each, dict)]
+    recorded = [(attempt["attempt"], attempt.get("error_code")) for attempt in attempts if isinstance(attempt, dict)]
     assert recorded == [(1, "model_connection"), (2, "rate_limited"), (3, None)]
     assert step.metadata["llm_usage"] == {"total_tokens": 5}
 
@@ -499,7 +499,7 @@ async def test_describe_answers_for_turns_and_cards(tenant: Tenant) -> None:
 async def test_a_durable_enqueue_is_answered_by_its_ack(tenant: Tenant) -> None:
     agent = await tenant.agent("plain")
     async with aclosing(tenant.client.watch()) as events:
-        first = asyncio.ensure_future(anext(each async for each in events if each.suffix == "enqueue_ack"))
+        first = asyncio.ensure_future(anext(event async for event in events if event.suffix == "enqueue_ack"))
         assert await tenant.client.command("enqueue", {"agent_id": agent, "instruction": "hello"}, "request-1")
         assert not await tenant.client.command("enqueue", {"agent_id": agent, "instruction": "hello"}, "request-1")
         ack = await asyncio.wait_for(first, 10)

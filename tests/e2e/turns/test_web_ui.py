@@ -75,7 +75,7 @@ class WebUi:
 
         async def seen() -> bool:
             text = await self.words()
-            return all(each in text for each in words)
+            return all(word in text for word in words)
 
         await until(seen, PATIENCE, f"the page shows {words}", pause=0.2)
 

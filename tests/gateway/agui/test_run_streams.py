@@ -165,9 +165,9 @@ def wanted(turn: Sequence[Step]) -> list[tuple[str, Any]]:
 def held(reader: Reader) -> list[tuple[str, Any]]:
     """What it holds."""
     found: list[tuple[str, Any]] = []
-    for each in reader.messages:
-        found += [(each["role"], each["content"])] if each.get("content") else []
-        found += [("call", call["id"]) for call in each.get("toolCalls") or ()]
+    for message in reader.messages:
+        found += [(message["role"], message["content"])] if message.get("content") else []
+        found += [("call", call["id"]) for call in message.get("toolCalls") or ()]
     return found
 
 

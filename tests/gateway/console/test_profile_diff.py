@@ -9,7 +9,7 @@ from turnstile.schema.base import JsonObject
 def test_fields_that_differ_are_named_by_their_path() -> None:
     before: JsonObject = {"name": "a", "llm_config": {"model": "m1", "temperature": 0.5}, "max_steps": 16, "gone": 1}
     after: JsonObject = {"name": "a", "llm_config": {"model": "m2", "temperature": 0.5}, "max_steps": 16, "new": True}
-    assert [(each.field, each.kind, each.before, each.after) for each in changes(before, after)] == [
+    assert [(change.field, change.kind, change.before, change.after) for change in changes(before, after)] == [
         ("llm_config.model", "changed", "m1", "m2"),
         ("new", "added", "", "true"),
         ("gone", "removed", "1", ""),

@@ -56,7 +56,7 @@ def test_whatever_is_sent_is_taken_or_refused(fields: dict[str, Any], messages: 
     assert all(isinstance(each.text, str) for each in said)
     for name, value in given_fields.items():
         defaults = ChatCreate.harmless.get(name, ())
-        empty = is_empty(value) and any(isinstance(each, dict) for each in defaults)
+        empty = is_empty(value) and any(isinstance(default, dict) for default in defaults)
         assert value is None or name in {*ChatCreate.model_fields, *PASSED} or value in defaults or empty
 
 

@@ -21,7 +21,7 @@ FOUND_HERE = (
 
 async def test_the_first_orders_of_the_small_world_are_right(open_explorer: OpenExplorer) -> None:
     report = await explore("small", LoneCrew(await open_explorer("small")), Options(states=60))
-    assert [(each.what, each.path) for each in report.violations] == []
+    assert [(violation.what, violation.path) for violation in report.violations] == []
     assert not report.whole
     assert report.graph.expanded == 60
     assert (report.alone[0], report.healthy[0]) <= (6, 6)
@@ -30,7 +30,7 @@ async def test_the_first_orders_of_the_small_world_are_right(open_explorer: Open
 @pytest.mark.long
 async def test_every_order_of_the_small_world_is_right(open_explorer: OpenExplorer) -> None:
     report = await explore("small", LoneCrew(await open_explorer("small")), Options())
-    assert [(each.what, each.path) for each in report.violations] == []
+    assert [(violation.what, violation.path) for violation in report.violations] == []
     assert report.whole
     assert (report.graph.expanded, report.graph.transitions) == (228, 3101)
     assert (report.alone[0], report.healthy[0]) <= (6, 6)
@@ -58,7 +58,7 @@ async def test_a_write_that_comes_later_is_in_no_other_state(open_explorer: Open
 
 @pytest.mark.parametrize("name", FOUND_HERE)
 async def test_a_wrong_statement_is_found_and_its_path_replayed(open_explorer: OpenExplorer, name: str) -> None:
-    [mutation] = [each for each in MUTATIONS if each.name == name]
+    [mutation] = [m for m in MUTATIONS if m.name == name]
     with mutated(name):
         crew = LoneCrew(await open_explorer(mutation.world))
         report = await explore(mutation.world, crew, Options(first_only=True))
@@ -71,7 +71,7 @@ async def test_a_wrong_statement_is_found_and_its_path_replayed(open_explorer: O
 
 def test_every_mutation_changes_its_statement_and_puts_it_back() -> None:
     right = dict(all_queries())
-    for mutation in (each for each in MUTATIONS if not each.function):
+    for mutation in (m for m in MUTATIONS if not m.function):
         with mutated(mutation.name):
             assert all_queries()[mutation.query] != right[mutation.query]
         assert all_queries() == right
@@ -80,7 +80,7 @@ def test_every_mutation_changes_its_statement_and_puts_it_back() -> None:
 async def test_moves_that_run_at_once_end_as_in_one_order_or_the_other(open_explorer: OpenExplorer) -> None:
     explorer = await open_explorer("small")
     report = await try_pairs(explorer.place.url, explorer.world, most=12, states=40)
-    assert [(each.what, each.path) for each in report.violations] == []
+    assert [(violation.what, violation.path) for violation in report.violations] == []
     assert report.counts["waited"] > 0
 
 
@@ -101,7 +101,7 @@ async def test_conversations_and_cuts_are_part_of_a_state(open_explorer: OpenExp
 
 async def test_every_wrong_function_replaces_one_that_is_there(open_explorer: OpenExplorer) -> None:
     url = (await open_explorer("small")).place.url
-    wrong = [each for each in MUTATIONS if each.functions()]
+    wrong = [m for m in MUTATIONS if m.functions()]
     assert len(wrong) >= 5
     for mutation in wrong:
         place = (await open_explorer("small")).place.url if mutation.behind else url

@@ -87,9 +87,9 @@ async def test_calls_that_wait_are_listed_by_age_with_what_they_wait_for(pool: P
     assert found[3].deadline is None
     [second] = await calls(pool, after=PageCursor(found[0].created_at, "a"), row_limit=1)
     assert second.tool_call_id == "b"
-    assert [each.tool_call_id for each in await calls(pool, waits_for="held")] == ["held"]
+    assert [call.tool_call_id for call in await calls(pool, waits_for="held")] == ["held"]
     await pass_deadline(pool)
-    assert {each.tool_call_id for each in await calls(pool, waits_for="overdue")} >= {"a", "b", "c"}
+    assert {call.tool_call_id for call in await calls(pool, waits_for="overdue")} >= {"a", "b", "c"}
     assert await calls(pool, waits_for="tool") == []
 
 
@@ -215,7 +215,7 @@ async def test_the_versions_of_a_profile_are_listed_with_the_turns_that_had_them
     for project, wanted in ((OTHER, box), (PROJECT, new_box_id()), (PROJECT, BoxId("no box"))):
         assert await pool.run(lambda conn, p=project, b=wanted: get_profile_version(conn, p, b)) is None
     users = await pool.run(lambda conn: list_tool_users(conn, PROJECT, ["search", "none"], row_limit=3))
-    assert [(each.tool_name, each.profile_name) for each in users] == [("search", "helper")]
+    assert [(user.tool_name, user.profile_name) for user in users] == [("search", "helper")]
 
 
 async def test_a_profile_that_another_writer_stored_has_its_present_version(pool: Pool) -> None:

@@ -165,7 +165,7 @@ async def test_a_turn_that_nobody_carries_on_stands_still_and_comes_first(
     live = await looked(agents)
     assert (live.stalled, live.turns[0].agent_turn_id) == (1, turn.agent_turn_id)
     assert (live.turns[0].stalled, live.turns[0].unserved) == (stalled, True)
-    assert [each.agent_turn_id for each in (await looked(agents, state="stalled")).turns] == [turn.agent_turn_id]
+    assert [t.agent_turn_id for t in (await looked(agents, state="stalled")).turns] == [turn.agent_turn_id]
     await agents.run(lambda conn: touch_worker(conn, "w1", [TARGET]))
     assert not (await one(agents, turn.agent_turn_id)).unserved
 
@@ -195,7 +195,7 @@ async def test_a_deadline_that_passed_and_a_turn_that_nothing_leases_stand_still
     )
     await rows(agents, "UPDATE state.agent_inbox SET created_at = now() - interval '31 s' WHERE agent_id = 'carol'")
     live = await looked(agents)
-    stalls = {each.agent_turn_id: each.stalled for each in live.turns}
+    stalls = {t.agent_turn_id: t.stalled for t in live.turns}
     assert stalls[turn.agent_turn_id] == "overdue"
     named = queued.reply.agent_turn_id
     assert named is not None

@@ -189,7 +189,7 @@ class Books:
                 row.closed = True
 
     def _grants(self, row: Row, what: Dimension) -> list[Row]:
-        return [each for each in self.rows if row in each.came_from.get(what, [])]
+        return [r for r in self.rows if row in r.came_from.get(what, [])]
 
 
 T = TypeVar("T")
@@ -252,7 +252,7 @@ class Spending(RuleBasedStateMachine):
     @rule(pick=PICK, own=OWN, below=st.booleans(), late=st.booleans())
     def enqueue(self, pick: int, own: dict[Dimension, int] | None, below: bool, late: bool) -> None:
         """A turn of the project's, or below one that runs or has gone on without waiting."""
-        agent = next(each for each in AGENTS if each not in self.live)
+        agent = next(a for a in AGENTS if a not in self.live)
         parents = [*self.live.values(), *(self.over if late else [])]
         above, known = self.top, None
         if below and parents:

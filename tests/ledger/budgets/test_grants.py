@@ -110,7 +110,7 @@ async def test_what_nobody_knows_is_booked_whole_until_the_truth_comes(spending:
     states = await rows(
         spending, "SELECT status, used_tokens, used_cost FROM state.budget_reservations ORDER BY attempt"
     )
-    assert [tuple(each.values()) for each in states] == [("unsettled", 20, None), ("unsettled", None, 30)]
+    assert [tuple(state.values()) for state in states] == [("unsettled", 20, None), ("unsettled", None, 30)]
 
 
 async def test_the_same_attempt_reserves_once_and_one_that_reached_nobody_is_released(spending: Pool) -> None:

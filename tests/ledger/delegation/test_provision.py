@@ -44,7 +44,7 @@ async def agent(pool: Pool) -> tuple[str, list[str]]:
     edges = await rows(
         pool, "SELECT action FROM state.identity_edges WHERE target_agent_id = 'new' ORDER BY created_at"
     )
-    return row["metadata"], [each["action"] for each in edges]
+    return row["metadata"], [edge["action"] for edge in edges]
 
 
 async def test_the_same_twice_is_made_once(agents: Pool) -> None:

@@ -188,7 +188,7 @@ async def test_an_end_of_before_the_clock_was_set_back_is_announced(agents: Pool
 
     async def found() -> list[AgentTurnId]:
         ends = await agents.run(lambda conn: sweep.list_unannounced(conn, [TARGET], older_seconds=60, row_limit=9))
-        return [each.agent_turn_id for each in ends]
+        return [end.agent_turn_id for end in ends]
 
     assert await found() == []
     await age(agents, -OLD)
@@ -231,7 +231,7 @@ async def test_agents_of_one_name_in_several_projects_are_all_listed(
         await ask(agents, project=project)
     await age(agents)
     found = await listed(agents)
-    assert sorted((turn.agent_id, turn.project_id) for turn in found) == [(ALICE, each) for each in projects]
+    assert sorted((turn.agent_id, turn.project_id) for turn in found) == [(ALICE, p) for p in projects]
 
 
 async def test_a_turn_is_confirmed_while_its_gate_holds(agents: Pool) -> None:

@@ -82,7 +82,7 @@ async def steered_and_asking(pool: Counting, call: str) -> TurnRef:
     turn = await lease(pool)
     dora, erin, frank = (Caller(name, operates=True) for name in ("dora", "erin", "frank"))
     begun, *_ = await asyncio.gather(begin(pool, turn), say(pool, turn, caller=dora), say(pool, turn, caller=erin))
-    said = [each.card_id for each in begun.steers]
+    said = [steer.card_id for steer in begun.steers]
     record = held_record(turn, 1, {call: hold(requester_may_decide=False)})
     metadata = record.metadata.model_copy(update={"new_card_ids": tuple(said)})
     cards = [*begun.steers, *record.cards]

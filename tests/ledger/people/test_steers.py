@@ -43,13 +43,13 @@ async def test_the_next_step_asks_with_a_steer_and_its_commit_applies_it(agents:
     await commit_asked(agents, turn, await begin(agents, turn))
     begun = await begin(agents, turn, 2)
     step = f"{turn.agent_turn_id}-s2"
-    assert [each.card_id for each in begun.steers] == [first, second]
+    assert [steer.card_id for steer in begun.steers] == [first, second]
     assert begun.steers[0].content == {"__type__": "TextContent", "text": "use Python"}
     assert await steers(agents, turn) == {first: ("taken", step), second: ("taken", step)}
     await finish_asked(agents, turn, begun)
     assert await steers(agents, turn) == {first: ("applied", step), second: ("applied", step)}
     kinds = [(place.type, place.card_id) for place in await box(agents, turn.output_box_id)]
-    assert [each for each in kinds if each[0] == "task.steer"] == [("task.steer", first), ("task.steer", second)]
+    assert [kind for kind in kinds if kind[0] == "task.steer"] == [("task.steer", first), ("task.steer", second)]
 
 
 async def test_each_attempt_of_a_step_asks_with_the_same(agents: Pool) -> None:
@@ -58,9 +58,9 @@ async def test_each_attempt_of_a_step_asks_with_the_same(agents: Pool) -> None:
     begun = await begin(agents, turn)
     second = await say(agents, turn, "two")
     again = await begin(agents, turn)
-    assert [each.card_id for each in begun.steers] == [each.card_id for each in again.steers] == [first]
+    assert [steer.card_id for steer in begun.steers] == [steer.card_id for steer in again.steers] == [first]
     await commit_asked(agents, turn, begun)
-    assert [each.card_id for each in (await begin(agents, turn, 2)).steers] == [second]
+    assert [steer.card_id for steer in (await begin(agents, turn, 2)).steers] == [second]
 
 
 async def test_a_turn_that_would_end_takes_another_step(agents: Pool) -> None:
@@ -74,7 +74,7 @@ async def test_a_turn_that_would_end_takes_another_step(agents: Pool) -> None:
         await finish_asked(agents, turn, begun)
     await commit_asked(agents, turn, begun, steered=True)
     begun = await begin(agents, turn, 3)
-    assert [each.card_id for each in begun.steers] == [said]
+    assert [steer.card_id for steer in begun.steers] == [said]
     assert (await finish_asked(agents, turn, begun)).skipped_steers == []
 
 
@@ -85,7 +85,7 @@ async def test_a_turn_that_ends_regardless_skips_what_waits_and_says_so(agents: 
     waiting = await say(agents, turn, "waiting")
     done = await end(agents, turn)
     assert done.skipped_steers == [taken, waiting]
-    assert {each[0] for each in (await steers(agents, turn)).values()} == {"skipped"}
+    assert {steer[0] for steer in (await steers(agents, turn)).values()} == {"skipped"}
     assert [place.card_id for place in await box(agents, turn.output_box_id) if place.type == "task.steer"] == [taken]
     assert [row["status"] for row in await steer_rows(agents)] == ["skipped", "skipped"]
     assert (await end(agents, turn)).skipped_steers == [taken, waiting]
@@ -131,8 +131,8 @@ async def test_a_steers_card_is_in_the_box_before_a_model_reads_it_and_once_for_
     before = [place.card_id for place in await box(agents, turn.output_box_id)]
     assert before[-2:] == [first, second]
     again = await begin(agents, turn)
-    assert [each.card_id for each in (*again.output, *again.steers)] == [
-        each.card_id for each in (*begun.output, *begun.steers)
+    assert [steer.card_id for steer in (*again.output, *again.steers)] == [
+        steer.card_id for steer in (*begun.output, *begun.steers)
     ]
     assert [place.card_id for place in await box(agents, turn.output_box_id)] == before
     await commit_asked(agents, turn, again)
@@ -160,7 +160,7 @@ async def test_a_sleeping_turn_takes_a_steer_after_its_results_and_is_not_woken(
     assert (await head(agents))["status"] == "suspended"
     await settle(agents, turn, await told(agents, "a"))
     begun = await begin(agents, turn, 2)
-    assert [each.card_id for each in begun.steers] == [said]
+    assert [steer.card_id for steer in begun.steers] == [said]
     await finish_asked(agents, turn, begun)
     kinds = [place.type for place in await box(agents, turn.output_box_id)]
     assert kinds.index("tool.result") < kinds.index("task.steer")
@@ -174,7 +174,7 @@ async def test_a_queued_turn_is_steered_once_it_is_leased(agents: Pool) -> None:
     await begin(agents, first)
     await finish(agents, first)
     turn = await start(agents)
-    assert [each.card_id for each in (await begin(agents, turn)).steers] == [said]
+    assert [steer.card_id for steer in (await begin(agents, turn)).steers] == [said]
 
 
 async def test_a_queued_turn_that_is_stopped_skips_its_steers(agents: Pool) -> None:
@@ -184,7 +184,7 @@ async def test_a_queued_turn_that_is_stopped_skips_its_steers(agents: Pool) -> N
     await say(agents, queued.reply.agent_turn_id, "first of all")
     stopped = await stop(agents, ALICE, queued)
     assert stopped is not None
-    assert {each[0] for each in (await steers(agents, queued.reply.agent_turn_id)).values()} == {"skipped"}
+    assert {steer[0] for steer in (await steers(agents, queued.reply.agent_turn_id)).values()} == {"skipped"}
 
 
 async def test_a_repeat_is_the_same_steer_also_after_the_end(agents: Pool) -> None:

@@ -38,7 +38,7 @@ TALK = BoxId(str(UUID(hashlib.md5(b"b7").hexdigest())))  # noqa: S324 -- as Post
 NAMED = ConversationName(ALICE, ConversationId("talk-7"), CHANNEL)
 FILL = [
     TURNS[0],
-    *(each for each in TURNS[1:-1] if "agent_inbox" not in each),
+    *(turn for turn in TURNS[1:-1] if "agent_inbox" not in turn),
     """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
     turn_epoch, status, context_headers, payload, next_retry_at, created_at, archived_at, channel_id)
     SELECT 'i' || n, 'p1', CASE WHEN n % 4000 = 1 THEN 'rare' ELSE (ARRAY['alice', 'bob'])[n % 2 + 1] END,

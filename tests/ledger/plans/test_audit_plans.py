@@ -103,7 +103,7 @@ async def windowed(databases: Databases, migrated: str) -> AsyncIterator[Session
 async def test_a_rule_does_not_read_before_its_window(windowed: Session, name: str) -> None:
     asked = rules()[name].query
     values = arguments(Scope(since=datetime.now(UTC) - timedelta(hours=1)), Bounds(), 20)
-    given = ", ".join(literal(values[each]) for each in asked.parameters)
+    given = ", ".join(literal(values[parameter]) for parameter in asked.parameters)
     await windowed.execute(f"PREPARE rule AS {asked.sql}")
     try:
         [row] = await windowed.fetch(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE rule ({given})")

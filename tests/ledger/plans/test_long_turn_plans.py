@@ -91,7 +91,7 @@ async def test_the_rules_read_the_boxes_of_a_turn_a_few_times(long_turn: Session
         await query("tune_audit").one(long_turn, whole=scope.whole, windowed=scope.since is not None)
         for rule in [rule for rule in rules().values() if "box_cards" in rule.query.sql]:
             values = arguments(scope, Bounds(), 20)
-            given = ", ".join(literal(values[each]) for each in rule.query.parameters)
+            given = ", ".join(literal(values[parameter]) for parameter in rule.query.parameters)
             await long_turn.execute(f"PREPARE rule AS {rule.query.sql}")
             [row] = await long_turn.fetch(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE rule ({given})")
             await long_turn.execute("DEALLOCATE rule")

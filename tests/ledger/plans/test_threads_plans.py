@@ -74,7 +74,7 @@ async def live(pool: Pool) -> Live:
     begun = await made.join()
     await made.begun(begun)
     pending = await made.join()
-    segment = next(each.segment_id for each in reversed(await made.lines()) if each.message_id == pending)
+    segment = next(line.segment_id for line in reversed(await made.lines()) if line.message_id == pending)
     return Live(pending, begun, waiting, ended, segment, str(reply.agent_turn_id))
 
 

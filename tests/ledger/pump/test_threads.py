@@ -72,11 +72,11 @@ async def test_a_message_joins_the_top_segment_of_its_listener_or_opens_one(pool
     await made.join("b")
     await made.join("b")
     lines = await made.lines()
-    first, below, joined, other, again = (each.segment_id for each in lines)
+    first, below, joined, other, again = (line.segment_id for line in lines)
     assert first == joined
     assert other == again
     assert len({first, below, other}) == 3
-    assert [each.chain for each in lines] == [f"user.anna.{chain}" for chain in ("a", "a.b", "a", "b", "b")]
+    assert [line.chain for line in lines] == [f"user.anna.{chain}" for chain in ("a", "a.b", "a", "b", "b")]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ async def test_a_forward_opens_a_segment_below(pool: Pool) -> None:
     assert third.caller_turn_id == "t1"  # of the nearest agent above
     await made.do(forward("a"), third.message_id)
     assert (await made.lines())[-1].chain == "user.anna.a.b.c.a"
-    assert len({each.segment_id for each in await made.lines()}) == 4
+    assert len({line.segment_id for line in await made.lines()}) == 4
     assert (await made.look()).chains == tuple(f"user.anna.{chain}" for chain in ("a", "a.b", "a.b.c", "a.b.c.a"))
     assert await made.replies() == {}
 
@@ -260,7 +260,7 @@ async def test_every_forward_opens_a_segment_of_its_own(pool: Pool) -> None:
     made = await talk(pool)
     back = await made.do(RESPONSE, await made.do(forward("b")))
     again = await made.do(forward("b"), back)
-    first, second = [each.segment_id for each in await made.lines() if each.chain.endswith("a.b")]
+    first, second = [line.segment_id for line in await made.lines() if line.chain.endswith("a.b")]
     assert first != second
     assert (await made.begun(again)).output_box_id is None
 
@@ -276,7 +276,7 @@ async def test_a_self_call_stays_in_its_place(pool: Pool) -> None:
         "b > a.b self self",
         "system > a.b system pending",
     ]
-    assert len({each.segment_id for each in (await made.lines())[1:]}) == 1
+    assert len({line.segment_id for line in (await made.lines())[1:]}) == 1
     await made.do(RESPONSE, told)
     assert (await made.shape())[-1] == "b > a response pending"
 
@@ -304,7 +304,7 @@ async def test_what_joins_a_thread_has_its_own_context(pool: Pool) -> None:
     for name in (mine, theirs_below):
         await made.do(RESPONSE, await made.do(RESPONSE, name))
     replies = await pool.run(lambda conn: list_replies(conn, made.ref.thread_id))
-    assert {each.request_id: each.context_headers for each in replies} == {made.first: ours, joined: theirs}
+    assert {reply.request_id: reply.context_headers for reply in replies} == {made.first: ours, joined: theirs}
 
 
 async def test_a_response_goes_to_the_caller_and_ends_its_segment(pool: Pool) -> None:
@@ -362,7 +362,7 @@ async def test_a_response_ends_all_that_is_below_whoever_asked(pool: Pool) -> No
     assert "b > a.b.c request canceled" in shape
     assert "a > a self canceled" in shape
     assert await made.replies() == {made.first: "responded", second: "pruned", third: "pruned"}
-    assert [each.kind for each in await made.answers()] == ["reply", "ended", "ended"]
+    assert [answer.kind for answer in await made.answers()] == ["reply", "ended", "ended"]
     look = await made.look()
     assert [each.message_id for each in look.open] == [other]
     assert look.chains == ("user.anna.other",)
@@ -390,11 +390,11 @@ async def test_requests_that_nobody_had_begun_move_to_a_fresh_segment(pool: Pool
     look = await made.look()
     assert [(each.message_id, each.status) for each in look.open] == [(second, "pending"), (third, "pending")]
     assert look.chains == ("user.anna.a",)
-    segments = {each.message_id: each.segment_id for each in await made.lines()}
+    segments = {line.message_id: line.segment_id for line in await made.lines()}
     assert segments[second] == segments[third]
     assert segments[second] != segments[made.first] == segments[begun]
     fourth = await made.join()
-    assert {each.message_id: each.segment_id for each in await made.lines()}[fourth] == segments[second]
+    assert {line.message_id: line.segment_id for line in await made.lines()}[fourth] == segments[second]
     for each in (second, third, fourth):
         await made.do(NoMessage(), each)
     assert (await made.row())["status"] == "ended"

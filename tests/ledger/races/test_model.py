@@ -365,7 +365,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(pick=PICK, epoch_off=NEAR, picks=st.sets(PICK, min_size=1, max_size=4))
     def settle(self, pick: int, epoch_off: int, picks: set[int]) -> None:
         turn = self.turns[pick % len(self.turns)] if pick % 3 == 0 else self.rows[pick % len(self.rows)].turn
-        rows = [self.rows[index] for index in sorted({each % len(self.rows) for each in picks})]
+        rows = [self.rows[index] for index in sorted({p % len(self.rows) for p in picks})]
         done = self.stale(settle(self.pool, self.ref(turn, epoch_off), *(row.inbox_id for row in rows)))
         assert (done is not None) == (turn.status in {"running", "suspended"} and epoch_off == 0)
         if done is None:

@@ -105,7 +105,7 @@ async def test_2_a_twin_of_a_first_attempt_asks_with_what_that_takes(counting: C
     turn = await lease(counting)
     said = await say(counting, turn)
     twin = await overtaken(counting, beginning(turn), begin(counting, turn))
-    assert [each.card_id for each in twin.steers] == [said]
+    assert [steer.card_id for steer in twin.steers] == [said]
     assert twin.head.step_attempt == 2
 
 
@@ -115,13 +115,13 @@ async def test_a_steer_that_waited_for_a_begin_is_the_next_step_s(counting: Coun
     begun = await begin(counting, turn)
     assert begun.steers == ()
     await commit_asked(counting, turn, begun)
-    assert [each.card_id for each in (await begin(counting, turn, 2)).steers] == [said]
+    assert [steer.card_id for steer in (await begin(counting, turn, 2)).steers] == [said]
 
 
 async def test_10_steers_are_asked_with_in_the_order_of_their_locks(counting: Counting) -> None:
     turn = await lease(counting)
     second = await overtaken(counting, steering(turn), say(counting, turn))
-    asked = [each.card_id for each in (await begin(counting, turn)).steers]
+    asked = [steer.card_id for steer in (await begin(counting, turn)).steers]
     assert (len(asked), asked[1]) == (2, second)
 
 
@@ -174,7 +174,7 @@ async def test_many_steers_at_once_beside_steps_are_each_asked_with_once(countin
     while open_steers:
         step += 1
         begun = await begin(counting, turn, step)
-        asked += [each.card_id for each in begun.steers]
+        asked += [steer.card_id for steer in begun.steers]
         open_steers = not all(each.done() for each in saying) or len(asked) < len(saying)
         await commit_asked(counting, turn, begun)
     assert sorted(asked) == sorted([await each for each in saying])

@@ -81,7 +81,7 @@ async def test_two_that_join_at_once_open_one_segment(counted: Counting) -> None
     made = await talk(counted)
     one, two = (message("b", made.ref) for _ in range(2))
     await overtaken(counted, lambda conn: send_message(conn, one, LIMITS), sent_by(counted, two))
-    assert len({each.segment_id for each in await made.lines()}) == 2
+    assert len({line.segment_id for line in await made.lines()}) == 2
 
 
 @pytest.mark.parametrize("effect", [RESPONSE, NoMessage(), AGAIN, forward("b")], ids=lambda each: type(each).__name__)
@@ -159,7 +159,7 @@ async def test_a_message_that_joins_a_segment_as_it_ends_goes_to_a_new_one(count
     second = await overtaken(counted, made.settling(begun, RESPONSE), made.join())
     assert (await made.row())["status"] == "open"
     assert await made.begun(second) is not None
-    assert len({each.segment_id for each in await made.lines()}) == 2
+    assert len({line.segment_id for line in await made.lines()}) == 2
 
 
 async def test_a_thread_does_not_end_before_a_message_that_joins_it(counted: Counting) -> None:
@@ -238,9 +238,9 @@ async def test_whatever_happens_at_once_every_request_is_answered_once(
             asks = [group.create_task(hammer.ask()) for _ in range(2)]
         asked = {made.first, *(name for task in asks for name in task.result())}
         answers = await made.answers()
-        assert ({each.request_id for each in answers}, len(answers)) == (asked, len(asked)), seed
+        assert ({answer.request_id for answer in answers}, len(answers)) == (asked, len(asked)), seed
         assert (await made.row())["status"] == "ended"
-        reasons |= {each.reason.value for each in answers}
+        reasons |= {answer.reason.value for answer in answers}
         if reasons >= {"responded", "pruned", "ended"}:
             return
     raise AssertionError((seed, reasons))

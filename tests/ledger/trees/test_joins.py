@@ -44,13 +44,13 @@ async def test_a_fork_of_two_is_answered_once_in_the_order_of_its_tasks(agents: 
     told = await answer(agents, "c1")
     assert told["status"] == "partial"
     results = told["result"]["results"]
-    assert [(each["task_index"], each["status"], each["error"]) for each in results] == [
+    assert [(result["task_index"], result["status"], result["error"]) for result in results] == [
         (0, "failed", "broken"),
         (1, "success", None),
     ]
     assert results[1]["summary"] == "so be it"
     edges = await rows(agents, "SELECT edge_phase FROM state.execution_edges WHERE primitive = 'join' ORDER BY 1")
-    assert [each["edge_phase"] for each in edges] == ["request", "response"]
+    assert [edge["edge_phase"] for edge in edges] == ["request", "response"]
     applied = await agents.run(lambda conn: apply_reports(conn, ref, [InboxId("join-batch-c1")]))
     assert applied.status is HeadStatus.RUNNING
 

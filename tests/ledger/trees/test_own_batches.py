@@ -54,7 +54,7 @@ async def test_two_keys_are_two_batches_and_the_tool_still_reports_its_call(agen
     assert not (await tell(agents, "c1")).reply.duplicate
     assert await value(agents, "SELECT count(*) FROM cards WHERE card_id = 'c1-result'") == 1
     edges = await rows(agents, "SELECT edge_phase FROM state.execution_edges WHERE primitive = 'join' ORDER BY 1")
-    assert [each["edge_phase"] for each in edges] == ["request"] * 2 + ["response"] * 2
+    assert [edge["edge_phase"] for edge in edges] == ["request"] * 2 + ["response"] * 2
 
 
 async def test_a_repeat_finds_the_same_children(agents: Pool) -> None:

@@ -111,7 +111,7 @@ async def test_a_stop_that_waited_for_children_marks_them(agents: Pool) -> None:
     await agents.run(lambda conn: open_batch(conn, call, Batch(900.0), tasks))
     enqueuing: Transition = lambda conn: enqueue_children(conn, call, tasks, "batch-c1", ForkLimits())  # noqa: E731
     await overtaken(agents, enqueuing, mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False))
-    turns = {each.agent_turn_id for each in tasks}
+    turns = {task.agent_turn_id for task in tasks}
     assert await marked(agents) == {top.agent_turn_id, *turns}
     await end_all(agents, *[await in_hand(agents, turn) for turn in turns], top)
 
@@ -131,7 +131,7 @@ async def test_a_level_of_a_cascade_is_locked_in_the_order_of_ids(agents: Pool) 
         await until_waiting(agents)
         await conn.fetch(lock, high.agent_turn_id)  # the cascade, which waits for the first one, has not got it
     assert len((await stop).turns) == 3
-    await end_all(agents, *[await in_hand(agents, each.agent_turn_id) for each in tasks], top)
+    await end_all(agents, *[await in_hand(agents, task.agent_turn_id) for task in tasks], top)
 
 
 async def test_a_ring_for_a_child_that_ended_meanwhile_is_settled_by_its_claim(agents: Pool) -> None:

@@ -249,13 +249,13 @@ async def test_retention_leaves_the_boxes_that_a_turn_has_read(agents: Pool) -> 
     await announce(agents, [each.agent_turn_id for each in (*earlier, turn)])
     limits = RetentionLimits(datetime.now(UTC) + timedelta(minutes=1))
     assert (await prune(agents, limits)).turns == len(earlier)
-    assert boxes <= {each["box"] for each in await rows(agents, there)}
+    assert boxes <= {row["box"] for row in await rows(agents, there)}
     await ask(agents, conversation_id="c1")
     await ask(agents)
     last = [await play(agents) for _ in range(2)][-1]
     await announce(agents, [last.agent_turn_id])
     assert (await prune(agents, limits)).turns == 1
-    assert boxes & {each["box"] for each in await rows(agents, there)} == {twice.output_box_id}  # the conversation's
+    assert boxes & {row["box"] for row in await rows(agents, there)} == {twice.output_box_id}  # the conversation's
     async with agents.connection() as conn:
         await assert_invariants(conn)
 

@@ -173,8 +173,8 @@ async def test_many_that_begin_conversations_at_once_are_in_order_and_apart(agen
     boxes = {
         f"c{n}": {each.reply.output_box_id for each in done if each.reply.conversation_id == f"c{n}"} for n in range(3)
     }
-    assert {len(each) for each in boxes.values()} == {1}
-    assert len({box for each in boxes.values() for box in each}) == 3
+    assert {len(b) for b in boxes.values()} == {1}
+    assert len({box for b in boxes.values() for box in b}) == 3
     assert [each["turn_count"] for each in await kept(agents)] == [8, 8, 8]
 
 

@@ -72,8 +72,7 @@ async def read(pool: Pool, turn: TurnRef, step: int) -> list[tuple[int, str | No
     nothing["output_box_id"] = turn.output_box_id
     found = await pool.run(lambda conn: query("begin_step").many(conn, **gate(turn), step=step, **nothing))
     types = {
-        each["card_id"]: each["type"]
-        for each in await rows(pool, "SELECT card_id, metadata ->> 'type' AS type FROM cards")
+        r["card_id"]: r["type"] for r in await rows(pool, "SELECT card_id, metadata ->> 'type' AS type FROM cards")
     }
     return [(row["part"], types.get(row["card_id"])) for row in found]
 

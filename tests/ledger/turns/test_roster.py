@@ -294,7 +294,7 @@ async def test_each_change_leaves_an_identity_edge(agents: Pool) -> None:
     for action in ("pause", "resume", "resume", "retire"):
         await set_agent_status(agents, PROJECT, ALICE, action, origin)
     edges = await rows(agents, "SELECT * FROM state.identity_edges WHERE target_agent_id = $1 ORDER BY edge_id", ALICE)
-    assert [each["action"] for each in edges] == ["add", "pause", "resume", "retire"]
+    assert [edge["action"] for edge in edges] == ["add", "pause", "resume", "retire"]
     last = edges[-1]
     assert (last["channel_id"], last["trace_id"], last["parent_step_id"]) == (CHANNEL, "f" * 32, "step-1")
     assert json.loads(last["metadata"]) == {"sender": "ops"}
@@ -383,7 +383,7 @@ async def test_a_put_changes_what_it_names(agents: Pool) -> None:
     assert json.loads(row["metadata"]) == {"a": 1, "b": 2}
     assert await put(agents, AgentId("new"), "other") == ("added", "sandbox")
     edges = await rows(agents, "SELECT action FROM state.identity_edges ORDER BY created_at DESC, edge_id DESC LIMIT 3")
-    assert [each["action"] for each in edges] == ["add", "change", "change"]
+    assert [edge["action"] for edge in edges] == ["add", "change", "change"]
     assert (await lease(agents)).profile_box_id == other
 
 

@@ -11,7 +11,7 @@ def caller(request: ModelRequest) -> ScriptLine:
     if request.step > 1:
         return ScriptLine(text="done")
     instruction = next(message.content for message in reversed(request.messages) if message.role == "user")
-    calls = tuple(ScriptCall.model_validate(each) for each in json.loads(instruction))
+    calls = tuple(ScriptCall.model_validate(load) for load in json.loads(instruction))
     return ScriptLine(text="calling", tool_calls=calls)
 
 

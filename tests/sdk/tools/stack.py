@@ -113,13 +113,13 @@ class Stack:
     async def register(self, *definitions: ToolDefinition) -> AgentId:
         """Tools, and an agent of its own that may use them."""
         name = f"a-{uuid.uuid4().hex[:12]}"
-        for each in definitions:
-            await put_tool(self.pool, PROJECT, each)
+        for definition in definitions:
+            await put_tool(self.pool, PROJECT, definition)
         profile = Profile(
             name=name,
             worker_target=TARGET,
             llm_config=LlmConfig(model="scripted/caller"),
-            allowed_tools=[each.tool_name for each in definitions],
+            allowed_tools=[definition.tool_name for definition in definitions],
         )
         await put_profile(self.pool, PROJECT, profile)
         await add_agent(self.pool, PROJECT, AgentId(name), name)
@@ -128,7 +128,7 @@ class Stack:
     async def play(self, agent: AgentId, *calls: Call, timeout: float = 25) -> Played:
         """One turn that makes these calls in one step."""
         async with self.client.wait_task(agent) as waiter:
-            instruction = json.dumps([{"name": each.name, "arguments": each.arguments} for each in calls])
+            instruction = json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls])
             reply = await self.client.request("enqueue", {"agent_id": agent, "instruction": instruction})
             assert reply["status"] == "accepted", reply
             event = await waiter.wait(cast("Any", reply["agent_turn_id"]), timeout)

@@ -103,8 +103,8 @@ async def test_word_count(stack: Stack) -> None:
         played = await stack.play(
             agent, *(Call("word_count", {"text": text} | more) for more in ({}, {"unit": "lines"}))
         )
-    assert {"words": 4} in [each["result"] for each in played.results]
-    assert {"lines": 2} in [each["result"] for each in played.results]
+    assert {"words": 4} in [result["result"] for result in played.results]
+    assert {"lines": 2} in [result["result"] for result in played.results]
 
 
 async def test_http_fetch_reads_allowed_hosts_only(stack: Stack, site: str) -> None:
@@ -162,5 +162,5 @@ async def test_plain_nats_hears_a_command_again_that_it_missed(stack: Stack) -> 
     first, *repeats = heard  # the process came after the first one, so it answered a repeat of the safety net
     assert repeats == [f"{first}-{number}" for number in range(1, len(repeats) + 1)] != []
     assert missed.result["result"]["hex"] == hashlib.sha256(b"abc").hexdigest()
-    got = {each["result"]["hex"] for each in played.results}
+    got = {result["result"]["hex"] for result in played.results}
     assert got == {hashlib.sha256(text).hexdigest() for text in (b"x", b"y")}

@@ -134,4 +134,4 @@ async def test_a_secret_is_not_sent_without_https_beyond_the_host(tmp_path: Path
     assert oauth is not None
     requests = asked_without_metadata(ClientCredentials("http://mcp.example/mcp", oauth))
     with pytest.raises(OAuthFlowError, match="without https"):
-        _ = [each async for each in requests]
+        _ = [request async for request in requests]

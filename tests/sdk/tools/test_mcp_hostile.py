@@ -115,7 +115,7 @@ async def test_a_server_may_not_use_the_model_or_see_the_files_of_its_client(tmp
 
 async def test_tools_that_cannot_be_accepted_are_left_out_with_the_reason(tmp_path: Path) -> None:
     levels = [json.loads('{"items":' * inner + "{}" + "}" * inner) for inner in (DEEPEST - 3, DEEPEST - 2)]
-    within, deep = ({"type": "object", "properties": {"a": each}} for each in levels)
+    within, deep = ({"type": "object", "properties": {"a": level}} for level in levels)
     tools = [
         tool("good"),
         tool("within", inputSchema=within),

@@ -24,7 +24,7 @@ from turnstile.sdk.mcp.question_owners import QuestionOwners
 
 KIND = TESTS / "support" / "mcp" / "kind_server.py"
 REVISIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
-ASK = [each for each in REVISIONS if each >= "2025-06-18"]
+ASK = [revision for revision in REVISIONS if revision >= "2025-06-18"]
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def test_each_question_of_calls_at_once_comes_to_its_own_call(transport: s
         for person in people:
             person.may_answer.set()
         async with asyncio.timeout(20):
-            assert await asyncio.gather(*(booking(connection, each) for each in people)) == [1, 2, 3, 4]
+            assert await asyncio.gather(*(booking(connection, p) for p in people)) == [1, 2, 3, 4]
             slow, next_one = _Seats(7), _Seats(8)
             first = asyncio.create_task(booking(connection, slow))
             await slow.asked.wait()

@@ -138,8 +138,8 @@ async def test_an_overrun_is_told_at_once_and_keeps_its_place(stack: Stack, targ
     agent = await stack.register(*service.definitions())
     async with stack.serving(service) as [running]:
         played = await stack.play(agent, Call("hang"), Call("sleep"))
-        assert [each["error"]["code"] for each in played.results] == ["tool_timeout", "tool_timeout"]
-        assert [each["status"] for each in played.results] == ["failed", "failed"]
+        assert [result["error"]["code"] for result in played.results] == ["tool_timeout", "tool_timeout"]
+        assert [result["status"] for result in played.results] == ["failed", "failed"]
         assert cancelled.is_set()
         second = asyncio.create_task(stack.play(agent, Call("hang")))
         await asyncio.sleep(0.4)
@@ -277,7 +277,7 @@ async def test_at_most_so_many_calls_run_at_once_and_replicas_share_the_rest(sta
         assert now == {"a": 2, "b": 2}
         gate.set()
         played = await turn
-        assert sorted(each["result"] for each in played.results) == list(range(12))
+        assert sorted(result["result"] for result in played.results) == list(range(12))
         assert most == {"a": 2, "b": 2}
         assert first.counts.succeeded + second.counts.succeeded == 12
         assert min(first.counts.succeeded, second.counts.succeeded) >= 3

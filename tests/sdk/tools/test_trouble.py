@@ -108,12 +108,12 @@ async def test_a_step_keeps_its_answer_until_it_is_written(stack: Stack, target:
             "SELECT metadata -> 'attempts' AS attempts FROM state.agent_steps WHERE agent_turn_id = $1 ORDER BY 1",
             turn,
         )
-    attempts = [[each["attempt"] for each in json.loads(row["attempts"])] for row in rows]
+    attempts = [[load["attempt"] for load in json.loads(row["attempts"])] for row in rows]
     assert attempts == [[1], [1]]
 
 
 def _request(agent: str, *calls: Call) -> dict[str, Any]:
-    told = [{"name": each.name, "arguments": each.arguments} for each in calls]
+    told = [{"name": call.name, "arguments": call.arguments} for call in calls]
     return {"agent_id": agent, "instruction": json.dumps(told)}
 
 

@@ -92,7 +92,7 @@ async def test_many_turns_are_followed_at_once(here: Way) -> None:
         await turn.start()
         streams = [await stack.enter_async_context(aclosing(aiter(turn))) for _ in range(120)]
         async with asyncio.timeout(8):
-            firsts = await asyncio.gather(*(anext(each) for each in streams))
+            firsts = await asyncio.gather(*(anext(stream) for stream in streams))
             assert await client.ask(ALICE, STREAMED).start()
         assert set(firsts) <= {WORDS[:1], WORDS[:2], WORDS}
 

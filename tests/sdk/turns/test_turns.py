@@ -114,7 +114,7 @@ async def test_a_turn_hears_what_is_said_to_it(client: Client) -> None:
     assert [each.duplicate for each in said] == [False, True, False]
     assert len({each.steer_id for each in said}) == 2
     view = await turn.describe()
-    assert [(each.status.value, each.step_id) for each in view.steers or ()] == [
+    assert [(steer.status.value, steer.step_id) for steer in view.steers or ()] == [
         ("applied", f"{view.agent_turn_id}-s2")
     ] * 2
     with pytest.raises(Refused) as refused:
@@ -154,7 +154,7 @@ async def test_a_stop_reaches_the_tree_below(client: Client) -> None:
     await until(forked, 25, "two children run")
     chief, *children = await turn.tree()
     assert (chief.agent_turn_id, chief.parent_turn_id) == (await turn.start(), None)
-    assert {each.parent_turn_id for each in children} == {chief.agent_turn_id}
+    assert {child.parent_turn_id for child in children} == {chief.agent_turn_id}
     stopped = await turn.stop("enough", cascade="all")
     assert (bool(stopped), stopped.marked) == (True, 3)
     assert (await turn.result(20)).status is TurnStatus.CANCELED

@@ -99,7 +99,7 @@ async def test_a_turn_is_shown_listed_and_watched(home: Path) -> None:
     listed = (await turnstile("turn", "list", "--agent", "echo", "--json", cwd=home)).json()
     assert turn in [each["agent_turn_id"] for each in listed]
     rows = (await turnstile("inbox", "list", "--status", "consumed", "--json", cwd=home)).json()
-    assert turn in [each["agent_turn_id"] for each in rows]
+    assert turn in [row["agent_turn_id"] for row in rows]
 
 
 async def test_an_agents_memory_is_shown_set_and_forgotten(home: Path) -> None:
@@ -185,7 +185,7 @@ def split_as_told(home: Path, message: str, file: str) -> list[str]:
     told = re.search(r"`(split [^`]*)`", message)
     assert told, message
     subprocess.run(told[1].replace("FILE", file).split(), cwd=home, check=True)
-    return sorted(each.name for each in home.glob("part-*"))
+    return sorted(path.name for path in home.glob("part-*"))
 
 
 async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> None:

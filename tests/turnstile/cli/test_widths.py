@@ -71,7 +71,7 @@ def test_facts_lines_and_texts_break_no_word(
 def helps(command: Any, name: str = "turnstile") -> Iterator[tuple[str, str]]:
     """Each text of help below a command, with where it stands."""
     yield name, command.help or ""
-    yield from ((f"{name} {each.name}", str(getattr(each, "help", None) or "")) for each in command.params)
+    yield from ((f"{name} {param.name}", str(getattr(param, "help", None) or "")) for param in command.params)
     for below, inner in getattr(command, "commands", {}).items():
         yield from helps(inner, f"{name} {below}")
 

@@ -354,7 +354,7 @@ def memory_of(pid: int) -> bytes:
         for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
             span, rights, *_ = line.split()
             if rights.startswith("rw") and "[v" not in line:
-                begin, end = (int(each, 16) for each in span.split("-"))
+                begin, end = (int(part, 16) for part in span.split("-"))
                 memory.seek(begin)
                 held.append(memory.read(end - begin))
     return b"".join(held)

@@ -89,10 +89,13 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     assert said[0].startswith("NATS cannot store events, and no turn is lost: the disk is full: 0 MB are free at ")
     assert "Its log says: " in said[0]
     assert "no space left on device" in said[0]
-    refused = {each.name: each for each in await check_streams(conn, log)}[f"stream {STREAM}"]
+    refused = {check_stream.name: check_stream for check_stream in await check_streams(conn, log)}[f"stream {STREAM}"]
     assert refused.status == "fail"
     assert refused.hint.startswith("no event is published while it refuses: make room on its disk")
-    assert all(isinstance(each, ServerUnavailable) for each in (await probe_streams(conn, remove=True)).values())
+    assert all(
+        isinstance(probe_stream, ServerUnavailable)
+        for probe_stream in (await probe_streams(conn, remove=True)).values()
+    )
     before = nats.pid("nats")
     disk.free()
     found = await probe_streams(conn, timeout=0.5)
@@ -121,7 +124,9 @@ async def test_what_the_server_says_is_told(disk: SmallDisk, nats: EmbeddedServe
 
     with pytest.raises(ServerUnavailable, match=r"insufficient resources \(JetStream error 10023\)"):
         await overfill()
-    refused = {each.name: each for each in await check_streams(conn, nats.home("nats")[1])}[f"stream {STREAM}"]
+    refused = {check_stream.name: check_stream for check_stream in await check_streams(conn, nats.home("nats")[1])}[
+        f"stream {STREAM}"
+    ]
     assert refused.status == "fail"
     assert "it refuses messages: insufficient resources (JetStream error 10023)" in refused.says
     assert "the log of NATS says: JetStream file resource limits exceeded" in refused.says

@@ -18,7 +18,7 @@ CONTENT = b"GGUF and some weights"
 
 def names(directory: Path) -> list[str]:
     """What is in the directory."""
-    return [each.name for each in directory.iterdir()]
+    return [path.name for path in directory.iterdir()]
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ async def test_keys_decide_and_lead_to_the_next_question(hand: Hand, people: Sea
     await desk.shows("1 of 1 open")
     await page.keyboard.press("a")
     await desk.shows("Approved: the call is sent to its tool.", "Nothing else is open")
-    amounts = [each["amount"] for each in [await sent(hand, n) for n in range(2)]]
+    amounts = [number["amount"] for number in [await sent(hand, n) for n in range(2)]]
     assert 7 in amounts
     await finished(hand, turn)
 

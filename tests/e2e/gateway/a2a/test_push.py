@@ -78,7 +78,7 @@ async def test_a_receiver_is_told_of_each_state_with_a_signature(client: Client,
     assert b"Which" not in note.body
     assert state_of(await ask(client, "a", task=task)) == "TASK_STATE_COMPLETED"
     await receiver.told(task.id, "COMPLETED")
-    assert len({each.id for each in receiver.notes}) == len(receiver.notes)
+    assert len({n.id for n in receiver.notes}) == len(receiver.notes)
 
 
 async def test_receivers_are_set_listed_and_removed_and_show_no_token(client: Client, receiver: Receiver) -> None:
@@ -86,8 +86,8 @@ async def test_receivers_are_set_listed_and_removed_and_show_no_token(client: Cl
     first = await client.create_task_push_notification_config(config(receiver.url, task, id="one", token=TOKEN))
     second = await client.create_task_push_notification_config(config(receiver.url, task))
     found = await client.list_task_push_notification_configs(ListTaskPushNotificationConfigsRequest(task_id=task.id))
-    assert {each.id for each in found.configs} == {"one", second.id}
-    assert not any(each.token for each in (first, *found.configs))
+    assert {c.id for c in found.configs} == {"one", second.id}
+    assert not any(c.token for c in (first, *found.configs))
     named = {"task_id": task.id, "id": "one"}
     assert (await client.get_task_push_notification_config(GetTaskPushNotificationConfigRequest(**named))) == first
     for _ in range(2):
@@ -96,7 +96,7 @@ async def test_receivers_are_set_listed_and_removed_and_show_no_token(client: Cl
         await client.get_task_push_notification_config(GetTaskPushNotificationConfigRequest(**named))
     await client.cancel_task(CancelTaskRequest(id=task.id))
     await receiver.told(task.id, "CANCELED")
-    assert {each.id.split(".")[1] for each in receiver.notes if each.state == "CANCELED"} == {second.id}
+    assert {note.id.split(".")[1] for note in receiver.notes if note.state == "CANCELED"} == {second.id}
 
 
 async def test_a_receiver_of_a_task_that_is_over_is_told_its_end(client: Client, receiver: Receiver) -> None:
@@ -113,7 +113,7 @@ async def test_a_notification_is_repeated_with_its_id_until_it_is_taken(
     task = await ask(client, HELLO)
     await client.create_task_push_notification_config(config(receiver.url, task, id="slow", token=TOKEN))
     await until(lambda: _status(tenant, "done"), 20, "the receiver is told")
-    assert len({each.id for each in receiver.notes}) == 1
+    assert len({note.id for note in receiver.notes}) == 1
     assert receiver.states(task.id) == ["COMPLETED"] * 3
     assert await tenant.count("state.push_receivers", "token IS NOT NULL") == 0
 

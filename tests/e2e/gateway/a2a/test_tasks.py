@@ -67,7 +67,7 @@ async def streaming(url: str, token: str) -> AsyncIterator[Client]:
 async def test_a_card_tells_of_an_agent_and_strangers_get_none(url: str, token: str) -> None:
     async with a2a_client(url, token) as (_, card):
         assert card.name == ALICE
-        assert [(each.url, each.protocol_binding) for each in card.supported_interfaces] == [
+        assert [(interface.url, interface.protocol_binding) for interface in card.supported_interfaces] == [
             (f"{url}/a2a/{ALICE}", "JSONRPC")
         ]
         assert card.capabilities.streaming
@@ -95,7 +95,7 @@ async def test_the_default_agents_card_is_at_the_root(url: str, token: str, tena
 async def test_a_message_is_a_task_that_is_kept(plain: Client) -> None:
     task = await ask(plain, HELLO)
     assert state_of(task) == "TASK_STATE_COMPLETED"
-    assert [text_of(each) for each in task.artifacts] == ["hello"]
+    assert [text_of(artifact) for artifact in task.artifacts] == ["hello"]
     assert [part.text for said in task.history for part in said.parts] == [HELLO, "hello"]
     found = await plain.get_task(GetTaskRequest(id=task.id))
     assert found == task
@@ -121,7 +121,7 @@ async def test_a_context_remembers_and_json_arrives_as_text(url: str, tenant: Te
         assert "before that: My name is Ada" in text_of(second.artifacts[0])
         assert second.context_id == first.context_id
         page = await client.list_tasks(ListTasksRequest(context_id=first.context_id))
-        assert [each.id for each in page.tasks] == [second.id, first.id]
+        assert [task.id for task in page.tasks] == [second.id, first.id]
 
 
 async def test_a_stream_is_the_task_then_its_text_then_its_end(streaming: Client) -> None:
@@ -184,12 +184,12 @@ async def test_tasks_are_listed_in_pages(plain: Client) -> None:
     for _ in range(3):
         page = await plain.list_tasks(ListTasksRequest(page_size=2, page_token=token, history_length=0))
         assert (page.total_size, page.page_size) == (5, 2)
-        assert not any(each.artifacts or each.history for each in page.tasks)
-        found += [each.id for each in page.tasks]
+        assert not any(task.artifacts or task.history for task in page.tasks)
+        found += [task.id for task in page.tasks]
         token = page.next_page_token
     assert (found, token) == (made[::-1], "")
     done = await plain.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_COMPLETED, include_artifacts=True))
-    assert next(text_of(each.artifacts[0]) for each in done.tasks) == "hello 4"
+    assert next(text_of(task.artifacts[0]) for task in done.tasks) == "hello 4"
     assert not (await plain.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_WORKING))).tasks
     for wrong in (ListTasksRequest(page_size=0), ListTasksRequest(page_size=101), ListTasksRequest(page_token="?")):
         with pytest.raises(InvalidParamsError):
@@ -202,7 +202,7 @@ async def test_what_is_anothers_is_not_there(url: str, tenant: Tenant, plain: Cl
     async with a2a_client(url, other, streaming=False) as (client, _):
         assert not (await client.list_tasks(ListTasksRequest())).tasks
         own = await ask(client, HELLO)
-        assert [each.id for each in (await client.list_tasks(ListTasksRequest())).tasks] == [own.id]
+        assert [t.id for t in (await client.list_tasks(ListTasksRequest())).tasks] == [own.id]
         for wrong in (task.id, "nothing", "x" * 300):
             with pytest.raises(TaskNotFoundError):
                 await client.get_task(GetTaskRequest(id=wrong))

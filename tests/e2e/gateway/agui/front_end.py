@@ -86,12 +86,12 @@ class Told:
     @property
     def said(self) -> list[tuple[str, str]]:
         """Role and text of the messages that have a text."""
-        return [(each["role"], each["content"]) for each in self.messages if each.get("content")]
+        return [(message["role"], message["content"]) for message in self.messages if message.get("content")]
 
     @property
     def calls(self) -> list[tuple[str, str]]:
         """Name and arguments of the calls that its messages have."""
-        made = [call["function"] for each in self.messages for call in each.get("toolCalls") or ()]
+        made = [call["function"] for message in self.messages for call in message.get("toolCalls") or ()]
         return [(call["name"], call["arguments"]) for call in made]
 
     def take(self, event: BaseEvent) -> None:
@@ -166,23 +166,23 @@ class Told:
                 assert self._call(call) is not None, f"a result of a call that nobody knows: {call}"
                 self.messages.append({"id": named, "role": "tool", "toolCallId": call, "content": content})
             case MessagesSnapshotEvent(messages=messages):
-                given = [each.model_dump(mode="json", by_alias=True) for each in messages]
+                given = [m.model_dump(mode="json", by_alias=True) for m in messages]
                 assert all(each["role"] not in ("reasoning", "activity") for each in given)
                 by_id = {each["id"]: each for each in given}
                 own = ("reasoning", "activity")
-                kept = [each for each in self.messages if each["id"] in by_id or each["role"] in own]
+                kept = [m for m in self.messages if m["id"] in by_id or m["role"] in own]
                 self.messages[:] = [by_id.get(each["id"], each) for each in kept]
-                held = {each["id"] for each in self.messages}
+                held = {m["id"] for m in self.messages}
                 self.messages += [each for each in given if each["id"] not in held]
             case _:
                 pass
-        assert len({each["id"] for each in self.messages}) == len(self.messages), "a message is there twice"
+        assert len({m["id"] for m in self.messages}) == len(self.messages), "a message is there twice"
 
     def _message(self, named: str | None) -> dict[str, Any] | None:
-        return next((each for each in self.messages if each["id"] == named), None)
+        return next((message for message in self.messages if message["id"] == named), None)
 
     def _call(self, named: str) -> dict[str, Any] | None:
-        made = [call for each in self.messages for call in each.get("toolCalls") or ()]
+        made = [call for message in self.messages for call in message.get("toolCalls") or ()]
         return next((call for call in made if call["id"] == named), None)
 
 
@@ -201,7 +201,7 @@ class FrontEnd:
 
     def input(self, **fields: Any) -> dict[str, Any]:
         """The input of a run."""
-        messages = [each for each in self.messages if each["role"] != "activity"]
+        messages = [message for message in self.messages if message["role"] != "activity"]
         made = {"threadId": self.thread, "runId": uuid7(), "messages": messages}
         empty: dict[str, Any] = {
             "tools": [],

@@ -128,7 +128,7 @@ async def test_calls_are_shown_and_approved_edited_and_rejected_by_buttons(seen:
         [command] = await hand.heard()
         await hand.report(command.call, HOSTILE)
         await seen.shows("success", "rejected")
-        told = [each.strip() for each in await page.locator("li.tool, li.assistant").all_inner_texts()]
+        told = [inner_text.strip() for inner_text in await page.locator("li.tool, li.assistant").all_inner_texts()]
         assert told.count(HOSTILE) == 2
         assert await page.locator("li img").count() == 0
 

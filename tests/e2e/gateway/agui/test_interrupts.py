@@ -125,7 +125,7 @@ async def test_all_open_questions_are_told_and_what_stays_open_ends_the_next_run
     first, second = told.interrupts
     assert [each.metadata["turnstile"]["arguments"]["amount"] for each in (first, second) if each.metadata] == [1, 2]
     half = await front.resume(answer_to(first, {"approved": False}))
-    assert [each.id for each in half.interrupts] == [second.id]
+    assert [interrupt.id for interrupt in half.interrupts] == [second.id]
     answers = (answer_to(first, {"approved": False}), answer_to(second, status="cancelled"))
     rest = asyncio.create_task(front.resume(*answers))
     [command] = await paying.heard()

@@ -271,7 +271,7 @@ async def test_many_clients_of_one_run_hear_one_turn(web: httpx.AsyncClient, ten
     front.says(LONG)
     run = front.input()["runId"]
     fronts = [FrontEnd(web, ALICE, front.thread, list(front.messages)) for _ in range(8)]
-    told = await asyncio.gather(*(each.run(runId=run) for each in fronts))
+    told = await asyncio.gather(*(f.run(runId=run) for f in fronts))
     assert {each.said[1] for each in told} == {("assistant", WORDS)}
     assert len({each.turn for each in told}) == 1
     assert await turns(tenant) == 1

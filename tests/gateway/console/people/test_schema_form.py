@@ -25,7 +25,9 @@ SCHEMAS: JsonObject = {
     "maybe": {"type": ["string", "null"]},
 }
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-VALUES = st.recursive(SCALARS, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=3))
+VALUES = st.recursive(
+    SCALARS, lambda scalar: st.lists(scalar, max_size=4) | st.dictionaries(st.text(), scalar, max_size=3)
+)
 
 
 def schema(*required: str, **more: Any) -> JsonObject:
@@ -35,16 +37,16 @@ def schema(*required: str, **more: Any) -> JsonObject:
 
 def by_label(form: SchemaForm) -> dict[str, str]:
     """The names of its fields by their labels."""
-    return {each.label: each.name for each in form.fields()}
+    return {field.label: field.name for field in form.fields()}
 
 
 def untouched(form: SchemaForm) -> dict[str, str]:
     """What a browser sends of a form that nobody has touched: with its own line breaks."""
     sent: dict[str, str] = {}
-    for each in form.fields():
-        chosen = next((option.value for option in each.choices if option.selected), "")
-        text = chosen if each.kind == "choice" else each.text
-        sent[each.name] = text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
+    for field in form.fields():
+        chosen = next((option.value for option in field.choices if option.selected), "")
+        text = chosen if field.kind == "choice" else field.text
+        sent[field.name] = text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
     return sent
 
 
@@ -52,10 +54,10 @@ def untouched(form: SchemaForm) -> dict[str, str]:
 def test_a_form_that_nobody_has_touched_reads_as_what_it_was_made_of(arguments: JsonObject) -> None:
     form = arguments_form({"type": "object", "properties": SCHEMAS}, arguments)
     read: JsonObject = {}
-    for each in form.slots:
-        value = each.read(untouched(form)[each.name])
+    for slot in form.slots:
+        value = slot.read(untouched(form)[slot.name])
         if value is not MISSING:
-            read |= value if each.name == "rest" and isinstance(value, dict) else {each.label: value}
+            read |= value if slot.name == "rest" and isinstance(value, dict) else {slot.label: value}
     assert json.dumps(read, sort_keys=True) == json.dumps(arguments, sort_keys=True)
 
 
@@ -118,7 +120,7 @@ def test_what_does_not_fit_is_told_at_its_field(label: str, typed: str, words: s
     assert reading.value is None
     [(name, fault)] = reading.faults.items()
     assert (name, words in fault) == (by_label(form)[label], True), fault
-    shown = next(each for each in form.fields({name: typed}, reading.faults) if each.name == name)
+    shown = next(field for field in form.fields({name: typed}, reading.faults) if field.name == name)
     assert (shown.text, shown.fault) == (typed, fault)
 
 

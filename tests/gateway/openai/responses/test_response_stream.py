@@ -149,7 +149,7 @@ class Client:
         item: dict[str, Any] = self.items[int(event["output_index"])] if is_known else {}
         if kind == "response.output_item.added":
             assert event["output_index"] == len(self.items)
-            assert event["item"]["id"] not in [each["id"] for each in self.items if each["status"] != "incomplete"]
+            assert event["item"]["id"] not in [i["id"] for i in self.items if i["status"] != "incomplete"]
             self.items.append({**event["item"], "text": "", "arguments": "", "open": True})
         elif "item_id" in event and item:
             assert item["open"]
