@@ -1,7 +1,7 @@
 -- The rights of bridges, workers and gateways in the ledger, if they have roles of their own (docs/security.md). No
 -- role may change a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators request.
--- No role may delete rows, with two exceptions: a worker deletes those of workers and listeners that are gone, and a
--- bridge deletes tools. A gateway may only read.
+-- No role may delete rows, with two exceptions: a worker deletes those of workers and listeners that are gone, and of
+-- queues that nobody uses, and a bridge deletes tools. A gateway may only read.
 
 -- name: find_roles :many
 -- Which of these roles exist, and whether one owns the ledger.
@@ -76,6 +76,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.model_prices', 'SELECT',  -- of a profile whose cost is limited
      'SELECT, INSERT, UPDATE (input_per_million, output_per_million, cached_input_per_million, max_output_tokens,
           source, updated_at)'),
+    ('state.model_queues', null,
+     'SELECT, INSERT, DELETE, UPDATE (version, state, paused_until, waiting, updated_at)'),
     ('state.turn_nodes',  -- UPDATE: to lock a row; functions of the owner write
      'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),
     ('state.pmo_batches', 'SELECT', 'SELECT'),
@@ -107,7 +109,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'), ('state.agent_steps'), ('state.turn_outcomes'),
     ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.webhook_configs'),
-    ('state.gateway_tokens'),
+    ('state.gateway_tokens'), ('state.model_queues'),
     ('state.schema_files'), ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'),

@@ -1,6 +1,6 @@
 """Interfaces that activities use and others implement: a publisher and a model. `turnstile` connects the two sides."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -22,6 +22,18 @@ class Publisher(Protocol):
 
     async def emit(self, message: Message) -> None:
         """Publish on core NATS without waiting; the message is lost while disconnected."""
+        ...
+
+
+class Signals(Protocol):
+    """Messages of workers to all workers, on core NATS: those that are not connected miss them."""
+
+    async def send(self, payload: bytes) -> None:
+        """Publish without waiting for anybody; the message is lost while disconnected. Never raises."""
+        ...
+
+    async def hear(self, take: Callable[[bytes], None], missed: Callable[[], None]) -> None:
+        """Call `take` with every message from now on, and `missed` after each time when some may have been lost."""
         ...
 
 
@@ -48,6 +60,10 @@ class ModelMessage(Tolerant):
     """On a tool's message: whether it shows a part of the result."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """The request of one attempt of one step. `step` and `attempt` count from 1."""
@@ -58,6 +74,8 @@ class ModelRequest:
     step: int
     attempt: int
     timeout_seconds: float
+    before_send: Callable[[], None] = _nothing
+    """Called once more just before the request is sent; it raises `ModelError` if it may not be sent now."""
 
 
 @dataclass(frozen=True, slots=True)

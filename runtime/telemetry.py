@@ -41,6 +41,9 @@ class Metric(StrEnum):
     FIRST_TOKEN = "model_first_token_seconds"  # noqa: S105 -- a token of text
     MODEL_TOKENS = "model_tokens"
     MODEL_COST = "model_cost_dollars"
+    MODEL_PAUSES = "model_pauses"
+    MODEL_WAIT = "model_wait_seconds"
+    MODEL_WAITING = "model_requests_waiting"
     BUDGET_RESERVATIONS = "budget_reservations"
     BUDGET_WARNINGS = "budget_warnings"
     VERBS = "verbs"

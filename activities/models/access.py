@@ -5,14 +5,22 @@ elsewhere. Entries are keyed by a provider or by the beginning of a model id (`o
 matching entry applies. A key file is read at every call, so that a rotated key needs no restart. Keys are never logged.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from turnstile.schema.errors import ModelError
 
 NO_KEY = "no-key"
 """Sent to the operator's own server if no key is set, because clients require one."""
+_VARIABLES = {
+    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+    "azure": ("AZURE_API_KEY", "AZURE_API_BASE"),
+    "bedrock": ("AWS_ACCESS_KEY_ID", "AWS_REGION_NAME"),
+}
+"""Environment variables that name an account, where it is not `PROVIDER_API_KEY`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,22 @@ class ModelAccess:
         """
         file = _longest(self.key_files, model)
         return None if file is None else _read(file, self.key_files[file])
+
+    def account(self, model: str) -> str:
+        """Stands for the server and the key by which the model is asked, without saying the key.
+
+        So what a provider says of its limits holds for all requests with the same account. A key file that cannot be
+        read counts as no key.
+        """
+        provider = model.partition("/")[0]
+        try:
+            keys = [self.api_key(model)]
+        except ModelError:
+            keys = []
+        if keys == [None]:
+            keys = [os.environ.get(name) for name in _VARIABLES.get(provider, (f"{provider.upper()}_API_KEY",))]
+        named = "\0".join([self.api_base(model) or "", *filter(None, keys)])
+        return f"{provider}:{sha256(f'turnstile account {named}'.encode()).hexdigest()[:8]}"
 
     def needs_no_key(self, model: str) -> bool:
         """Whether an own server is set for the model, by an entry that names more than its provider."""

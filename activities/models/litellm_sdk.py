@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -105,14 +105,20 @@ class LitellmSdk:
         return counted
 
     async def stream(
-        self, form: JsonObject, *, reads_bytes: bool = True, gather_seconds: float = 0.0, **options: object
+        self,
+        form: JsonObject,
+        *,
+        reads_bytes: bool = True,
+        gather_seconds: float = 0.0,
+        before_send: Callable[[], None] | None = None,
+        **options: object,
     ) -> AsyncGenerator[StreamPiece | End, None]:
         """Yields the events of one request, `End` last; raises what litellm raises.
 
         With `reads_bytes` a stream of one of the three forms is read as bytes (`wire_reader`), at most once in
         `gather_seconds`; else by litellm.
         """
-        heard = overhear()
+        heard = overhear(before_send)
         wrapper: Any = await self._litellm.acompletion(
             **form,
             **options,

@@ -107,6 +107,7 @@ def bound_to_call(request: ModelRequest, functions: Sequence[JsonObject]) -> Mod
         step=request.step,
         attempt=request.attempt,
         timeout_seconds=request.timeout_seconds,
+        before_send=request.before_send,
     )
 
 

@@ -102,6 +102,7 @@ class LitellmModel:
             form,
             reads_bytes=self._reads_bytes,
             gather_seconds=self._gather_seconds,
+            before_send=request.before_send,
             api_key=key,
             api_base=base,
             timeout=request.timeout_seconds + _GRACE_SECONDS,

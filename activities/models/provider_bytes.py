@@ -11,7 +11,7 @@ at most `MOST_BYTES`.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
@@ -50,6 +50,8 @@ class Overheard:
     too_large: bool = False
     stream: "ProviderStream | None" = None
     """The stream of events, if the response is one."""
+    before_send: Callable[[], None] | None = None
+    """Called just before the request is sent, which it may refuse."""
 
     def read(self, block: bytes) -> bytes:
         """Whole lines of a stream, mended."""
@@ -151,9 +153,9 @@ def _fitting(of: Event, kinds: Mapping[str, type]) -> bool:
 _HEARD: ContextVar[Overheard | None] = ContextVar("turnstile_overheard", default=None)
 
 
-def overhear() -> Overheard:
+def overhear(before_send: Callable[[], None] | None = None) -> Overheard:
     """Overhear the responses to the requests of this task from now on."""
-    heard = Overheard()
+    heard = Overheard(before_send=before_send)
     _HEARD.set(heard)
     return heard
 
@@ -192,6 +194,8 @@ class OverhearingTransport(httpx.AsyncHTTPTransport):
         heard = _HEARD.get()
         if heard is not None:
             request.headers["accept-encoding"] = "identity"
+            if heard.before_send is not None:
+                heard.before_send()
         response = await super().handle_async_request(request)
         kind = response.headers.get("content-type", "")
         plain = response.headers.get("content-encoding", "identity") == "identity"

@@ -9,19 +9,29 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 from temporalio.exceptions import ApplicationError
 
-from turnstile.activities.budgets.gate import NOT_SENT, BudgetExhausted, BudgetGate
+from turnstile.activities.budgets.gate import (
+    NOT_SENT,
+    BudgetExhausted,
+    BudgetGate,
+    answer_tokens,
+    attempt_use,
+    estimated,
+)
 from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
+from turnstile.activities.prompt.model_queues import NO_TURN, RATE_LIMITED, ModelQueues, Pass
 from turnstile.rules.answer import EMPTY_ANSWER, AnswerDraft, ModelAnswer, collect
 from turnstile.rules.arguments import Patience
+from turnstile.rules.model_queue import LONGEST_PAUSE
 from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.gen_ai import Attributes
-from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, ModelToolCall, Publisher
+from turnstile.runtime.ports import Model, ModelEvent, ModelMessage, ModelRequest, ModelToolCall, Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
@@ -77,6 +87,8 @@ class StepLimits:
     retry_max_seconds: float = 30.0
     fallback_patience_seconds: float = 10.0
     """How long a step waits for a model in all, before it asks the next one of `llm_config.fallbacks`."""
+    model_patience_seconds: float = 600.0
+    """As that, where there is no other model: then the turn fails."""
     patience: Patience = field(default_factory=Patience)
     max_step_attempts: int = 25
     """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
@@ -198,10 +210,10 @@ class Attempts:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
 
-    def give_up(self, number: int, config: LlmConfig, *, heard: bool = True) -> None:
+    def give_up(self, number: int, config: LlmConfig, code: str = NOT_SENT, *, heard: bool = True) -> None:
         """Record an attempt that was not sent, and may have reserved what it would have used; the draft stays."""
         attempt = _Attempt(number, config, time.monotonic(), AnswerDraft(), time.time_ns(), heard, ended=True)
-        self.records.append(attempt.record(NOT_SENT))
+        self.records.append(attempt.record(code))
 
     def record(self, telemetry: Telemetry, question: Question) -> None:
         """Record metrics of the latest attempt, and a span below its step's, once it has ended."""
@@ -237,10 +249,12 @@ async def ask(
     count_failure: Callable[[], Awaitable[tuple[int, int]]],
     telemetry: Telemetry = SILENT,
     gate: BudgetGate | None = None,
+    queues: ModelQueues | None = None,
 ) -> ModelAnswer:
     """Ask the model until it answers; raises the last `ModelError` if no further attempt is allowed or can help.
 
-    With a `gate` each attempt first reserves what it may use; raises what `BudgetGate.admit` does. `first` is the
+    With `queues` each attempt first waits for its turn, where its model is limited. With a `gate` it then reserves what
+    it may use; raises what `BudgetGate.admit` does. `first` is the
     number of the first attempt and of the failures before it; `count_failure` counts one more in the ledger and returns
     the next pair, or raises `StaleTurn`. After a cancellation
     `attempts.draft` has the partial answer.
@@ -248,12 +262,18 @@ async def ask(
     number, failures = first
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
-    chain = _Chain(limits, [*question.config.fallbacks], failures)
+    chain = _Chain(limits, [*question.config.fallbacks], failures, shares_pauses=queues is not None)
     tokens = 0 if gate is None else await gate.tokens(request)
     while True:
+        sends = partial(
+            _send, model, publisher, question, limits, attempts, tokens=tokens, telemetry=telemetry, gate=gate
+        )
         try:
-            admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
-            answer = await _attempt(model, publisher, question, limits, attempts, admitted, telemetry)
+            if queues is None:
+                answer = await sends(request)
+            else:
+                passed = await _turn_of(queues, request, tokens, question, attempts, chain, gate)
+                answer = await _pass_on(passed, sends, request, attempts)
         except BudgetExhausted:
             raise
         except ModelError as error:
@@ -270,6 +290,38 @@ async def ask(
         else:
             return replace(answer, model=request.config.model)
         request = replace(request, attempt=number)
+
+
+def pauses_others(error: ModelError) -> bool:
+    """Whether a provider wants no requests for a while: it says so by 429, or by another refusal with a delay."""
+    return error.code == RATE_LIMITED or (error.code == "model_overloaded" and error.retry_after is not None)
+
+
+async def _turn_of(
+    queues: ModelQueues,
+    request: ModelRequest,
+    tokens: int,
+    question: Question,
+    attempts: Attempts,
+    chain: "_Chain",
+    gate: BudgetGate | None,
+) -> Pass:
+    """Wait for the turn of an attempt; raises `ModelError` if that takes too long, and as `BudgetGate.check_time`."""
+    model, patience = request.config.model, chain.patience_left()
+    seconds = patience if gate is None else gate.within(patience)
+    if queues.has_rate(model):
+        tokens = (tokens or estimated(request)) + answer_tokens(request.config, chain.limits.budget_max_tokens)
+    began = time.monotonic()
+    try:
+        return await queues.enter(model, question.address.project_id, tokens, seconds)
+    except ModelError as error:
+        if gate is not None and seconds < patience and not chain.others:
+            await asyncio.sleep(gate.within(seconds))
+            gate.check_time()
+        attempts.give_up(request.attempt, request.config, RATE_LIMITED, heard=question.heard)
+        raise chain.out_of_patience(error) from None
+    finally:
+        chain.waited += time.monotonic() - began
 
 
 FALLS_BACK = frozenset(
@@ -289,9 +341,25 @@ class _Chain:
     others: list[str]
     """Those that come after it."""
     failures: int
+    shares_pauses: bool = False
+    """Whether attempts wait for their turn instead, after a provider has asked for a pause."""
     waited: float = 0.0
+    is_out_of_patience: bool = False
     first: ModelError | None = None
     """Why the first model was given up; None while it is asked."""
+
+    def patience_left(self) -> float:
+        """How long the model that is asked may still be waited for, in seconds."""
+        most = self.limits.fallback_patience_seconds if self.others else self.limits.model_patience_seconds
+        return max(0.0, most - self.waited)
+
+    def out_of_patience(self, error: ModelError) -> ModelError:
+        """The error of an attempt that did not have its turn in time: another model is asked, or the turn fails."""
+        self.is_out_of_patience = True
+        if self.others:
+            return error
+        seconds = f"{self.limits.model_patience_seconds:g} s"
+        return ModelError(NO_TURN, f"{error}: [model].patience_seconds, {seconds}", retryable=True)
 
     def after(self, error: ModelError, *, again: bool) -> tuple[float, str | None]:
         """The pause before the next attempt, and the model that it asks, if that is another one.
@@ -300,23 +368,60 @@ class _Chain:
 
         Raises the error if no attempt can help, or why the first model was given up.
         """
-        self.failures += 1
-        if error.retryable and again and self.failures < self.limits.model_attempts:
-            pause = self.limits.pause(self.failures, error.retry_after)
-            if not self.others or self.waited + pause <= self.limits.fallback_patience_seconds:
-                self.waited += pause
-                return pause, None
+        if self.shares_pauses and pauses_others(error):
+            asks = min(error.retry_after or 0.0, LONGEST_PAUSE)
+            if not self.is_out_of_patience and (not self.others or asks <= self.patience_left()):
+                return 0.0, None
+        else:
+            self.failures += 1
+            if error.retryable and again and self.failures < self.limits.model_attempts and error.code != NO_TURN:
+                pause = self.limits.pause(self.failures, error.retry_after)
+                if not self.others or self.waited + pause <= self.limits.fallback_patience_seconds:
+                    self.waited += pause
+                    return pause, None
         leads = error.code in FALLS_BACK or self.first is not None
         if not leads or not self.others:
             raise self.first or error
         self.first = self.first or error
-        self.failures, self.waited = 0, 0.0
+        self.failures, self.waited, self.is_out_of_patience = 0, 0.0, False
         return 0.0, self.others.pop(0)
 
 
 def _as_fallback(config: LlmConfig, model: str) -> LlmConfig:
     """The configuration for another model, which leaves out what that does not take."""
     return config.model_copy(update={"model": model, "params": {**config.params, "drop_params": True}})
+
+
+async def _pass_on(
+    passed: Pass, sends: Callable[..., Awaitable[ModelAnswer]], request: ModelRequest, attempts: Attempts
+) -> ModelAnswer:
+    """Send a request whose turn it is, and say what came of it to those that wait."""
+    try:
+        return await sends(replace(request, before_send=passed.before_send), passed)
+    except ModelError as error:
+        if pauses_others(error) and passed.reached_provider and not passed.is_held:
+            passed.refused(error.retry_after)
+        raise
+    finally:
+        used = attempt_use(attempts.records[-1], {}) if passed.reached_provider else None
+        passed.end(None if used is None else used.tokens)
+
+
+async def _send(
+    model: Model,
+    publisher: Publisher,
+    question: Question,
+    limits: StepLimits,
+    attempts: Attempts,
+    request: ModelRequest,
+    passed: Pass | None = None,
+    *,
+    tokens: int,
+    telemetry: Telemetry,
+    gate: BudgetGate | None,
+) -> ModelAnswer:
+    admitted = request if gate is None else await _admitted(gate, request, tokens, question, attempts)
+    return await _attempt(model, publisher, question, limits, attempts, admitted, telemetry, passed)
 
 
 async def _admitted(
@@ -337,6 +442,7 @@ async def _attempt(
     attempts: Attempts,
     request: ModelRequest,
     telemetry: Telemetry,
+    passed: Pass | None,
 ) -> ModelAnswer:
     timeout, number = request.timeout_seconds, request.attempt
     draft, code = attempts.begin(number, request.config, heard=question.heard), None
@@ -350,14 +456,18 @@ async def _attempt(
     ) as chunks:
         try:
             await model.check(request.config.model)  # loads its client, for which the model's time does not pay
-            answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
+            request.before_send()
+            events = model.stream(request) if passed is None else _heard(model.stream(request), passed)
+            answer = await collect(events, draft, timeout_seconds=timeout, on_delta=chunks.add)
             flaw = answer.flaw(request.config.model)
             if flaw is not None and not (question.may_be_blank and flaw.code == EMPTY_ANSWER):
                 raise flaw
             await chunks.end(usage=answer.usage, response_cost=answer.response_cost, truncated=answer.truncated)
         except ModelError as error:
-            code = error.code
+            code = NOT_SENT if passed is not None and passed.is_held else error.code
             await chunks.end(error_code=code)
+            if code == NOT_SENT != error.code:  # as the model's library says it
+                raise ModelError(RATE_LIMITED, str(error), retryable=True) from None
             raise
         except asyncio.CancelledError:
             code = ATTEMPT_CANCELED
@@ -367,6 +477,17 @@ async def _attempt(
         finally:
             attempts.end(code)
             attempts.record(telemetry, question)
+
+
+async def _heard(events: AsyncIterator[ModelEvent], passed: Pass) -> AsyncGenerator[ModelEvent, None]:
+    """The events of an answer, whose first one shows that the provider has accepted the request."""
+    try:
+        async for event in events:
+            passed.accepted()
+            yield event
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
 
 
 def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt, record: JsonObject) -> None:

@@ -22,6 +22,7 @@ from turnstile.activities.budgets.gate import BudgetExhausted
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.prompt.model_queues import ModelQueues
 from turnstile.activities.turn.compaction import Compacted, FittedStep, Windows
 from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
 from turnstile.activities.turn.settle import publish_applied
@@ -147,6 +148,7 @@ class StepActivities(Endings):
     limits: StepLimits
     cache: BoxCache
     windows: Windows = field(default_factory=Windows, kw_only=True)
+    queues: ModelQueues | None = field(default=None, kw_only=True)
 
     @activity.defn
     async def run_step(self, arguments: RunStepInput) -> StepResult:
@@ -327,6 +329,7 @@ class StepActivities(Endings):
             lambda: self._count_failure(step),
             self.telemetry,
             step.gate,
+            self.queues,
         )
 
     async def _commit(

@@ -38,6 +38,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.duties": "of bridges",
     "state.repairs": "sums over all projects",
     "state.model_prices": "of the installation",
+    "state.model_queues": "of processes",
     "state.push_receivers": "who is notified, with their secrets",
     "state.webhooks": "who is notified, with their secrets",
     "state.webhook_events": "of webhooks",

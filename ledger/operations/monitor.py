@@ -49,6 +49,16 @@ class Backlog:
     spending: Sequence[Spending] = ()
 
 
+class LimitedModel(Tolerant):
+    """A model whose provider wants no requests until then, or at which some wait for their turn (protocol §7.9)."""
+
+    account: str
+    """Stands for the provider, the server and the key."""
+    model: str
+    paused_until: datetime | None
+    waiting: int
+
+
 class SystemStatus(InboxLag):
     """The whole state. `outcomes` and `mean_seconds` are of the turns that ended in the last minute."""
 
@@ -59,6 +69,7 @@ class SystemStatus(InboxLag):
     repairs: Json[dict[str, int]]
     workers: Json[dict[str, int]]
     open_threads: int
+    limited_models: Json[list[LimitedModel]]
 
 
 class TargetUse(Tolerant):

@@ -46,7 +46,7 @@ SELECT l.period, coalesce(sum(b.max_tokens), 0)::bigint AS max_tokens,
 FROM limited l JOIN state.budgets b ON b.budget_id = l.budget_id GROUP BY l.period ORDER BY l.period;
 
 -- name: look_around :one
--- The whole state in one statement: agents, inbox, turns of the last minute, repairs, workers, threads.
+-- The whole state in one statement: agents, inbox, turns of the last minute, repairs, workers, threads, limited models.
 WITH
 live AS MATERIALIZED (
     SELECT i.status, i.next_retry_at, i.defer_reason, i.retry_count FROM state.agent_inbox i
@@ -86,7 +86,15 @@ SELECT now() AS seen_at,
                      GROUP BY v.worker_target) w),
                 '{}') AS workers,
        (SELECT count(*) FROM (SELECT FROM state.threads t
-                              WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
+                              WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads,
+       coalesce((SELECT jsonb_agg(jsonb_build_object(
+                            'account', q.account, 'model', q.model, 'paused_until', q.paused_until,
+                            'waiting', q.waiting) ORDER BY q.paused_until DESC NULLS LAST, q.account, q.model)
+                 FROM (SELECT * FROM state.model_queues m
+                       WHERE m.paused_until > now()
+                          OR (m.waiting > 0 AND m.updated_at > now() - interval '1 minute')
+                       LIMIT :row_limit::int) q),
+                '[]') AS limited_models;
 
 -- name: list_target_uses :many
 -- The worker targets that agents and profiles name, the number of those, and the name of one of them.

@@ -26,6 +26,9 @@ CMD_SUBJECTS = tuple(f"cg.{VERSION}.*.*.cmd.{rest}.>" for rest in ("agent", "too
 ASK_SUBJECTS = (BRIDGE_COMMANDS, UI_ACTIONS)
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
+MODEL_QUEUES = f"cg.{VERSION}._workers._workers.sig.sys.model.queue"
+"""What workers tell each other of queues at models: on core NATS, of no project, and in no stream."""
+
 _PROBE = "_probe"
 
 AgentEvent = Literal["state", "step", "task", "inbox_progress", "interrupt", "steer"]

@@ -32,7 +32,9 @@ OF_ONE_CALL = {
         "_Results",
         "_Chain",
         "Attempts",
+        "Pass",
     ),  # of a step
+    "_Turning",  # of a change of a queue
     "RequestPayload",  # of a request
 }
 KEPT = {
@@ -46,6 +48,7 @@ KEPT = {
     "InboxService": {"_stopped", "_tasks"},
     "LitellmModel": {"_sdk"},
     "Looks": {"compared_at", "engine", "latest_close", "listed_at", "settled"},
+    "ModelQueues": {"_clock", "_copies", "_tasks"},
     "NatsPublisher": {"_declare_after", "_declaring", "counts"},
     "PromptClaims": {"_starting"},
     "PushSender": {"_in_hand"},

@@ -24,7 +24,7 @@ from turnstile.ledger.access import (
     tokens,
 )
 from turnstile.ledger.access.tasks import TargetDescription, TaskRow
-from turnstile.ledger.budgets import attempts, prices
+from turnstile.ledger.budgets import attempts, model_queues, prices
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
@@ -385,6 +385,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "price_sources": prices.PriceSource,
     "has_price": {"known"},
     "store_prices": {"written"},
+    "swap_model_queue": model_queues.StoredQueue,
+    "load_model_queues": model_queues.LoadedQueue,
+    "list_model_queues": model_queues.QueueView,
     "drop_prices": {"gone"},
     "limit_project": {"budget_id"},
     "restart_turn": {"restart_count"},

@@ -201,7 +201,7 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     assert {each["verb"] for each in held} <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
     deletes = {each["relation"] for each in held if each["verb"] == "DELETE"}
     assert deletes == (
-        {"state.workers", "state.listeners"}
+        {"state.workers", "state.listeners", "state.model_queues"}
         if process == "worker"
         else {"resource.tools", "state.webhooks", "state.webhook_events"}
     )

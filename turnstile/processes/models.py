@@ -32,9 +32,10 @@ class Models:
         self, settings: Settings, local: LocalAddress = served_elsewhere, real: LitellmModel | None = None
     ) -> None:
         """Raises `ConfigError` for a script that cannot be read."""
-        access = ModelAccess(settings.model.api_key_files, settings.model.api_bases, settings.model.provider_messages)
+        model = settings.model
+        self.access = access = ModelAccess(model.api_key_files, model.api_bases, model.provider_messages)
         gather_seconds = settings.worker.stream_gather_ms / 2_000  # what is published every 50 ms is read every 25
-        reads_bytes = settings.model.reader == "bytes"
+        reads_bytes = model.reader == "bytes"
         self._real = real or LitellmModel(access, reads_bytes=reads_bytes, gather_seconds=gather_seconds)
         self._local = LocalModel(self._real, access, local, partial(check_local, settings=settings.local))
         adapters = {PREFIX: ScriptedModel(load_scripts(settings.model.scripts)), weights.PREFIX: self._local}

@@ -35,11 +35,13 @@ from turnstile.processes.worker import NotBegun, Worker, open_activities
 from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.ids import split_targets
 from turnstile.schema.pump.listeners import Registry
+from turnstile.schema.wire.subjects import MODEL_QUEUES
 from turnstile.settings import Settings
 from turnstile.telemetry.health import Health
 from turnstile.telemetry.loop_watch import watching_loop
 from turnstile.telemetry.setup import open_telemetry, sdk_metrics_address
 from turnstile.temporal.plugin import turnstile_plugin
+from turnstile.transport.signals import SubjectSignals
 
 log = logging.getLogger(__name__)
 Ready = Callable[[], None]
@@ -144,7 +146,8 @@ class _Process:
         if worker:
             # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
             publisher = LocalDoorbells(NatsPublisher(conn, give_up_seconds=2), claims, served)
-            activities = open_activities(settings, pool, publisher, registry, telemetry, self.local)
+            signals = SubjectSignals(conn, MODEL_QUEUES)
+            activities = open_activities(settings, pool, publisher, registry, telemetry, self.local, signals)
             plugin = await stack.enter_async_context(activities)
         client = await open_client(
             settings,

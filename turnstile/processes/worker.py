@@ -16,6 +16,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker as TemporalWorker
 
 from turnstile.activities.prompt.model_attempts import StepLimits
+from turnstile.activities.prompt.model_queues import ModelQueues
 from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import ensure_engine
@@ -28,7 +29,7 @@ from turnstile.processes.models import LocalAddress, Models, bring_prices
 from turnstile.processes.presence import sign_on
 from turnstile.processes.pump import pump_activities, served_targets
 from turnstile.rules.arguments import Patience
-from turnstile.runtime.ports import Publisher
+from turnstile.runtime.ports import Publisher, Signals
 from turnstile.runtime.telemetry import Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
@@ -54,6 +55,7 @@ async def open_activities(
     registry: Registry | None,
     telemetry: Telemetry,
     local: LocalAddress,
+    signals: Signals,
 ) -> AsyncGenerator[SimplePlugin]:
     """The Temporal plugin with a worker's activities; closes their models at the end."""
     models = Models(settings, local)
@@ -66,6 +68,7 @@ async def open_activities(
         retry_initial_seconds=settings.model.retry_initial_seconds,
         retry_max_seconds=settings.model.retry_max_seconds,
         fallback_patience_seconds=settings.model.fallback_patience_seconds,
+        model_patience_seconds=settings.model.patience_seconds,
         max_step_attempts=settings.worker.max_step_attempts,
         patience=Patience(settings.tools.suspend_timeout_seconds, settings.pmo.accept_timeout_seconds),
         gather_seconds=settings.worker.stream_gather_ms / 1000,
@@ -76,13 +79,27 @@ async def open_activities(
     except TurnstileError as error:
         log.warning("prices of models are left as they are: %s", error)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    steps = StepActivities(pool, publisher, models.router, limits, cache, telemetry=telemetry)
+    queues = ModelQueues(
+        pool,
+        signals,
+        models.access.account,
+        settings.model.rates,
+        retry_initial_seconds=settings.model.retry_initial_seconds,
+        retry_max_seconds=settings.model.retry_max_seconds,
+        telemetry=telemetry,
+    )
+    try:
+        await queues.open()
+    except TurnstileError as error:
+        log.warning("pauses of models are learned from their refusals: %s", error)
+    steps = StepActivities(pool, publisher, models.router, limits, cache, queues=queues, telemetry=telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     try:
         yield turnstile_plugin(steps, settle, pump)
     finally:
         warming.cancel()
+        await queues.close()
         await models.router.close()
 
 

@@ -18,6 +18,7 @@ from turnstile.schema.base import Strict
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import worker_target
+from turnstile.schema.model_rates import ModelRate
 from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
 from turnstile.schema.tools import INLINE_RESULT_CHARS
 from turnstile.schema.wire.limits import Admission
@@ -211,6 +212,10 @@ class ModelSettings(Strict):
     retry_initial_seconds: Annotated[float, Field(ge=0.01, le=600, allow_inf_nan=False)] = 1.0
     retry_max_seconds: Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)] = 30.0
     fallback_patience_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
+    patience_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 600.0
+    rates: dict[Annotated[str, Field(min_length=1, max_length=256)], ModelRate] = Field(
+        default_factory=dict[str, ModelRate], max_length=256
+    )
     scripts: Annotated[list[Path], BeforeValidator(_listed)] = Field(default_factory=list[Path], max_length=256)
     api_key_files: dict[str, Path] = Field(default_factory=dict[str, Path], max_length=256)
     api_bases: dict[str, Annotated[str, AfterValidator(_starts_with("http://", "https://"))]] = Field(

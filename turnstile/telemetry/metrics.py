@@ -68,6 +68,11 @@ MEANINGS: dict[Metric, MetricInfo] = {
     Metric.FIRST_TOKEN: MetricInfo("Time from a model's request to its first chunk", ("model",), buckets=_LONG),
     Metric.MODEL_TOKENS: MetricInfo("Tokens as counted by the provider", ("model", "direction")),
     Metric.MODEL_COST: MetricInfo("Cost of model calls in US dollars", ("model",)),
+    Metric.MODEL_PAUSES: MetricInfo("Pauses that providers asked for, as this process heard first", ("model",)),
+    Metric.MODEL_WAIT: MetricInfo(
+        "Time that a request waited for its turn at a limited model", ("model", "outcome"), buckets=_LONG
+    ),
+    Metric.MODEL_WAITING: MetricInfo("Requests of this process that wait for their turn at a model", gauge=True),
     Metric.BUDGET_RESERVATIONS: MetricInfo(
         "Model calls that asked for budget: reserved, exhausted, unpriced", ("verdict", "dimension")
     ),

@@ -16,6 +16,7 @@ from turnstile.gateway.console.templating import CONSOLE
 from turnstile.gateway.http.endpoints import NoQuery
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.ledger.access.fleet import Process, TargetNeed, describe_server, list_processes, list_target_needs
+from turnstile.ledger.budgets.model_queues import QueueView, list_model_queues
 from turnstile.ledger.operations.audit import Scope, audit
 from turnstile.ledger.operations.recovery import Repairs, list_own_repairs
 from turnstile.runtime.release import release
@@ -26,6 +27,7 @@ from turnstile.schema.errors import Limited, Refused
 
 HEALTH = f"{CONSOLE}/health"
 _PROCESSES: Final = 200
+_QUEUES: Final = 100
 _AUDIT_SECONDS: Final = 30.0
 _VIOLATIONS: Final = 20
 _WINDOWS: Final = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
@@ -52,7 +54,7 @@ def pages(_: Console) -> tuple[Page, ...]:
 
 
 async def show_health(visit: Visit[NoQuery, NoForm]) -> Response:
-    """Processes, targets, servers and repairs."""
+    """Processes, targets, servers, limited models and repairs."""
     console, project = visit.console, visit.principal.project_id
     if visit.fragment:
         return render(visit, "still.html")
@@ -61,7 +63,9 @@ async def show_health(visit: Visit[NoQuery, NoForm]) -> Response:
     processes: list[Process] = []
     needs: list[TargetNeed] = []
     repairs: list[Repairs] = []
+    queues: list[QueueView] = []
     if whole:
+        queues = await console.pool.run(lambda conn: list_model_queues(conn, row_limit=_QUEUES))
         processes = await console.pool.run(lambda conn: list_processes(conn, project, row_limit=_PROCESSES))
         needs = await console.pool.run(lambda conn: list_target_needs(conn, project))
         repairs = await console.pool.run(lambda conn: list_own_repairs(conn, project))
@@ -80,6 +84,7 @@ async def show_health(visit: Visit[NoQuery, NoForm]) -> Response:
         workers=workers,
         needs=needs,
         repairs=repairs,
+        queues=[(queue, queue.waiting_of(project)) for queue in queues],
         release=release(),
     )
 

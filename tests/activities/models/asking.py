@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.prompt.model_queues import ModelQueues
 from turnstile.rules.answer import ModelAnswer
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest
 from turnstile.schema.base import JsonObject
@@ -75,6 +76,7 @@ async def question(
     limits: StepLimits = LIMITS,
     asked: StepRequest | None = None,
     config: JsonObject | None = None,
+    queues: ModelQueues | None = None,
 ) -> StepRequest:
     """Ask until there is an answer or a last error; nothing but a `ModelError` is caught."""
     result = asked or StepRequest()
@@ -89,7 +91,9 @@ async def question(
         return count[0], count[1]
 
     try:
-        result.answer = await ask(model, result.chunks, asking, replace(limits), result.attempts, (1, 0), count_failure)
+        result.answer = await ask(
+            model, result.chunks, asking, replace(limits), result.attempts, (1, 0), count_failure, queues=queues
+        )
     except ModelError as error:
         result.error = error
     return result

@@ -140,3 +140,19 @@ async def test_a_parameter_the_model_does_not_take(monkeypatch: pytest.MonkeyPat
         assert asked.said().text == "x"
         assert ("seed" in stub.bodies[0], stub.bodies[0]["top_k"]) == (False, 4)
         await model.close()
+
+
+def test_an_account_stands_for_server_and_key_and_does_not_say_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-first-key")
+    (file := tmp_path / "key").write_text("sk-first-key\n")
+    of_environment = ModelAccess().account("openai/gpt-4o")
+    assert ModelAccess({"openai": file}).account("openai/gpt-4o-mini") == of_environment
+    elsewhere = ModelAccess(api_bases={"openai": "http://127.0.0.1:1/v1"}).account("openai/gpt-4o")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-second-key")
+    accounts = [of_environment, elsewhere, *(ModelAccess().account(f"{name}/x") for name in ("openai", "gemini"))]
+    assert len({*accounts}) == 4
+    assert all(account.partition(":")[0] in ("openai", "gemini") and len(account) <= 15 for account in accounts)
+    file.unlink()
+    assert ModelAccess({"openai": file}).account("openai/x") not in accounts[:2]  # and no error: the request says it

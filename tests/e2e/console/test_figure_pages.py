@@ -5,6 +5,7 @@ import html
 import io
 import json
 import re
+import time
 
 import httpx
 
@@ -13,7 +14,10 @@ from tests.support.console.visiting import forms_of, send, visiting, words_of
 from tests.support.gateway import composed, token_of
 from tests.support.tenants import ALICE, Tenant, granted, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
+from turnstile.ledger.budgets.model_queues import swap_model_queue
+from turnstile.rules.model_queue import Join, ModelQueue, Refuse, changed
 from turnstile.schema.access import GatewayRole
+from turnstile.schema.ids import ProjectId
 
 SAID = json.dumps({"steps": [{"text": "done"}]})
 
@@ -158,9 +162,15 @@ async def test_health_shows_processes_and_servers_without_addresses(
     assert f"{target} 1 1 1" in said
     for secret in ("postgres://", "postgresql://", "nats://", "@127.0.0.1", "password"):
         assert secret not in (await operator.get("/console/health")).text
+    now = time.time()
+    waiting = [Join("mine", tenant.project, 1), Join("theirs", ProjectId("others"), 1)]
+    queue, model = changed(ModelQueue(), [Refuse(None, now + 3600), *waiting], now, "w"), f"m/{tenant.project}"
+    await tenant.pool.run(lambda conn: swap_model_queue(conn, "m:12", model, queue, version=1, expected=None))
+    assert re.search(rf"{model} m:12 .{{5,40}} 2 1 ", await words(operator, "/console/health"))
     async with visiting(url, await token_of(tenant.stack, tenant.project, GatewayRole.VIEWER)) as other:
         shown = await other.get("/console/health")
         assert "/console/health/audit" not in shown.text
+        assert "others" not in shown.text
         await words(other, "/console/health/audit", 403)
 
 

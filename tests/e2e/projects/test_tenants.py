@@ -72,7 +72,7 @@ EMPTY = {
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {
     *("state.model_prices", "state.schema_files", "state.ledger_era", "state.workers"),
-    *("state.listeners", "state.duties", "state.repairs"),
+    *("state.listeners", "state.duties", "state.repairs", "state.model_queues"),
 }
 
 

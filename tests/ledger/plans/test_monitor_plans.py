@@ -32,8 +32,9 @@ LOOKS: dict[str, Callable[[Connection], Awaitable[object]]] = {
     "count_open_threads": lambda conn: count_open_threads(conn, [THREADS]),
     "look_around": look_around,
 }
-WITHOUT_A_PAST = {"project_agents", "repairs", "workers"}
-"""As long as the roster, the rules of the safety net and the processes that run: they may be read as a whole."""
+WITHOUT_A_PAST = {"project_agents", "repairs", "workers", "model_queues"}
+"""As long as the roster, the rules of the safety net, the processes that run and limited models: they may be read as
+a whole."""
 FILL = [
     "SET session_replication_role = replica",
     *(statement for statement in PASTS if ".turn_outcomes" not in statement),

@@ -4,18 +4,23 @@ import asyncio
 import json
 import os
 import pty
+import re
+import time
+from functools import partial
 from pathlib import Path
 
 from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, add_agents, ask, lease, stop, value
 from tests.support.processes.hatchery import shared_hatchery
 from tests.turnstile.support import ENVIRONMENT, launch, turnstile
 from turnstile.doctor.examine import examine
+from turnstile.ledger.budgets.model_queues import swap_model_queue
 from turnstile.ledger.operations.monitor import look_around, measure_inbox
 from turnstile.ledger.operations.recovery import record_repairs
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import release_claims
 from turnstile.ledger.turns.views import list_inbox
+from turnstile.rules.model_queue import Join, ModelQueue, Refuse, changed
 from turnstile.schema.states import DeferReason
 from turnstile.settings import Settings
 
@@ -29,6 +34,11 @@ async def fill(pool: Pool) -> None:
     await ask(pool, BOB)
     await pool.run(lambda conn: touch_worker(conn, "me", ["worker_generic", "pump"]))
     await pool.run(lambda conn: record_repairs(conn, {"doorbell": 4}))
+    now = time.time()
+    queue = changed(ModelQueue(), [Refuse(None, now + 3600), Join("t", PROJECT, 1)], now, "me")
+    for model, state in (("gpt-4o", queue), ("idle", ModelQueue(paused_until=now - 60))):
+        stored = partial(swap_model_queue, account="openai:1234", model=f"openai/{model}", queue=state)
+        await pool.run(lambda conn, swap=stored: swap(conn, version=1, expected=None))
 
 
 def config(directory: Path, url: str) -> Path:
@@ -49,6 +59,9 @@ async def test_everything_is_counted(pool: Pool) -> None:
     assert found.repairs == {"doorbell": 4}
     assert found.workers == {"worker_generic": 1, "pump": 1}
     assert found.open_threads == 0
+    [limited] = found.limited_models
+    assert (limited.account, limited.model, limited.waiting) == ("openai:1234", "openai/gpt-4o", 1)
+    assert limited.paused_until is not None
 
 
 async def test_once_as_json_and_for_people(pool: Pool, database_url: str, tmp_path: Path) -> None:
@@ -59,10 +72,12 @@ async def test_once_as_json_and_for_people(pool: Pool, database_url: str, tmp_pa
     told = ran.json()
     assert told["rows"] == {"processing": 1, "queued": 1, "pending": 1}
     assert told["outcomes"] == {"canceled": 1}
+    assert [model["waiting"] for model in told["limited_models"]] == [1]
     shown = await turnstile("top", "--once", "--config", file, cwd=tmp_path)
     assert "queued 1   pending 1   processing 1   deferred 0" in shown.out
     assert "1 turns, 0.0/s" in shown.out
     assert "doorbell 4" in shown.out
+    assert re.search(r"openai/gpt-4o \(openai:1234\): paused until .+,\s+1 waiting", shown.out)
     assert "q ends it" not in shown.out
 
 

@@ -11,6 +11,7 @@ import termios
 import tty
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from turnstile.cli.output import clean, clock
 from turnstile.cli.session import Session
-from turnstile.ledger.operations.monitor import ROW_LIMIT, SystemStatus, look_around
+from turnstile.ledger.operations.monitor import ROW_LIMIT, LimitedModel, SystemStatus, look_around
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import ServerUnavailable
 
@@ -80,6 +81,7 @@ def screen(status: SystemStatus) -> RenderableType:
         "last minute": f"{_count(ended)} turns, {ended / _MINUTE:.1f}/s{mean}",
         "outcomes": _counts(status.outcomes, _STATUSES),
         "open threads": _count(status.open_threads),
+        **({"limited models": "\n".join(map(_limited, status.limited_models))} if status.limited_models else {}),
         "workers": _counts(status.workers) or "none: start `turnstile worker`",
         "repairs so far": _counts(status.repairs) or "none",
     }
@@ -89,6 +91,13 @@ def screen(status: SystemStatus) -> RenderableType:
     for name, value in facts.items():
         table.add_row(name, Text(clean(value)))
     return Group(Text(f"turnstile, {clock(status.seen_at)}", style="bold"), table)
+
+
+def _limited(model: LimitedModel) -> str:
+    now = datetime.now(UTC)
+    paused = model.paused_until is not None and model.paused_until > now
+    until = f"paused until {clock(model.paused_until)}, " if paused and model.paused_until is not None else ""
+    return f"{model.model} ({model.account}): {until}{_count(model.waiting)} waiting"
 
 
 def _counts(counts: Mapping[str, int], first: tuple[str, ...] = ()) -> str:

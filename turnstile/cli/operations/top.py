@@ -15,7 +15,7 @@ async def top(
     once: Annotated[bool, typer.Option("--once", help="Show the status once and exit.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.2, max=3600)] = 2.0,
 ) -> None:
-    """Show agents, inbox, the turns of the last minute, repairs, workers and open threads of all projects.
+    """Show agents, inbox, the turns of the last minute, repairs, workers, threads and limited models of all projects.
 
     q or Ctrl-C ends it. With --json each update is one line, with --once --json one document.
     """
