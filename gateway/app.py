@@ -21,7 +21,7 @@ from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.gateway.console.page import Console, Links
 from turnstile.gateway.console.rendering import problem_page
 from turnstile.gateway.console.routes import console_pages, console_routes, is_of_console
-from turnstile.gateway.console.templating import Templates
+from turnstile.gateway.console.templating import templates
 from turnstile.gateway.events.feed import Sources
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
@@ -102,7 +102,7 @@ class Gateway:
             closing=self.closing,
             links=self.links,
             once=self.once,
-            templates=Templates(),
+            templates=templates(),
             turns=turns,
             conversations=conversations,
             events=events,

@@ -31,11 +31,12 @@ def spare_collector(*, again: bool = False) -> None:
     CPU of a worker under load, and pauses of 0.1 s. Takes about 0.1 s. With `again` it does nothing unless it was
     called before, so code that loads more later changes no process whose program has not asked for it.
     """
-    if again and not gc.get_freeze_count():
+    was_called = any(isinstance(callback, _Sparing) for callback in gc.callbacks)
+    if again and not was_called:
         return
     gc.collect()
     gc.freeze()
-    if not any(isinstance(callback, _Sparing) for callback in gc.callbacks):
+    if not was_called:
         gc.callbacks.append(_Sparing())
 
 

@@ -1,7 +1,7 @@
 """Jinja2 as the console uses it: everything is escaped, unseen characters are shown, an unknown name is an error.
 
-Templates and static files are read once, when the gateway starts. A static file's address has a digest of its content
-in it, so that browsers keep it for ever and still get the new one.
+Templates and static files are read once, when the process's first gateway starts. A static file's address has a digest
+of its content in it, so that browsers keep it for ever and still get the new one.
 
 Markdown of models and strangers becomes HTML without raw HTML, images, styles, classes and ids of its own; links show
 where they lead. What is rendered is bounded, as the time it takes is: a longer text is shown as it is.
@@ -85,6 +85,12 @@ class Templates:
     def render(self, name: str, /, **context: object) -> str:
         """A template's text."""
         return self.jinja.get_template(name).render(context)
+
+
+@cache
+def templates() -> Templates:
+    """Those of this process, which all its gateways share: compiling them takes a third of a second."""
+    return Templates()
 
 
 def _asset(path: Path) -> Asset:

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from typing import Any, cast
 
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, models_json_schema
 
 from turnstile.gateway.http.bearers import named_rights
 from turnstile.gateway.http.endpoints import Endpoint
@@ -28,7 +29,7 @@ def document(endpoints: Sequence[Endpoint], version: str) -> JsonObject:
     wanted_schemas: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}
     wanted_schemas |= {(model, "validation"): None for model in bodies}
     wanted_schemas |= {(model, "serialization"): None for model in answered}
-    refs, definitions = models_json_schema(list(wanted_schemas), ref_template=_REF, schema_generator=_Schemas)
+    refs, definitions = _schemas(tuple(wanted_schemas))
     paths: dict[str, dict[str, object]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, refs)
@@ -48,6 +49,17 @@ def document(endpoints: Sequence[Endpoint], version: str) -> JsonObject:
         },
     }
     return cast("JsonObject", document)
+
+
+@cache
+def _schemas(models: tuple[tuple[type[BaseModel], JsonSchemaMode], ...]) -> tuple[Mapping[Any, Any], JsonSchemaValue]:
+    """Half a second of computing, for each gateway of a process the same; nobody changes what it returns."""
+    return models_json_schema(models, ref_template=_REF, schema_generator=_Schemas)
+
+
+@cache
+def _query_schema(model: type[BaseModel]) -> JsonSchemaValue:
+    return model.model_json_schema(schema_generator=_Schemas)
 
 
 class _Schemas(GenerateJsonSchema):
@@ -88,7 +100,7 @@ def _path(endpoint: Endpoint) -> list[object]:
 
 
 def _query(endpoint: Endpoint) -> list[object]:
-    schema = endpoint.query.model_json_schema(schema_generator=_Schemas)
+    schema = _query_schema(endpoint.query)
     parameters: list[object] = []
     for name, described in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).items():
         described_schema = dict(described)
