@@ -19,12 +19,11 @@ async def agents(pool: Pool, keeper: Session) -> AsyncIterator[Pool]:
 
 
 @pytest.fixture
-async def counting(database_url: str) -> AsyncIterator[Counting]:
+async def counting(database_url: str, keeper: Session) -> AsyncIterator[Counting]:
     """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
     pool = Counting(database_url, size=14)
     await add_agents(pool, ALICE, BOB, CAROL)
     yield pool
     assert pool.deadlocks == 0
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
+    await assert_invariants(keeper)
     await pool.close()

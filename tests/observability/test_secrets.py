@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -360,7 +361,7 @@ async def gathered(
     collector: Collector,
 ) -> Gathered:
     """The run, and what it left in each place."""
-    found = Gathered(password=str(urlsplit(stack.endpoints.database_url).password))
+    found, began = Gathered(password=str(urlsplit(stack.endpoints.database_url).password)), datetime.now(UTC)
     heard = io.StringIO()
     handler = logging.StreamHandler(heard)
     logging.getLogger("turnstile.sdk").addHandler(handler)
@@ -391,7 +392,7 @@ async def gathered(
     found.add("spans", *(body.decode("latin-1") for body in collector.bodies))
     await tables(stack, found)
     await messages(stack, found)
-    await histories(stack, found)
+    await histories(stack, found, began)
     return found
 
 
@@ -429,8 +430,8 @@ async def messages(stack: Stack, found: Gathered) -> None:
             sequence = int(message.seq or 0) + 1
 
 
-async def histories(stack: Stack, found: Gathered) -> None:
-    """Every history of a turn or thread of this ledger, its payloads as they are and decrypted."""
+async def histories(stack: Stack, found: Gathered, began: datetime) -> None:
+    """Every history since then of a turn or thread of this ledger, its payloads as they are and decrypted."""
     async with stack.pool.connection() as conn:
         turns = await conn.fetch("SELECT DISTINCT agent_turn_id FROM state.agent_inbox WHERE agent_turn_id IS NOT NULL")
         threads = await conn.fetch("SELECT thread_id FROM state.threads")
@@ -440,7 +441,7 @@ async def histories(stack: Stack, found: Gathered) -> None:
     codec = stack.temporal.data_converter.payload_codec
     assert codec is not None
     count = 0
-    async for flow in stack.temporal.list_workflows():
+    async for flow in stack.temporal.list_workflows(f"StartTime >= '{began.isoformat()}'"):
         if flow.id not in known:
             continue
         history = await stack.temporal.get_workflow_handle(flow.id, run_id=flow.run_id).fetch_history()
@@ -459,7 +460,7 @@ async def a_tool_of(tenant: Tenant) -> AsyncGenerator[ToolService]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEYED_KEY", KEYS["tool's env value"])
         running = asyncio.create_task(service.run(tenant.stack.endpoints.nats_url, stop=stop, ready=ready.set))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(25):
             await ready.wait()
         yield service
         stop.set()
@@ -499,4 +500,4 @@ def test_what_should_be_told_is_told(gathered: Gathered) -> None:
 @pytest.mark.parametrize("marker", [*CONTENT, *KEYS])
 def test_it_is_nowhere_else(gathered: Gathered, place: str, marker: str) -> None:
     if marker not in MAY.get(place, ()):
-        assert marker not in gathered.holds(place), gathered.shown(place, marker)
+        assert gathered.shown(place, marker) == []

@@ -11,6 +11,7 @@ from jsonschema.exceptions import ValidationError
 
 from tests.support.paths import ROOT
 from turnstile.cli.operations.schemas import asyncapi
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import TextContent
 from turnstile.schema.interface.asyncapi import document
 from turnstile.schema.interface.catalog import ENTRIES
@@ -19,8 +20,18 @@ from turnstile.schema.interface.verb_tables import with_verbs
 from turnstile.schema.wire.inbox import EnqueueRequest, ReportRequest
 
 COMMITTED = (ROOT / "docs" / "interface" / "asyncapi.yaml").read_text(encoding="utf-8")
-MADE = schemas()
-DOCUMENT: Any = yaml.safe_load(COMMITTED)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, JsonObject]:
+    """The schemas that stand alone, by name."""
+    return dict(schemas())
+
+
+@pytest.fixture(scope="module")
+def described() -> Any:
+    """The committed AsyncAPI document."""
+    return yaml.load(COMMITTED, yaml.CSafeLoader)
 
 
 def parts(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -43,36 +54,37 @@ def test_the_committed_files_are_what_the_models_say() -> None:
         assert with_verbs(text) == text, path
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_schema_is_valid_and_stands_alone(name: str) -> None:
-    made = MADE[name]
-    assert made["$schema"] == DIALECT
-    Draft202012Validator.check_schema(made)
-    for place, each in parts(made):
-        if isinstance(reference := each.get("$ref"), str):
-            assert resolved(made, reference) is not None, place
+def test_each_schema_is_valid_and_stands_alone(made: dict[str, JsonObject]) -> None:
+    for name, schema in made.items():
+        assert schema["$schema"] == DIALECT, name
+        Draft202012Validator.check_schema(schema)
+        for place, part in parts(schema):
+            if isinstance(reference := part.get("$ref"), str):
+                assert resolved(schema, reference) is not None, f"{name} {place}"
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_every_model_and_every_field_is_described(name: str) -> None:
+def test_every_model_and_every_field_is_described(made: dict[str, JsonObject]) -> None:
     """For a reader who has only the document."""
     undescribed: list[str] = []
-    for place, each in parts(MADE[name]):
-        if "title" in each and "type" in each and "description" not in each:
-            undescribed.append(place)
-        if each.get("type") == "object" and isinstance(fields := each.get("properties"), dict):
-            told = cast("dict[str, dict[str, Any]]", fields)
-            undescribed += [
-                f"{place}: {field}" for field, of in told.items() if "description" not in of and "const" not in of
-            ]
+    for name, schema in made.items():
+        for place, part in parts(schema, name):
+            if "title" in part and "type" in part and "description" not in part:
+                undescribed.append(place)
+            if part.get("type") == "object" and isinstance(fields := part.get("properties"), dict):
+                properties = cast("dict[str, dict[str, Any]]", fields)
+                undescribed += [
+                    f"{place}: {field}"
+                    for field, value in properties.items()
+                    if "description" not in value and "const" not in value
+                ]
     assert not undescribed, "give them docstrings"
-    assert not re.search(r"\b_[A-Z]", str(MADE[name])), "a private name"
+    assert [name for name, schema in made.items() if re.search(r"\b_[A-Z]", str(schema))] == [], "private names"
 
 
-def test_what_strangers_write_has_no_unknown_fields() -> None:
-    for name, made in MADE.items():
+def test_what_strangers_write_has_no_unknown_fields(made: dict[str, JsonObject]) -> None:
+    for name, schema in made.items():
         if name.endswith(("Request", "Command")) or name in {"Profile", "ToolDefinition", "ListenerFile"}:
-            assert made["additionalProperties"] is False, name
+            assert schema["additionalProperties"] is False, name
 
 
 @pytest.mark.parametrize(
@@ -97,8 +109,10 @@ def test_what_strangers_write_has_no_unknown_fields() -> None:
         ),
     ],
 )
-def test_a_schema_takes_what_the_model_takes(name: str, value: object, fault: str | None) -> None:
-    validator: Any = Draft202012Validator(MADE[name])  # its `validate` is not typed
+def test_a_schema_takes_what_the_model_takes(
+    made: dict[str, JsonObject], name: str, value: object, fault: str | None
+) -> None:
+    validator: Any = Draft202012Validator(made[name])  # its `validate` is not typed
     if fault is None:
         validator.validate(value)
     else:
@@ -113,10 +127,10 @@ def test_a_schema_takes_what_the_model_takes(name: str, value: object, fault: st
                 models[name].model_validate(value)
 
 
-def test_docstrings_below_fields_and_members_become_descriptions() -> None:
-    content: Any = MADE["CardContent"]
+def test_docstrings_below_fields_and_members_become_descriptions(made: dict[str, JsonObject]) -> None:
+    content: Any = made["CardContent"]
     assert content["$defs"][TextContent.__name__]["properties"]["text"]["description"] == "The text."
-    reply: Any = MADE["ReplyEvent"]
+    reply: Any = made["ReplyEvent"]
     assert "`ended`: A handler returned nothing." in reply["$defs"]["EndReason"]["description"]
     assert reply["properties"]["from"]["description"] == "The listener that answered; null if none did."
 
@@ -133,42 +147,42 @@ def resolved(whole: object, reference: str) -> Any:
     return found
 
 
-def test_asyncapi_has_what_its_specification_requires() -> None:
-    assert document() == DOCUMENT
-    assert DOCUMENT["asyncapi"] == "3.0.0"
-    assert {"title", "version"} <= set(DOCUMENT["info"])
-    assert set(DOCUMENT) == {"asyncapi", "info", "defaultContentType", "channels", "operations", "components"}
-    for section in (DOCUMENT["channels"], DOCUMENT["operations"], *DOCUMENT["components"].values()):
+def test_asyncapi_has_what_its_specification_requires(described: Any) -> None:
+    assert document() == described
+    assert described["asyncapi"] == "3.0.0"
+    assert {"title", "version"} <= set(described["info"])
+    assert set(described) == {"asyncapi", "info", "defaultContentType", "channels", "operations", "components"}
+    for section in (described["channels"], described["operations"], *described["components"].values()):
         assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in section)
 
 
-def test_asyncapi_refers_only_to_what_is_there() -> None:
-    for place, each in parts(DOCUMENT):
+def test_asyncapi_refers_only_to_what_is_there(described: Any) -> None:
+    for place, each in parts(described):
         if isinstance(reference := each.get("$ref"), str):
-            assert resolved(DOCUMENT, reference) is not None, place
+            assert resolved(described, reference) is not None, place
             assert set(each) == {"$ref"} or place.startswith("/components/schemas/"), place
 
 
-def test_the_schemas_of_asyncapi_are_those_that_stand_alone() -> None:
-    held = DOCUMENT["components"]["schemas"]
-    assert MADE.keys() <= held.keys()
-    for name, made in MADE.items():
-        alone = {key: value for key, value in made.items() if key not in {"$schema", "$defs"}}
+def test_the_schemas_of_asyncapi_are_those_that_stand_alone(described: Any, made: dict[str, JsonObject]) -> None:
+    held = described["components"]["schemas"]
+    assert made.keys() <= held.keys()
+    for name, schema in made.items():
+        alone = {key: value for key, value in schema.items() if key not in {"$schema", "$defs"}}
         assert str(held[name]).replace("#/components/schemas/", "#/$defs/") == str(alone), name
 
 
-def test_a_channel_of_asyncapi_names_its_parameters_and_messages() -> None:
-    for name, channel in DOCUMENT["channels"].items():
+def test_a_channel_of_asyncapi_names_its_parameters_and_messages(described: Any) -> None:
+    for name, channel in described["channels"].items():
         assert {"address", "messages"} <= set(channel)
         address = channel["address"] or ""
         assert (channel["address"] is None) == name.endswith(".reply") or name == "evt.sys.pump.reply"
         assert re.findall(r"\{(\w+)\}", address) == list(channel.get("parameters", {}))
         for message in channel["messages"].values():
-            assert resolved(DOCUMENT, message["$ref"])["name"] == name
+            assert resolved(described, message["$ref"])["name"] == name
 
 
-def test_an_operation_of_asyncapi_uses_messages_of_its_channel() -> None:
-    for name, operation in DOCUMENT["operations"].items():
+def test_an_operation_of_asyncapi_uses_messages_of_its_channel(described: Any) -> None:
+    for name, operation in described["operations"].items():
         role, action, _ = name.split(".", 2)
         assert action == operation["action"]
         assert action in {"send", "receive"}
@@ -178,8 +192,8 @@ def test_an_operation_of_asyncapi_uses_messages_of_its_channel() -> None:
             assert all(message["$ref"].startswith(f"{channel}/messages/") for message in each["messages"])
 
 
-def test_every_entry_is_sent_and_received_in_asyncapi() -> None:
+def test_every_entry_is_sent_and_received_in_asyncapi(described: Any) -> None:
     actions: dict[str, set[str]] = {}
-    for operation in DOCUMENT["operations"].values():
+    for operation in described["operations"].values():
         actions.setdefault(operation["channel"]["$ref"], set()).add(operation["action"])
     assert actions == {f"#/channels/{entry.name}": {"send", "receive"} for entry in ENTRIES}

@@ -141,7 +141,9 @@ class Databases:
             await self.drop(name)
 
     async def _connect(self, name: str, **settings: str) -> Session:
-        own = {"application_name": "keeper", "jit": "off", "plan_cache_mode": "force_generic_plan", **settings}
+        # planned while tables are empty, and kept when they are not: as by the pools of the ledger
+        planned = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+        own = {"application_name": "keeper", **planned, **settings}
         return await connect_to_host(self.url(name), server_settings=own, max_cacheable_statement_size=0)
 
     async def _is_alone(self, conn: Session) -> bool:
