@@ -12,9 +12,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.databases import Databases
 from tests.support.processes.hatchery import shared_hatchery
+from tests.support.processes.shared_stack import SharedStack
 from tests.support.processes.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.migrate import migrate
@@ -38,6 +41,8 @@ MEMORY_BYTES = 4 << 30
 FUZZ_CASES, LONG_FUZZ_CASES = 2_000, 20_000
 """In the usual run, and in `make test-long`."""
 HAMMER_SECONDS, LONG_HAMMER_SECONDS = 3.0, 30.0
+TOGETHER = ("tests/activities/models/", "tests/e2e/console/browser/")
+"""litellm takes five seconds of a core to load, and Chromium with the demo project as long to start."""
 USUALLY_AND_LONG = ("usual", pytest.param("long", marks=pytest.mark.long))
 """Each test that takes such a fixture is run in small by `make test`, and in large by `make test-long`."""
 
@@ -50,6 +55,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Collecting makes a million objects that stay until the end: no search for garbage goes through them.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The modules that share a stack come one after another."""
+    items.sort(key=lambda item: item.get_closest_marker("shared_stack") is None)
+
+
+class _Together(LoadFileScheduling):
+    """A file to a process, and of the folders in `TOGETHER` all files to one: what they load is loaded once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Together | None:
+    """For `--dist loadfile`."""
+    return _Together(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
@@ -170,6 +194,20 @@ async def servers(servers_path: Path) -> AsyncIterator[Endpoints]:
         return
     async with EmbeddedServers(servers_path / ".turnstile") as running:
         yield running.endpoints
+
+
+@pytest.fixture(scope="session")
+def shared_stack() -> SharedStack:
+    """The stack of the modules with that mark, which runs while one of them follows another."""
+    return SharedStack()
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def one_stack(shared_stack: SharedStack, request: pytest.FixtureRequest) -> None:
+    """The shared stack has ended where a module may open one of its own."""
+    node: pytest.Module = request.node
+    if not node.get_closest_marker("shared_stack"):
+        await shared_stack.close()
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ class Recorder:
         return [(chunk.chunk_type, chunk.content) for chunk in self.chunks]
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(25):
             while len(self.sent) < count:
                 self.arrived.clear()
                 await self.arrived.wait()

@@ -71,7 +71,7 @@ class Bridge:
         async def claimed() -> bool:
             return agent in self.claims.agents
 
-        await until(claimed, 5, f"{agent} is claimed for")
+        await until(claimed, 25, f"{agent} is claimed for")
         return self.claims.agents
 
 

@@ -202,7 +202,7 @@ async def test_everything_runs_over_tls(encrypted: Encrypted, certificates: Cert
     assert [checks[name] for name in ("PostgreSQL", "NATS", "Temporal")] == ["ok", "ok", "ok"]
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(run_both(settings, endpoints, stop, ready=ready.set))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(25):
         await asyncio.wait({running, asyncio.create_task(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
     assert ready.is_set(), running.exception()
     stop.set()

@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery, shared_hatchery
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import Stack
-from tests.support.processes.stacks import here, stack, stacks
+from tests.support.processes.stacks import here, stack, stacks, usual
 from tests.support.tenants import Tenant, new_tenant
 
-__all__ = ["here", "stack", "stacks"]
+__all__ = ["here", "stack", "stacks", "usual"]
 
 LOGS: pytest.StashKey[list[Path]] = pytest.StashKey()
 
 
 @pytest.fixture
-async def tenant(here: Stack) -> AsyncIterator[Tenant]:
+async def tenant(here: Stack, databases: Databases) -> AsyncIterator[Tenant]:
     """A project of this test alone; what protocol §2 says holds when it ends."""
     yield new_tenant(here)
-    async with here.pool.connection() as conn:
-        await assert_invariants(conn)
+    await assert_invariants(databases.keeper(here.endpoints.database_url.rpartition("/")[2]))
 
 
 @pytest.fixture(scope="session")

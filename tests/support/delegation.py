@@ -66,7 +66,7 @@ async def running(tenant: Tenant, service: ToolService) -> AsyncGenerator[None]:
     url = tenant.stack.endpoints.nats_url
     task = asyncio.create_task(service.run(url, stop=stop, ready=ready.set))
     try:
-        await asyncio.wait_for(ready.wait(), 10)
+        await asyncio.wait_for(ready.wait(), 25)
         yield
     finally:
         stop.set()

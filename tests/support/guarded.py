@@ -55,7 +55,7 @@ class Guarded:
 async def ended(reader: asyncio.StreamReader) -> tuple[float, bytes]:
     """What comes until the connection is over, and the seconds until then."""
     began, found = time.monotonic(), b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         with contextlib.suppress(ConnectionError):
             while part := await reader.read(65_536):
                 found += part

@@ -111,7 +111,7 @@ async def test_reconnects_and_tells(server: NatsServer) -> None:
     server.kill()
     await eventually(lambda: not conn.connected.is_set())
     forget()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(25):
         await conn.drain()  # while reconnecting
     assert conn.closed.is_set()
     server.start()

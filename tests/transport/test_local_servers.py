@@ -98,7 +98,7 @@ async def test_a_tool_needs_no_address(data: Path, server: NatsServer) -> None:
     announce(data, server.url)
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(service.run(stop=stop, ready=ready.set))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         await ready.wait()
     stop.set()
     await running

@@ -50,14 +50,14 @@ class Listener:
         task = asyncio.create_task(self.pull.run(self.handle, self.stop))
         yield task
         self.stop.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(25):
             await task
 
 
 async def store(conn: NatsConnection, subject: str, data: bytes = b"{}") -> None:
     """Publish, again and again while the stream is away, under one id: what was stored unheard of is stored once."""
     told = {"Nats-Msg-Id": uuid7()}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while True:
             try:
                 await conn.store(subject, data, headers=told, timeout=0.5)
@@ -216,7 +216,7 @@ async def test_stops_by_its_flag_with_nothing_left_behind(
         listener.gate.set()
     assert listener.heard == [b"1", b"2"]
     await conn.verify()
-    async with asyncio.timeout(5):  # the server takes acknowledgements after it has read them
+    async with asyncio.timeout(25):  # the server takes acknowledgements after it has read them
         while (await consumer_of(other, listener))["num_ack_pending"]:  # noqa: ASYNC110 -- the server sets no event
             await asyncio.sleep(0.01)
 
@@ -228,4 +228,4 @@ async def test_a_connection_closed_for_good_ends_it(server: NatsServer, project:
     await eventually(lambda: listener.pull._changed.is_set() or conn.nc.stats["out_msgs"] > 3)
     await conn.close()
     with pytest.raises(ServerUnavailable, match="closed"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 25)

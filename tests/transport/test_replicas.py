@@ -51,7 +51,7 @@ async def test_replicas_are_raised_by_a_migration_and_never_lowered(cluster: Nat
             return False
         return True
 
-    await until(declared, 20.0, "the cluster makes streams")
+    await until(declared, 25, "the cluster makes streams")
     assert (await stored(conn, 1)).status == "ok"
     conn.storage = StreamStorage(replicas=3)
     await declare_streams(conn)

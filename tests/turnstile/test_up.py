@@ -145,7 +145,7 @@ async def test_a_stop_during_the_start(tmp_path: Path) -> None:
     process = await launch("up", cwd=tmp_path)
     await read_until(process.stderr, "starting in")
     process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(25):
         await process.communicate()
     assert process.returncode == 0
     await until_gone(tmp_path)

@@ -332,7 +332,7 @@ async def test_a_late_turn_is_looked_for_however_much_else_happens(stage: Stage)
 
     stage.look, stage.advance = look, advance
     handle = await stage.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while not over.is_set():
             await handle.signal(MessageThread.wake, [M2])
             await asyncio.sleep(0.05)

@@ -208,7 +208,7 @@ async def test_a_cancelled_answer_leaves_its_text(provider: type[ProviderStub], 
         async def has_said() -> str:
             return asked.attempts.draft.text if asked.attempts.draft else ""
 
-        await until(has_said, 5, "the first words have come")
+        await until(has_said, 25, "the first words have come")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

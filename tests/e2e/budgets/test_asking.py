@@ -17,6 +17,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.ids import AgentTurnId
 
+pytestmark = pytest.mark.shared_stack
+
 HOSTILE: list[Any] = [
     *(3, [], {"warn_percent": 50}, {"max_tokens": -1}, {"max_tokens": 10**30}, {"max_tokens": 0.5}),
     *(

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import pytest
+
 from tests.e2e.people.asking import Person, asked
 from tests.support.conditions import until
 from tests.support.faults.points import DONE, GUESS
@@ -18,6 +20,8 @@ from tests.support.tools import ANYTHING, call_of, calling, definition, hand_of,
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import ModelPrice
 from turnstile.schema.ids import AgentTurnId
+
+pytestmark = pytest.mark.shared_stack
 
 LLM: JsonObject = {"max_tokens": 200}
 USES: JsonObject = {"prompt_tokens": 300, "completion_tokens": 100, "total_tokens": 400}

@@ -16,6 +16,8 @@ from turnstile.schema.access import Caller, GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.sdk.nats_turns import NatsBackend
 
+pytestmark = pytest.mark.shared_stack
+
 
 @pytest.fixture(scope="module")
 async def url(here: Stack) -> AsyncIterator[str]:

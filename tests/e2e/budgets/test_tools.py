@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.e2e.delegation.test_tools_that_ask import serving
 from tests.support.delegation import chief_says, result, says
 from tests.support.ledger.budgets import budget
@@ -9,6 +11,8 @@ from tests.support.tenants import Tenant
 from tests.support.tools import calling
 from turnstile import ChildTask, Refused, ToolCall, ToolService
 from turnstile.schema.base import JsonObject
+
+pytestmark = pytest.mark.shared_stack
 
 
 def spending(tenant: Tenant) -> ToolService:

@@ -16,6 +16,7 @@ from lab.pictures.seed import Shop, close_shop, open_shop, this_afternoon, this_
 from tests.support.console.visiting import visiting
 from tests.support.console.windows import Window, launched, window
 from tests.support.gateway import serving, token_of
+from tests.support.processes.shared_stack import SharedStack
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant
@@ -45,8 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks, shared_stack: SharedStack) -> AsyncIterator[Stack]:
     """A database and a worker target of the console's tests alone, with the models of the demo project."""
+    await shared_stack.close()  # a package's fixtures come before a module's
     async with stacks.open({**QUICK, **PRICED}, (*SCRIPTS, Path(__file__).with_name("quick_models.py"))) as opened:
         yield opened
 

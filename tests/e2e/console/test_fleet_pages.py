@@ -185,7 +185,7 @@ async def test_a_tool_that_a_process_serves_says_so(operator: httpx.AsyncClient,
         await put_tool(tenant.pool, tenant.project, tool)
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(service.run(tenant.stack.endpoints.nats_url, stop=stop, ready=ready.set))
-    await asyncio.wait_for(ready.wait(), 10)
+    await asyncio.wait_for(ready.wait(), 25)
     assert "listens a process serves it" in await words(operator, "/console/tools")
     stop.set()
     await running

@@ -25,6 +25,8 @@ from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn
 
+pytestmark = pytest.mark.shared_stack
+
 FAILS = steps({"error": {"code": "model_error", "message": "no"}})
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
 

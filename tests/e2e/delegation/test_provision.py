@@ -10,6 +10,8 @@ from tests.support.tools import calling
 from turnstile.schema.base import JsonObject
 from turnstile.schema.states import TurnStatus
 
+pytestmark = pytest.mark.shared_stack
+
 
 async def provisioned(tenant: Tenant, **arguments: Any) -> Ended:
     return await chief_says(tenant, calling(("provision_agent", {"action": "ensure", "agent_id": "new", **arguments})))

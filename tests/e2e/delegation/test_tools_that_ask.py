@@ -14,6 +14,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import ChannelId
 from turnstile.sdk.client import BridgeClient
 
+pytestmark = pytest.mark.shared_stack
+
 FAILS = steps({"error": {"code": "model_error", "message": "no"}})
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from pydantic import JsonValue
 
 from tests.support.delegation import answers, fork, says, steps, task
@@ -11,6 +12,8 @@ from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import TextContent, content_of
 from turnstile.schema.ids import AgentId, new_box_id
+
+pytestmark = pytest.mark.shared_stack
 
 TASK: JsonObject = {
     "type": "object",

@@ -23,6 +23,8 @@ from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.wire.descriptions import TurnView
 
+pytestmark = pytest.mark.shared_stack
+
 WORDS = "".join(f"word-{number} " for number in range(60))
 
 

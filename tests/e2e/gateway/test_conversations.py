@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 from openai.types.conversations.conversation_item import ConversationItem
 from pydantic import TypeAdapter
@@ -13,6 +14,8 @@ from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import calling, hand_of
 from turnstile.ledger.roster import add_agent
 from turnstile.schema.ids import AgentId
+
+pytestmark = pytest.mark.shared_stack
 
 BOB = AgentId("bob")
 ROOT = "/openai/v1"

@@ -13,6 +13,8 @@ from schemathesis.specs.openapi import checks
 from tests.support.gateway import client, serving, token_of
 from tests.support.tenants import Tenant
 
+pytestmark = pytest.mark.shared_stack
+
 SHARE, MANY = 0.05, 250
 """Of `--fuzz-cases`: 100 in the usual run; from how many on there are also requests that are not allowed."""
 LONG_CASES = 10_000

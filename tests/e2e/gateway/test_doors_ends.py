@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -20,9 +21,15 @@ from tests.support.tools import Command, calling, definition
 from turnstile.ledger.roster import put_tool
 from turnstile.schema.ids import AgentId
 
-AGENTS = 20
-AT_ONCE = 20
-"""Turns that run at the same time: more than two cores serve without delay."""
+
+@dataclass(frozen=True)
+class Size:
+    """Turns that each door has, and that run at the same time: more than two cores serve without delay."""
+
+    turns: int
+    at_once: int
+
+
 LOOK, ANSWER = "I look it up. ", "It is found in the third drawer."
 SPEAKS = json.dumps(
     {"steps": [calling("search", text=LOOK * 3, chunks=3), {"text": ANSWER, "chunks": 6, "delay_seconds": 0.002}]}
@@ -33,9 +40,9 @@ DELIVERED = '"drawer"'
 
 
 @pytest.fixture(params=USUALLY_AND_LONG, scope="module")
-def turns(request: pytest.FixtureRequest) -> int:
-    """How many turns each door has."""
-    return 100 if request.param == "long" else AT_ONCE
+def size(request: pytest.FixtureRequest) -> Size:
+    """Of each door's test."""
+    return Size(100, 20) if request.param == "long" else Size(12, 12)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +52,10 @@ async def url(here: Stack) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def agents(tenant: Tenant) -> AsyncIterator[list[AgentId]]:
+async def agents(tenant: Tenant, size: Size) -> AsyncIterator[list[AgentId]]:
     """Agents whose tool answers at once."""
     await put_tool(tenant.pool, tenant.project, definition())
-    made = await tenant.agents("player", AGENTS, allowed_tools=["search"])
+    made = await tenant.agents("player", size.at_once, allowed_tools=["search"])
     answering = set[asyncio.Task[object]]()
 
     async def on_command(msg: Msg) -> None:
@@ -168,7 +175,7 @@ DOORS: dict[str, Callable[[Asker], Awaitable[None]]] = {
 
 @pytest.mark.parametrize("door", list(DOORS))
 async def test_each_end_comes_after_all_of_the_turn(
-    door: str, url: str, tenant: Tenant, agents: list[AgentId], turns: int
+    door: str, url: str, tenant: Tenant, agents: list[AgentId], size: Size
 ) -> None:
     token = await token_of(tenant.stack, tenant.project)
     failures = list[str]()
@@ -176,10 +183,10 @@ async def test_each_end_comes_after_all_of_the_turn(
     async def ask(number: int) -> None:
         script = SUBMITS if number % 2 else SPEAKS
         try:
-            await DOORS[door](Asker(url, token, agents[number % AGENTS], script))
+            await DOORS[door](Asker(url, token, agents[number % size.at_once], script))
         except (AssertionError, httpx.HTTPError) as error:
             failures.append(f"{number}: {error}"[:600])
 
-    for first in range(0, turns, AT_ONCE):
-        await asyncio.gather(*(ask(number) for number in range(first, first + AT_ONCE)))
-    assert not failures, f"{len(failures)} of {turns}:\n" + "\n".join(failures[:5])
+    for first in range(0, size.turns, size.at_once):
+        await asyncio.gather(*(ask(number) for number in range(first, first + size.at_once)))
+    assert not failures, f"{len(failures)} of {size.turns}:\n" + "\n".join(failures[:5])

@@ -15,6 +15,8 @@ from turnstile import Client, Refused, SyncClient
 from turnstile.schema.access import SEEN_BY, Detail, GatewayRole
 from turnstile.schema.ids import AgentTurnId
 
+pytestmark = pytest.mark.shared_stack
+
 
 @pytest.fixture
 async def paying(tenant: Tenant) -> AsyncIterator[Hand]:

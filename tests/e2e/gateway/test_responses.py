@@ -20,6 +20,8 @@ from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import calling, hand_of
 from turnstile.schema.ids import AgentId, AgentTurnId
 
+pytestmark = pytest.mark.shared_stack
+
 WORDS = "".join(f"word-{number} " for number in range(120))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 60, "delay_seconds": 0.02}]})
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})

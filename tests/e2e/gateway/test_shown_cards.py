@@ -17,6 +17,8 @@ from turnstile.gateway.events.feed import SHOWN
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
 
+pytestmark = pytest.mark.shared_stack
+
 SPEAKS: JsonObject = {"text": WORDS, "chunks": 75, "delay_seconds": 0.02}
 TOOLS = (PAY, definition("search"))
 Ending = Callable[[httpx.AsyncClient, Hand], Awaitable[AgentTurnId]]

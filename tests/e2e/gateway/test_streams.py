@@ -22,8 +22,12 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import subjects
 from turnstile.transport.streams import call_api
 
+pytestmark = pytest.mark.shared_stack
+
 WORDS = "".join(f"word-{number} " for number in range(300))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 75, "delay_seconds": 0.02}]})
+SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 75, "delay_seconds": 0.08}]})
+"""Not over before a busy machine has stopped a gateway in the middle of it."""
 STEPS = json.dumps(
     {
         "steps": [
@@ -232,7 +236,7 @@ async def test_a_gateway_that_stops_tells_its_streams_to_come_back(here: Stack, 
     token, folded = await token_of(here, tenant.project), Folded()
     first = serving(here)
     async with client(await first.__aenter__(), token) as web:
-        turn = await begun(web, LONG)
+        turn = await begun(web, SLOW)
         ending: asyncio.Task[object] | None = None
         async with web.stream("GET", f"/v1/turns/{turn}/events") as response:
             async for sent in events_of(response):

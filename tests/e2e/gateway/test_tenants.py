@@ -379,7 +379,7 @@ async def sides(request: pytest.FixtureRequest, here: Stack, gateway: Gateway) -
 async def answer_of(sides: Sides, asked: Asked, method: str, used: Ids) -> tuple[object, ...]:
     """What is answered, without what is drawn anew each time, and the number of statements."""
     before = sides.gateway.pool.round_trips
-    async with asyncio.timeout(20), asking(sides.gateway, sides.token) as web:
+    async with asyncio.timeout(25), asking(sides.gateway, sides.token) as web:
         answer = await web.request(
             method, asked.path, params=asked.query, json=asked.body, headers=asked.headers, timeout=20
         )

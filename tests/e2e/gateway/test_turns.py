@@ -5,6 +5,7 @@ import json
 from contextlib import AsyncExitStack
 
 import httpx
+import pytest
 
 import turnstile
 from tests.support.conditions import until
@@ -13,6 +14,8 @@ from tests.support.tenants import ALICE, Tenant
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentTurnId
+
+pytestmark = pytest.mark.shared_stack
 
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})
 

@@ -26,6 +26,8 @@ from turnstile.schema.access import RIGHTS, SEEN_BY, Caller, Detail, GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, uuid7
 
+pytestmark = pytest.mark.shared_stack
+
 PROMPTS = ("prompt-secret", "instructions-secret")
 ADDED = ("fixed-secret", "ENV_SECRET")
 """Of the tool and of its calls."""
@@ -70,7 +72,7 @@ async def decided(tenant: Tenant, turn: AgentTurnId, **more: Any) -> JsonObject:
 
 async def waiting(hand: Hand, turn: AgentTurnId) -> AgentTurnId:
     """The turn, once it asks."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while await hand.tenant.count("state.interrupts", f"agent_turn_id = '{turn}'") == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return turn

@@ -128,7 +128,7 @@ async def test_how_far_a_server_is_is_told_as_an_event_of_the_turn(house: House)
     agent = await house.agent("desk__walk")
     async with house.served("desk"), watching(house.tenant) as heard:
         [walked] = await house.play(agent, ("desk__walk", NOTHING))
-        told = (await asyncio.wait_for(heard.get(), 10)).metadata
+        told = (await asyncio.wait_for(heard.get(), 25)).metadata
     assert walked["status"] == "success"
     assert (told["tool_name"], told["progress"], told["total"], told["message"]) == ("desk__walk", 3, 4, "nearly")
 

@@ -23,6 +23,8 @@ from turnstile.schema.people.interrupts import InterruptReason, InterruptStatus
 from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.sdk.client import accepted
 
+pytestmark = pytest.mark.shared_stack
+
 
 def ann(tenant: Tenant) -> Person:
     """Somebody who may decide."""

@@ -16,6 +16,8 @@ from turnstile.schema.people.approvals import Decision
 from turnstile.schema.wire import headers
 from turnstile.workflows import options
 
+pytestmark = pytest.mark.shared_stack
+
 PAY = definition("pay", parameters={"type": "object", "properties": {"sum": {"type": "integer", "maximum": 100}}})
 LOOK = definition("look")
 ASKS: dict[str, Any] = {"interrupt_on": {"pay": True}}

@@ -23,6 +23,8 @@ from turnstile.schema.wire.inbox import EnqueueReply
 from turnstile.sdk.client import accepted
 from turnstile.sdk.interrupts import Interrupt
 
+pytestmark = pytest.mark.shared_stack
+
 ADA = "ada"
 PAYS = calling(("pay", {"amount": 500}))
 SEARCHES = calling("search")

@@ -17,6 +17,8 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
 
+pytestmark = pytest.mark.shared_stack
+
 ME, EVE, BOSS = Caller("me"), Caller("eve"), Caller("boss", operates=True)
 MINE = ("enqueue", "interrupt", "steer", "rollback", "reject")
 THEIRS = ("enqueue", "reject", "steer")

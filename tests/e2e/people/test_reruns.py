@@ -3,11 +3,15 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import call_of, calling, hand_of
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
+
+pytestmark = pytest.mark.shared_stack
 
 FAILS: JsonObject = {"error": {"code": "auth_failed", "message": "no key"}}
 

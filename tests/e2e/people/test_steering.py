@@ -12,6 +12,8 @@ from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TurnView
 
+pytestmark = pytest.mark.shared_stack
+
 SLOW: JsonObject = {"text": "a draft", "delay_seconds": 0.5}
 RESULT = ("submit_result", {"fields": [{"name": "answer", "value": 1}]})
 

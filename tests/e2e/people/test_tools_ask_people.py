@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from nats.aio.msg import Msg
 
 from tests.support.conditions import until
@@ -19,6 +20,8 @@ from turnstile.schema.ids import AgentTurnId, ChannelId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import InterruptEvent, InterruptReason, InterruptStatus
 from turnstile.sdk.client import BridgeClient
+
+pytestmark = pytest.mark.shared_stack
 
 COLORS = ["red", "blue"]
 
@@ -61,7 +64,7 @@ async def people_hear(tenant: Tenant) -> AsyncGenerator[Callable[[], Awaitable[I
     subject = f"cg.v1r4.{tenant.project}.*.evt.agent.*.interrupt"
     subscription = await tenant.stack.conn.subscribe(subject, put)
     try:
-        yield lambda: asyncio.wait_for(heard.get(), 10)
+        yield lambda: asyncio.wait_for(heard.get(), 25)
     finally:
         await tenant.stack.conn.unsubscribe(subscription)
 

@@ -136,7 +136,7 @@ async def test_a_standby_takes_over_from_one_that_was_killed(
     gate.mkdir()
     agent = await tenant.agent("gated")
     turn = turn_of(await tenant.enqueue(agent, str(gate)))
-    await until(lambda: there(gate / "asked-1-1"), 20, "the model is asked")
+    await until(lambda: there(gate / "asked-1-1"), 25, "the model is asked")
     [target] = stack.settings.worker.worker_targets
     assert len(await pollers(stack, target)) == 1
     assert len(await pollers(stack, shared_with(target))) == 2

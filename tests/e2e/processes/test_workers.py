@@ -19,7 +19,7 @@ PLAY = json.dumps({"steps": [{"text": "word " * PIECES, "chunks": PIECES, "delay
 async def test_nothing_is_gathered(tenant: Tenant) -> None:
     agent = await tenant.agent("player")
     chunks: list[JsonObject] = []
-    async with tenant.client.watching(agent, include_chunks=True) as events, asyncio.timeout(20):
+    async with tenant.client.watching(agent, include_chunks=True) as events, asyncio.timeout(25):
         turn = turn_of(await tenant.ask({"agent_id": agent, "instruction": PLAY}))
         async for event in events:
             if event.suffix == "chunk":

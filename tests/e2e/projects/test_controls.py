@@ -18,6 +18,8 @@ from turnstile.schema.access import Caller, GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 
+pytestmark = pytest.mark.shared_stack
+
 CLIENT, OPERATOR = Caller("ann"), Caller("root", operates=True)
 PAYS = json.dumps({"steps": [calling(("pay", {"amount": 500})), {"text": "done"}]})
 

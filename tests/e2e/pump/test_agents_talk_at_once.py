@@ -192,7 +192,7 @@ async def test_a_response_stops_turns_in_hand_asleep_and_queued(caller: Caller, 
         assert await hand.settled(command.call) == ("consumed", "already_settled")
         assert await caller.chain(first) == before
     flow = caller.tenant.stack.temporal.get_workflow_handle(f"thread-{first.thread_id}")
-    await asyncio.wait_for(flow.result(), 10)
+    await asyncio.wait_for(flow.result(), 25)
     assert text_in(await caller.ask("alice", Brief(play=play(respond("free"))))) == "free"
 
 

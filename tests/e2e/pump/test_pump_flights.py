@@ -96,7 +96,7 @@ async def test_a_response_ends_what_works_below_it(caller: Caller, tmp_path: Pat
     assert {message.status for message in await caller.messages(first)} == {"handled", "canceled"}
     assert len(await caller.messages(first)) == 3
     flow = caller.tenant.stack.temporal.get_workflow_handle(f"thread-{first.thread_id}")
-    await asyncio.wait_for(flow.result(), 10)
+    await asyncio.wait_for(flow.result(), 25)
 
 
 async def test_requests_that_nobody_had_begun_move_to_a_fresh_segment(caller: Caller, tmp_path: Path) -> None:

@@ -410,7 +410,7 @@ async def test_an_engine_that_is_slow_keeps_no_other_rule_waiting(tenant: Tenant
     watchdog = net.watchdog("engine", "unannounced")
     watchdog._rules = [replace(rule, find=slow) if rule.name == "engine" else rule for rule in watchdog._rules]
     running = asyncio.create_task(watchdog.run(stop))
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), 25)
     turn = await unannounced(tenant)
     await tenant.ended(turn)
     assert watchdog.repairs == {"unannounced": 1}

@@ -24,6 +24,8 @@ from turnstile.schema.ids import AgentTurnId
 from turnstile.temporal import AgentResult, TurnstileAgents
 from turnstile.temporal.agent_calls import WAIT
 
+pytestmark = pytest.mark.shared_stack
+
 SECRET = "a word that no history has"
 
 
@@ -188,7 +190,7 @@ async def test_a_worker_killed_before_it_said_that_it_enqueued_a_turn_makes_no_s
     made = tmp_path / "made"
     async with theirs.process(made) as dying:
         handle = await theirs.start(AskOnce.run, Asked({"agent_id": ALICE, "instruction": says("once")}))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(25):
             await dying.wait()
     async with theirs.working():
         result = await handle.result()

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import pytest
 from nats.aio.msg import Msg
 
 from tests.support.conditions import until
@@ -17,6 +18,8 @@ from turnstile import ToolCall, ToolService
 from turnstile.schema.base import JsonObject
 from turnstile.schema.states import StepPhase
 from turnstile.schema.wire.events import StepEvent
+
+pytestmark = pytest.mark.shared_stack
 
 
 @asynccontextmanager
@@ -52,7 +55,7 @@ async def test_a_tool_tells_how_far_it_is_and_what_comes_too_fast_is_dropped(ten
         turn = turn_of(await tenant.enqueue(CHIEF, steps(calling(("count", {})))))
         ended = await tenant.ended(turn)
         assert result(ended) == 100, answer(ended)
-        first = await asyncio.wait_for(heard.get(), 10)
+        first = await asyncio.wait_for(heard.get(), 25)
     assert (first.agent_turn_id, first.step_id) == (turn, f"{turn}-s1")
     told = first.metadata
     assert (told["tool_call_id"], told["tool_name"]) == (call_of(turn), "count")
@@ -77,14 +80,14 @@ async def test_only_a_calls_own_tool_tells_and_only_while_it_waits(tenant: Tenan
             assert (told["status"], told["error_code"]) == ("rejected", code), more
         told = await tenant.client.request("progress", given)
         assert (told["status"], told["published"]) == ("accepted", True)
-        assert (await asyncio.wait_for(heard.get(), 10)).metadata["message"] == "a [2J b"
+        assert (await asyncio.wait_for(heard.get(), 25)).metadata["message"] == "a [2J b"
         since = time.monotonic()
         fast = await asyncio.gather(*(tenant.client.request("progress", given) for _ in range(30)))
         assert all(each["status"] == "accepted" for each in fast)
         more_told = sum(each["published"] is True for each in fast)
         assert more_told <= 2 + 2 * (time.monotonic() - since)
         for _ in range(more_told):
-            await asyncio.wait_for(heard.get(), 10)
+            await asyncio.wait_for(heard.get(), 25)
         await hand.report(call)
         await hand.ended(turn)
         late = await tenant.client.request("progress", given)

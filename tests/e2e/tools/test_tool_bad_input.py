@@ -18,6 +18,8 @@ from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
 from turnstile.transport.json_messages import decode_object
 
+pytestmark = pytest.mark.shared_stack
+
 MEGABYTE = 1_000_000
 
 

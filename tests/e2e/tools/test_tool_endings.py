@@ -7,6 +7,8 @@ import pytest
 from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 
+pytestmark = pytest.mark.shared_stack
+
 CLOSE = definition("close", after_execution="terminate")
 BOTH = [CLOSE, definition("shut", after_execution="terminate"), definition()]
 ERROR = {"code": "stuck", "message": "it is stuck"}

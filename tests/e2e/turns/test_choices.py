@@ -12,6 +12,8 @@ from turnstile.schema.cards import CardType, ToolContent, content_of
 from turnstile.schema.ids import AgentTurnId, BoxId
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
+pytestmark = pytest.mark.shared_stack
+
 SEND: JsonObject = {
     "name": "send_b",
     "description": "Send a mail to b.",

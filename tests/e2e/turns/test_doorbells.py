@@ -101,7 +101,7 @@ async def test_each_row_is_rung_for(served: Stack, kind: str) -> None:
             return {row["inbox_id"] for row in rows} <= observer.heard.keys()
 
         try:
-            await until(all_heard, 5, "each row was rung for")
+            await until(all_heard, 25, "each row was rung for")
         except AssertionError:
             silent = [row for row in rows if row["inbox_id"] not in observer.heard]
             raise AssertionError([dict(row) for row in silent]) from None

@@ -13,6 +13,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.wire.events import InboxProgress
 
+pytestmark = pytest.mark.shared_stack
+
 BOB = AgentId("bob")
 SLOW: JsonObject = {"text": "one two three four", "chunks": 4, "delay_seconds": 0.1}
 

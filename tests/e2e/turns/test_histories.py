@@ -19,6 +19,8 @@ from tests.support.tenants import Ended, Tenant, new_tenant
 from tests.workflows.recordings import replay
 from turnstile.schema.ids import AgentId
 
+pytestmark = pytest.mark.shared_stack
+
 log = logging.getLogger(__name__)
 MARKER = "xyzzy-marker"
 NUMBER = re.compile(r'(?<=[:\[,])\s*"?-?\d[\d.]*"?(?=\s*[,}\]])')

@@ -65,7 +65,7 @@ async def serving(service: ToolService, stack: Stack) -> AsyncGenerator[None]:
     """The tool, while the block runs."""
     stop, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(service.run(stack.endpoints.nats_url, stop=stop, ready=ready.set))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         await ready.wait()
     try:
         yield

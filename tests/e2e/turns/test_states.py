@@ -17,6 +17,8 @@ from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import HeadStatus
 from turnstile.workflows.options import TURN_PROJECT, TURN_STATUS, WORKER_TARGET, turn_workflow_id
 
+pytestmark = pytest.mark.shared_stack
+
 SLOW: JsonObject = {"text": "one two three four", "chunks": 4, "delay_seconds": 0.1}
 CLOSE = definition("close", after_execution="terminate")
 

@@ -37,7 +37,7 @@ async def streaming(hand: Hand, *steps: Any) -> AgentTurnId:
     """A turn whose model is in the middle of its words."""
     async with hand.tenant.client.watching(hand.agent, include_chunks=True) as events:
         turn = await hand.start(*(steps or (STREAM,)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             async for event in events:
                 if event.suffix == "chunk" and event.payload["chunk_type"] == "content":
                     return turn

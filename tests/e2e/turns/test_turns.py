@@ -139,7 +139,7 @@ def card_ids(event: StoredEvent) -> list[str]:
 async def test_an_answer_is_streamed_in_chunks(tenant: Tenant) -> None:
     agent = await tenant.agent("streamed")
     chunks: list[JsonObject] = []
-    async with tenant.client.watching(agent, include_chunks=True) as events, asyncio.timeout(20):
+    async with tenant.client.watching(agent, include_chunks=True) as events, asyncio.timeout(25):
         turn = turn_of(await tenant.enqueue(agent))
         missing = {"task", "end"}
         async for event in events:
@@ -466,7 +466,7 @@ async def test_a_profile_edited_in_the_middle_changes_nothing_in_hand(tenant: Te
     agent = await tenant.agent("gated", system_prompt_template="the old prompt", llm={"temperature": 0.1}, max_steps=4)
     running = turn_of(await tenant.enqueue(agent, str(tmp_path)))
     waiting = turn_of(await tenant.enqueue(agent, str(tmp_path)))
-    await until(lambda: exists(tmp_path / "asked-1-1"), 10, "the first step asks")
+    await until(lambda: exists(tmp_path / "asked-1-1"), 25, "the first step asks")
     new_prompt = {"system_prompt_template": "the new prompt"}
     await tenant.profile(f"{agent}-profile", "mirror", llm={"temperature": 0.2}, **new_prompt)
     tmp_path.joinpath("1").touch()
@@ -502,7 +502,7 @@ async def test_a_durable_enqueue_is_answered_by_its_ack(tenant: Tenant) -> None:
         first = asyncio.ensure_future(anext(event async for event in events if event.suffix == "enqueue_ack"))
         assert await tenant.client.command("enqueue", {"agent_id": agent, "instruction": "hello"}, "request-1")
         assert not await tenant.client.command("enqueue", {"agent_id": agent, "instruction": "hello"}, "request-1")
-        ack = await asyncio.wait_for(first, 10)
+        ack = await asyncio.wait_for(first, 25)
     assert ack.payload["request_id"] == "request-1"
     reply = EnqueueReply.model_validate(ack.payload)
     ended = await tenant.ended(turn_of(reply))

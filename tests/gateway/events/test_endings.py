@@ -73,7 +73,7 @@ async def test_whoever_opened_a_stream_learns_how_it_ended(
     if closes:
         closing.set()
     stream = EventStream(pieces(endless=endless), streaming, contextlib.nullcontext(), gone, cut, b"farewell")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(25):
         await stream({"type": "http", "method": "GET", "client": ("c", 1)}, client.receive, client.send)
     assert sorted(heard) == sorted(called)
     if got is not None:

@@ -98,7 +98,7 @@ async def test_words_that_waited_for_a_question_come_after_it(counting: Counting
     turn = await sleeping(counting)
     async with in_flight(counting, lambda conn: asks_on(conn, "b", requester_may_decide=False)):
         said = asyncio.ensure_future(counting.run(lambda conn: WORDS[kind](conn, turn)))
-        await (asyncio.wait_for(said, 10) if kind == "report" else until_waiting(counting))
+        await (asyncio.wait_for(said, 25) if kind == "report" else until_waiting(counting))
     await said
     assert await responds(counting, "b") == "accepted"
     await end(counting, turn)

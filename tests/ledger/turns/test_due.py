@@ -61,7 +61,7 @@ async def test_a_row_that_another_claim_has_locked_is_skipped(agents: Pool) -> N
     async def locks(conn: Connection) -> Any:
         return await conn.fetch("SELECT FROM state.agent_inbox WHERE inbox_id = $1 FOR NO KEY UPDATE", first)
 
-    async with in_flight(agents, locks), asyncio.timeout(10):
+    async with in_flight(agents, locks), asyncio.timeout(25):
         assert [row.inbox_id for row in await claim(agents, ALICE)] == [second, last]
 
 

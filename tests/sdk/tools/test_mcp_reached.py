@@ -61,7 +61,7 @@ async def two_seats(params: types.ElicitRequestParams) -> types.ElicitResult:
 async def booked(connection: McpConnection) -> object:
     """What a call comes to that asks a person."""
     book = (await connection.listing()).tools["book"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         answer = await connection.call("book", {}, meta={}, ask=two_seats, progress=unheard)
     return result_of(connection.entry, book, answer)["value"]
 
@@ -120,7 +120,7 @@ async def test_each_question_of_calls_at_once_comes_to_its_own_call(transport: s
         people = [_Seats(number) for number in range(1, 5)]
         for person in people:
             person.may_answer.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(25):
             assert await asyncio.gather(*(booking(connection, p) for p in people)) == [1, 2, 3, 4]
             slow, next_one = _Seats(7), _Seats(8)
             first = asyncio.create_task(booking(connection, slow))
@@ -163,7 +163,7 @@ async def test_a_question_that_may_be_of_several_calls_waits_and_comes_to_none_t
     async def unnamed() -> bool:
         return not owners.names_calls
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         a, b = asyncio.create_task(call("quiet", 1, one)), asyncio.create_task(call("other", 2, two))
         await until(both_run, 5, "both run: nothing says yet that a question would not name its call")
         asks = asyncio.create_task(owners.owner())
@@ -195,7 +195,7 @@ async def test_an_answer_of_the_older_transport_is_bounded() -> None:
         entry = McpServer.model_validate({"url": f"{url}/sse", "transport": "sse", "max_message_bytes": 8192})
         async with connected("kind", entry, os.environ) as connection:
             with pytest.raises(TurnstileError) as failed:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(25):
                     await connection.call("echo", {"text": "x" * 9000}, meta={}, ask=two_seats, progress=unheard)
             assert failed.value.code == "mcp_disconnected"
             assert connection.closed.is_set()
@@ -267,10 +267,10 @@ async def test_a_message_that_a_server_of_the_older_transport_does_not_take_ends
             calling = asyncio.create_task(
                 connection.call("add", {}, meta={}, ask=two_seats, progress=unheard), name="calling"
             )
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(25):
                 await connection.closed.wait()
         with pytest.raises(TurnstileError) as failed:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(25):
                 await calling
         assert failed.value.code == "mcp_disconnected"
         events[0].close()

@@ -51,7 +51,7 @@ async def playing(stack: Stack, tool: Gated) -> AsyncGenerator[asyncio.Task[Play
 
 
 async def until_settled(stack: Stack, tool: Gated) -> None:
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(25):
         while await stack.unsettled(tool.target, "gated"):  # noqa: ASYNC110 -- the server sets no event
             await asyncio.sleep(0.05)
 

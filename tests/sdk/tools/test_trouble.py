@@ -42,7 +42,7 @@ async def test_a_full_disk_is_told_as_one_and_what_was_accepted_is_done_when_it_
         stopped = await client.request("stop", {"agent_turn_id": waits})
         assert stopped["status"] == "accepted", stopped
         assert (await waiter.wait(waits, 15)).status is TurnStatus.CANCELED
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(25):
             answer = await anext(event.payload async for event in events if event.suffix == "enqueue_ack")
         assert (answer["status"], answer["request_id"]) == ("accepted", "r1"), answer
         assert (await waiter.wait(AgentTurnId(str(answer["agent_turn_id"])), 15)).status is TurnStatus.SUCCESS

@@ -132,7 +132,7 @@ async def test_ctrl_c_leaves_a_wait_at_once(way: Way) -> None:
     assert process.stdout is not None
     turn = (await process.stdout.readline()).decode().strip()
     process.send_signal(signal.SIGINT)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(25):
         _, errors = await process.communicate()
     assert process.returncode == -signal.SIGINT
     assert errors.decode().rstrip().endswith("KeyboardInterrupt")

@@ -97,7 +97,7 @@ class TurnstileProcess:
         if process.returncode is None:
             process.send_signal(number)
         try:
-            return await asyncio.wait_for(process.wait(), 20)
+            return await asyncio.wait_for(process.wait(), 25)
         except TimeoutError:
             process.kill()
             raise

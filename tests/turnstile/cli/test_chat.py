@@ -64,7 +64,7 @@ class Terminal:
         """The end of the input; returns the exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), 25)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
     assert [added.code for added in await asyncio.gather(*adding)] == [0, 0]
     yield home
     process.send_signal(signal.SIGINT)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(25):
         assert await process.wait() == 0
     await until_gone(home / ".turnstile")
 
@@ -290,7 +290,7 @@ async def test_watch_an_agent_until_interrupted(home: Path) -> None:
     assert "Hello! You asked: watched" in told
     assert "running, epoch" in told
     watching.send_signal(signal.SIGINT)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         assert await watching.wait() == 130
 
 

@@ -165,7 +165,7 @@ async def test_ctrl_c_leaves_the_turn_running_and_says_how_to_find_it(machine: M
     asking = await launch("enqueue", ALICE, slow, "--wait", *own, cwd=machine.directory)
     turn = (await read_until(asking.stdout, "turn")).split()[1]
     asking.send_signal(signal.SIGINT)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(25):
         _, err = await asking.communicate()
     assert asking.returncode == 130
     told = " ".join(err.decode().split())

@@ -48,7 +48,7 @@ async def test_a_missing_worker_is_told_and_ctrl_c_says_that_the_turn_goes_on(st
         sending = turnstile(*message, cwd=stack.directory)
         sent, _ = await asyncio.gather(sending, read_until(asking.stderr, "waiting: no worker serves"))
         asking.send_signal(signal.SIGINT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             out, err = await asking.communicate()
     assert (sent.code, sent.err.count("no worker with listeners serves")) == (3, 2), sent.err
     assert asking.returncode == 130

@@ -17,6 +17,8 @@ from tests.support.tenants import Tenant
 from tests.support.tools import Hand, calling, hand_of
 from turnstile.schema.access import GatewayRole
 
+pytestmark = pytest.mark.shared_stack
+
 ASKS = json.dumps({"steps": [calling(("ask_human", {"question": "Which?", "choices": ["a", "b"]}))]})
 PAYS = json.dumps({"steps": [calling(("pay", {"amount": 5})), {"text": "paid"}]})
 INPUT = "TASK_STATE_INPUT_REQUIRED"

@@ -21,6 +21,8 @@ from tests.support.gateway import serving, token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile.schema.access import GatewayRole
 
+pytestmark = pytest.mark.shared_stack
+
 WORDS = "".join(f"word-{number} " for number in range(60))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 30, "delay_seconds": 0.02}]})
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})

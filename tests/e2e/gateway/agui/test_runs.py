@@ -15,6 +15,8 @@ from tests.support.tools import calling, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId
 
+pytestmark = pytest.mark.shared_stack
+
 WORDS = "".join(f"word-{number} " for number in range(60))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 30, "delay_seconds": 0.03}]})
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})

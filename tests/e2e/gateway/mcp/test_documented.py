@@ -14,6 +14,8 @@ from tests.support.paths import ROOT
 from tests.support.tenants import Tenant
 from turnstile.schema.ids import AgentId
 
+pytestmark = pytest.mark.shared_stack
+
 
 @pytest.mark.long
 async def test_the_program_of_the_page_prints_what_the_page_says(

@@ -20,6 +20,8 @@ from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import AgentId, AgentTurnId
 
+pytestmark = pytest.mark.shared_stack
+
 QUESTION = ("ask_human", {"question": "Which?", "choices": ["a", "b"]})
 PAYMENT = ("pay", {"amount": 5})
 
