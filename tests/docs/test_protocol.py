@@ -237,7 +237,7 @@ def test_the_payload_of_a_subject_is_as_the_page_says(entry: Entry) -> None:
 
 def test_each_rule_of_the_safety_net_is_on_the_page_and_has_a_test() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bridge").rglob("*.py"))
-    rules = set(re.findall(r'\b(?:Rule|_rows)\(\s*"(\w+)"', code))
+    rules = set(re.findall(r'\b(?:SafetyRule|_rows)\(\s*"(\w+)"', code))
     on_page = table(section(PAGE, "## 8. "), "")
     assert {cells[0].replace(", ", "_") for cells in on_page} == rules
     settings = {f"{name}_seconds" for name in re.findall(r"`(\w+)_seconds`", " ".join(cells[1] for cells in on_page))}
