@@ -25,8 +25,8 @@ SHARED = {
     "sign_off": "both",
     "check_schema": "both",
     "Pool": "both",
-    "Hold": "both",
-    "Held": "both",
+    "ExclusiveLock": "both",
+    "LockTaken": "both",
     "LOCK_TIMES": "both",
     "try_hold": "both",
 }
