@@ -1,8 +1,9 @@
 """Delegating calls as commands: `cmd.sys.pmo.internal.{tool}`, answered as any tool answers (protocol §5, §12).
 
 A command is a pointer: who asks, for which turn and with which arguments is read from the call's own row and card, so
-that neither its headers nor its payload can make a child for anybody else. One that fits no call of its project, its
-channel and its tool is recorded in `state.rejections` and terminated. A refusal is a failed result of the call, never
+that neither its headers nor its payload can make a child for anybody else. A call of a program of v1r4 has a card and
+an anchor instead of a row (`peer_calls`). One that fits no call of its project, its channel and its tool is recorded in
+`state.rejections` and terminated. A refusal is a failed result of the call, never
 an end of its turn. A command is settled only after its call was answered or waits for a batch; one that a bridge took
 and did not settle comes again, and makes nothing twice. A call that fails for an unknown reason is tried `failures`
 times; then its result is `internal_error`.
@@ -18,7 +19,9 @@ from nats.aio.msg import Msg
 from pydantic import ValidationError
 
 from turnstile.bridge.delegation.handlers import Delegation
+from turnstile.bridge.delegation.peer_calls import PeerDelegation
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.ledger.delegation.peer_calls import PeerCall, answer_peer_call, find_peer_call
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import ParentCall, find_call
@@ -59,6 +62,7 @@ class DelegatingCommand:
     channel_id: ChannelId
     tool: PmoTool
     tool_call_id: ToolCallId
+    payload: ToolCommandPayload
 
 
 def read_delegating_command(msg: Msg) -> DelegatingCommand:
@@ -79,7 +83,7 @@ def read_delegating_command(msg: Msg) -> DelegatingCommand:
     if payload.tool_name != tool:
         raise BadRequest(f"the payload names another tool than the subject's {tool}")
     call = ToolCallId(token(sent.get(headers.TOOL_CALL_ID, ""), headers.TOOL_CALL_ID))
-    return DelegatingCommand(subject.project_id, subject.channel_id, tool, call)
+    return DelegatingCommand(subject.project_id, subject.channel_id, tool, call, payload)
 
 
 @dataclass
@@ -122,51 +126,73 @@ class DelegatingCommands:
             await self._refuse(msg, None, error)
             return Reject()
         with about(project_id=command.project_id, tool_call_id=command.tool_call_id):
+            call: ParentCall | PeerCall | None
             call = await self.pool.run(lambda conn: find_call(conn, command.project_id, command.tool_call_id))
+            if call is None:
+                card = command.payload.tool_call_card_id
+                call = await self.pool.run(
+                    lambda conn: find_peer_call(conn, command.project_id, command.tool_call_id, card)
+                )
             try:
-                parent = _checked(command, call, headers_of(msg))
+                call = _checked(command, call, headers_of(msg))
             except TurnstileError as error:
                 await self._refuse(msg, command, error)
                 return Reject()
-            if parent.waits:
-                await self._answer(command, parent, msg.metadata.num_delivered)
+            if call.waits:
+                await self._answer(command, call, msg.metadata.num_delivered)
         return Done()
 
-    async def _answer(self, command: DelegatingCommand, call: ParentCall, deliveries: int) -> None:
+    async def _answer(self, command: DelegatingCommand, call: ParentCall | PeerCall, deliveries: int) -> None:
         """Run the call and report its result; raises what may pass."""
         started, status, code = time.perf_counter(), "accepted", ""
         try:
-            outcome = await self.delegation.run(command.tool, call)
+            if isinstance(call, PeerCall):
+                outcome = await PeerDelegation(self.delegation).run(command.tool, call)
+            else:
+                outcome = await self.delegation.run(command.tool, call)
             if outcome is not None:
-                await self._report(call, TurnStatus.SUCCESS, outcome, None)
+                await self._report(command, call, TurnStatus.SUCCESS, outcome, None)
         except ServerUnavailable:
             raise
         except ProvisionRefused as refusal:
             status = "rejected"
-            await self._report(call, TurnStatus.SUCCESS, refusal.result(), None)
+            await self._report(command, call, TurnStatus.SUCCESS, refusal.result(), None)
         except DelegationRefused as refusal:
             status, code = "rejected", refusal.reason
-            await self._report(call, TurnStatus.FAILED, refusal.result(), refusal.error())
+            await self._report(command, call, TurnStatus.FAILED, refusal.result(), refusal.error())
         except (Refused, BadRequest) as refusal:
             status, code = "rejected", refusal.code
             if code not in _SETTLED:
                 result: JsonObject = {"status": "rejected", "error_code": code, "error_message": str(refusal)}
                 error = ToolError(code=code, message=str(refusal))
-                await self._report(call, TurnStatus.FAILED, result, error)
+                await self._report(command, call, TurnStatus.FAILED, result, error)
         except Exception:
             status = "error"
             if deliveries < self.failures:
                 raise
             logger.exception("a delegating call is given up after %d tries", deliveries)
             trouble = DelegationRefused("internal_error", f"{command.tool}: the bridge failed; see its log")
-            await self._report(call, TurnStatus.FAILED, trouble.result(), trouble.error())
+            await self._report(command, call, TurnStatus.FAILED, trouble.result(), trouble.error())
         finally:
             verb = f"pmo.{command.tool}"
             self.telemetry.meter.count(Metric.VERBS, verb=verb, status=status)
             self.telemetry.meter.observe(Metric.VERB_SECONDS, time.perf_counter() - started, verb=verb)
 
-    async def _report(self, call: ParentCall, status: TurnStatus, result: JsonObject, error: ToolError | None) -> None:
+    async def _report(
+        self,
+        command: DelegatingCommand,
+        call: ParentCall | PeerCall,
+        status: TurnStatus,
+        result: JsonObject,
+        error: ToolError | None,
+    ) -> None:
         """Report the result as any tool does; a call that a batch holds is the batch's to answer."""
+        if isinstance(call, PeerCall):
+            after = command.payload.after_execution
+            ring = await self.pool.run(lambda conn: answer_peer_call(conn, call, after, status, result, error))
+            if ring is not None:
+                await publish_best_effort(self.publisher, ring.doorbell(SENDER, "report"))
+            return
         request = ReportRequest(tool_call_id=call.tool_call_id, status=status, result=result, error=error)
         try:
             reported = await report(self.pool, call.project_id, request)
@@ -190,7 +216,9 @@ class DelegatingCommands:
         await self.pool.run(lambda conn: reject(conn, project, SOURCE, error.code, why, ids))
 
 
-def _checked(command: DelegatingCommand, call: ParentCall | None, sent: dict[str, str]) -> ParentCall:
+def _checked(
+    command: DelegatingCommand, call: ParentCall | PeerCall | None, sent: dict[str, str]
+) -> ParentCall | PeerCall:
     """The call that the command is for; raises `Refused` if it is for none, or says that it is another's."""
     if call is None:
         raise Refused("unknown_call", "the project has no such call")

@@ -227,8 +227,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Core flow",
         "`cmd.sys.pmo.internal.*` for the orchestrator's tools",
         "bridge/delegation/commands.py",
-        "            if parent.waits:\n",
-        "            if not parent.waits:\n",
+        "            if call.waits:\n",
+        "            if not call.waits:\n",
         "tests/e2e/delegation/test_delegate.py::test_a_new_agent_gets_the_task_and_the_caller_its_ids_at_once",
     ),
     Mutation(

@@ -1,7 +1,8 @@
 -- Fills what a v1r4 writer leaves out of an inbox row, or writes as null: it keeps ids in the payload, knows no retry
--- clock, queues a turn as due at once, and consumes its command anchors without archiving them. A tool that was called
--- before an era began reports under the epoch of then: the report is for the call as it waits now. Rows that have a
--- digest are the kernel's own turns, which lack nothing.
+-- clock, queues a turn as due at once, consumes its command anchors without archiving them, and gives a stop a name of
+-- its own: here it has its turn's, by which the turn's end settles it. A tool that was called before an era began
+-- reports under the epoch of then: the report is for the call as it waits now. Rows that have a digest are the kernel's
+-- own turns, which lack nothing.
 CREATE OR REPLACE FUNCTION state.fill_inbox() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF (NEW.created_at IS NULL OR NEW.next_retry_at IS NULL OR NEW.agent_turn_id IS NULL OR NEW.turn_epoch IS NULL
@@ -9,7 +10,8 @@ BEGIN
         OR NEW.payload IS NULL OR NEW.context_headers ->> 'traceparent' IS NULL
         OR NEW.context_headers ->> 'CG-Recursion-Depth' IS NULL
         OR (NEW.status = 'queued' AND NEW.next_retry_at <> 'infinity')
-        OR (NEW.status IN ('consumed', 'skipped', 'error') AND NEW.archived_at IS NULL)) IS NOT TRUE THEN
+        OR (NEW.status IN ('consumed', 'skipped', 'error') AND NEW.archived_at IS NULL)
+        OR (NEW.message_type = 'stop' AND NEW.correlation_id <> NEW.agent_turn_id)) IS NOT TRUE THEN
         RETURN NEW;
     END IF;
     NEW.channel_id := coalesce(NEW.channel_id, 'public');
@@ -27,6 +29,9 @@ BEGIN
     NEW.turn_epoch := coalesce(NEW.turn_epoch, state.as_epoch(NEW.payload ->> 'turn_epoch'), 0);
     NEW.correlation_id := coalesce(NEW.correlation_id, NEW.payload ->> 'tool_call_id',
         NEW.payload ->> 'correlation_id');
+    IF NEW.message_type = 'stop' THEN
+        NEW.correlation_id := NEW.agent_turn_id;
+    END IF;
     IF NEW.status IN ('consumed', 'skipped', 'error') THEN
         NEW.archived_at := coalesce(NEW.archived_at, now());
     END IF;

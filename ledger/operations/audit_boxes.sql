@@ -122,8 +122,8 @@ ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cards_are_in_their_boxes :many
 -- Protocol §2.9: the cards of a turn are in its output box, and in no other box that existed before it; never in its
--- context box. Only results that no call took, and what no step asked with (§6, steer), are in no box. Turns that are
--- over are found by their outcomes, the few others by lookup.
+-- context box. Only results that no call took, calls of v1r4's programs that no turn makes (§12.11), and what no step
+-- asked with (§6, steer), are in no box. Turns that are over are found by their outcomes, the few others by lookup.
 SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata ->> 'agent_turn_id',
                           'card_id', c.card_id,
                           'box_id', b.box_id) AS ids,
@@ -145,6 +145,10 @@ WHERE o.agent_turn_id IS NULL
   AND CASE WHEN b.card_id IS NULL
            THEN c.metadata ->> 'type' NOT IN ('tool.result', 'task.steer')
                 AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
+                AND NOT (c.metadata ->> 'type' = 'tool.call' AND EXISTS (
+                    SELECT FROM state.agent_inbox a
+                    WHERE a.correlation_id = c.tool_call_id AND a.project_id = c.tenant_id
+                      AND a.message_type = 'command_anchor'))
            ELSE b.box_id::text = t.context_box_id
                 OR (b.box_id::text <> t.output_box_id AND c.created_at - interval '1 minute' > x.created_at) END
   AND (:since_id::text IS NULL OR (c.card_id >= :since_id AND c.card_id < '1'))

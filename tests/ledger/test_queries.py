@@ -25,7 +25,7 @@ from turnstile.ledger.access import (
 )
 from turnstile.ledger.access.tasks import TargetDescription, TaskRow
 from turnstile.ledger.budgets import attempts, model_queues, prices
-from turnstile.ledger.delegation import provision, targets
+from turnstile.ledger.delegation import peer_calls, provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
@@ -180,6 +180,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "end_message": hops._Ended,
     "enqueue_turn": ENQUEUED,
     "find_targets": targets.Target,
+    "find_peer_call": peer_calls.PeerCall,
+    "answer_peer_call": {"inbox_id", "in_hand"},
     "read_prompt_roster": {"display_name", "profiles"},
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "count_in_hand": recovery.InHand,

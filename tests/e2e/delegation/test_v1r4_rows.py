@@ -5,13 +5,15 @@ import json
 import pytest
 from pydantic import JsonValue
 
+from tests.support.conditions import until
 from tests.support.delegation import answers, fork, says, steps, task
 from tests.support.tenants import Tenant
 from tests.support.tools import calling
 from turnstile.ledger.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import TextContent, content_of
-from turnstile.schema.ids import AgentId, new_box_id
+from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id
+from turnstile.schema.wire import headers
 
 pytestmark = pytest.mark.shared_stack
 
@@ -141,3 +143,67 @@ async def test_what_is_ours_is_refused_by_a_row_that_does_not_have_it(tenant: Te
     ended = await tenant.turn(PRINCIPAL, steps(fork([task("Associate_WordCount_Mapper", says("x"))], join="any"), last))
     assert ended.results()[0][1] == "invalid_arguments"
     assert ended.view.status == "success"
+
+
+ANCHOR = """
+    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode,
+        correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status, retry_count, next_retry_at,
+        last_error, defer_reason, created_at)
+    VALUES ($1, $2, $3, 'public', 'command_anchor', 'call', $4, $5, 0, $6::text::jsonb, '{}', 'consumed', 0, NOW(),
+        NULL, NULL, NOW()) ON CONFLICT DO NOTHING RETURNING inbox_id"""
+SAVE_CALL = """
+    INSERT INTO cards (card_id, tenant_id, content, tool_call_id, metadata)
+    VALUES ($1, $2, $3::text::jsonb, $4, $5::text::jsonb)"""
+
+
+async def called(tenant: Tenant, tool: str, arguments: JsonObject) -> JsonObject:
+    """What their `ToolCaller` reads, after it has written card and anchor and sent the command, in the chief's name."""
+    call, turn = f"call_{tool}", f"turn_gc_{tool}"
+    content = {"__type__": "ToolCallContent", "tool_name": tool, "arguments": arguments, "status": "called"}
+    metadata = {"type": "tool.call", "author_id": PRINCIPAL, "agent_turn_id": turn, "step_id": f"step_gc_{tool}"}
+    await tenant.rows(SAVE_CALL, f"card-{tool}", tenant.project, json.dumps(content), call, json.dumps(metadata))
+    sent = {
+        headers.TRACEPARENT: headers.new_traceparent(),
+        headers.DEPTH: "0",
+        headers.PROJECT_ID: tenant.project,
+        headers.CHANNEL_ID: "public",
+        headers.AGENT_ID: PRINCIPAL,
+        headers.TURN_ID: turn,
+        headers.TURN_EPOCH: "0",
+        headers.TOOL_CALL_ID: call,
+    }
+    await tenant.rows(ANCHOR, f"anchor-{tool}", tenant.project, PRINCIPAL, call, turn, json.dumps(sent))
+    payload = {"tool_name": tool, "after_execution": "suspend", "tool_call_card_id": f"card-{tool}"}
+    subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.pmo.internal.{tool}"
+    for _ in range(2):
+        await tenant.stack.conn.js.publish(subject, json.dumps(payload).encode(), headers=sent)
+
+    async def card() -> JsonObject | None:
+        rows = await tenant.rows(
+            "SELECT c.content FROM state.agent_inbox i JOIN cards c ON c.card_id = i.payload ->> 'tool_result_card_id'"
+            " WHERE i.project_id = $1 AND i.agent_id = $2 AND i.correlation_id = $3 AND i.message_type = 'tool_result'",
+            tenant.project,
+            PRINCIPAL,
+            call,
+        )
+        return json.loads(rows[0]["content"]) if rows else None
+
+    return await until(card, 25, f"{tool} is answered")
+
+
+async def test_calls_of_their_programs_are_served_or_refused(tenant: Tenant) -> None:
+    await bootstrapped(tenant)
+    mapper = "Associate_WordCount_Mapper"
+    asked: JsonObject = {"target_strategy": "new", "target_ref": mapper, "instruction": says("mapped")}
+    one = await called(tenant, "delegate_async", {**asked, "metadata": {"source": "theirs"}})
+    result = one["result"]
+    assert isinstance(result, dict)
+    assert (one["status"], result["status"]) == ("success", "accepted")
+    child = await tenant.ended(AgentTurnId(str(result["agent_turn_id"])))
+    assert child.deliverable() == "mapped"
+    made = await called(tenant, "provision_agent", {"action": "ensure", "agent_id": "made", "profile_name": mapper})
+    assert made["result"] == {"status": "accepted", "agent_id": "made", "roster_updated": True}
+    denied = await called(tenant, "launch_principal", {"profile_name": "Principal_WordCount", "instruction": "x"})
+    assert (denied["status"], denied["error"]["code"]) == ("failed", "auth_failed")  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+    forked = await called(tenant, "fork_join", {"tasks": [asked]})
+    assert forked["result"]["error_detail"] == {"reason": "needs_a_turn"}  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]

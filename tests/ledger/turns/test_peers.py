@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -22,8 +23,10 @@ from tests.support.ledger.calls import (
     written_report,
 )
 from tests.support.ledger.invariants import assert_invariants
+from turnstile.ledger.delegation.peer_calls import PeerCall, answer_peer_call, find_peer_call
 from turnstile.ledger.pool import Pool
-from turnstile.schema.ids import new_box_id, uuid7
+from turnstile.schema.ids import AgentId, CardId, ToolCallId, new_box_id, uuid7
+from turnstile.schema.states import AfterExecution, TurnStatus
 
 HEADERS = json.dumps(
     {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "CG-Recursion-Depth": "0"}
@@ -228,7 +231,107 @@ async def test_a_turn_that_they_queue_behind_another_is_the_next(agents: Pool) -
     assert (claimed.verdict, claimed.inbox_id) == ("start", row)
 
 
-async def test_their_api_lists_the_projects_there_are(agents: Pool) -> None:
-    [found] = await rows(agents, "SELECT * FROM public.projects ORDER BY project_id ASC LIMIT 100 OFFSET 0")
-    assert (found["project_id"], found["title"], found["status"]) == (PROJECT, PROJECT, "active")
-    assert found["owner_id"]
+CREATE_PROJECT = """
+    INSERT INTO public.projects (project_id, title, status, owner_id) VALUES ($1, $2, 'active', $3)
+    ON CONFLICT (project_id) DO NOTHING RETURNING *"""
+
+UPSERT_AGENT = """
+    INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, display_name,
+        owner_agent_id, status, metadata)
+    VALUES ($1, $2, $3::text::uuid, $4, '[]', $2, NULL, 'active', '{}')
+    ON CONFLICT (project_id, agent_id) DO UPDATE SET profile_box_id=EXCLUDED.profile_box_id,
+        worker_target=EXCLUDED.worker_target, tags=EXCLUDED.tags,
+        metadata=COALESCE(resource.project_agents.metadata, '{}'::jsonb) || EXCLUDED.metadata"""
+
+
+async def test_their_api_lists_makes_changes_and_removes_projects(agents: Pool) -> None:
+    [own] = await rows(agents, "SELECT * FROM public.projects ORDER BY project_id ASC LIMIT 100 OFFSET 0")
+    assert (own["project_id"], own["title"], own["status"]) == (PROJECT, PROJECT, "active")
+    assert await rows(agents, CREATE_PROJECT, PROJECT, "again", "me") == []
+    [made] = await rows(agents, CREATE_PROJECT, "p2", "Second", "me")
+    assert (made["title"], made["status"], made["owner_id"]) == ("Second", "active", "me")
+    changed = "UPDATE public.projects SET title=$2, status=$3 WHERE project_id=$1 RETURNING *"
+    assert (await rows(agents, changed, "p2", "Third", "archived"))[0]["title"] == "Third"
+    with pytest.raises(asyncpg.CheckViolationError):
+        await rows(agents, changed, "p2", "Third", "gone")
+    assert await rows(agents, "DELETE FROM public.projects WHERE project_id=$1 RETURNING 1", "p2")
+
+
+async def test_an_agent_that_their_api_makes_is_no_finding_and_takes_turns(agents: Pool) -> None:
+    """The fixture runs the audit."""
+    box = await value(agents, "SELECT profile_box_id::text FROM resource.project_agents WHERE agent_id = 'alice'")
+    target = await value(agents, "SELECT worker_target FROM resource.project_agents WHERE agent_id = 'alice'")
+    for _ in range(2):
+        await rows(agents, UPSERT_AGENT, PROJECT, "theirs", box, target)
+        await rows(agents, IDLE_HEAD, PROJECT, "theirs", box, None, None)
+    head = "SELECT status, active_channel_id FROM state.agent_state_head WHERE agent_id = 'theirs'"
+    [row] = await rows(agents, head)
+    assert (row["status"], row["active_channel_id"]) == ("idle", None)
+    assert (await lease(agents, AgentId("theirs"))).turn_epoch == 1
+
+
+@pytest.mark.parametrize("in_hand", [True, False])
+async def test_a_call_of_their_programs_is_found_by_card_and_anchor_and_answered_once(
+    agents: Pool, in_hand: bool
+) -> None:
+    """In hand: of their UI worker, whose turn sleeps; else of their API, which only looks for the row."""
+    turn, epoch = "turn_gc_1", 0
+    if in_hand:
+        epoch = await value(agents, LEASE, PROJECT, ALICE, turn, None, None, None)
+    content = {"__type__": "ToolCallContent", "tool_name": "delegate_async", "arguments": {"a": 1}, "status": "called"}
+    metadata = {
+        "type": "tool.call",
+        "author_id": ALICE,
+        "agent_turn_id": turn,
+        "step_id": "step_gc",
+        "tool_call_id": "c",
+    }
+    card = (
+        "INSERT INTO cards (card_id, tenant_id, content, tool_call_id, metadata) VALUES ($1,$2,$3::jsonb,'c',$4::jsonb)"
+    )
+    await rows(agents, card, "card", PROJECT, json.dumps(content), json.dumps(metadata))
+    call = ToolCallId("c")
+
+    async def find(card_id: str = "card") -> PeerCall | None:
+        return await agents.run(lambda conn: find_peer_call(conn, PROJECT, call, CardId(card_id)))
+
+    assert await find() is None  # without an anchor it is nobody's
+    await rows(agents, INBOX, "anchor", PROJECT, ALICE, "command_anchor", "c", turn, epoch, HEADERS, "{}", "consumed")
+    assert await find("other") is None
+    found = await find()
+    assert found is not None
+    assert (found.agent_id, found.arguments, found.waits, found.turn_epoch) == (ALICE, {"a": 1}, True, epoch)
+    answer = partial(
+        answer_peer_call,
+        call=found,
+        after_execution=AfterExecution.SUSPEND,
+        status=TurnStatus.SUCCESS,
+        result={"status": "accepted"},
+        error=None,
+    )
+    rings = [await agents.run(answer) for _ in range(2)]
+    assert [ring and ring.inbox_id for ring in rings] == ["pmo-c" if in_hand else None, None]
+    [row] = await rows(agents, "SELECT status, payload FROM state.agent_inbox WHERE message_type = 'tool_result'")
+    assert row["status"] == ("pending" if in_hand else "consumed")
+    assert json.loads(row["payload"]).keys() == {"status", "after_execution", "tool_result_card_id"}
+    answered = await find()
+    assert answered is not None
+    assert not answered.waits
+    if in_hand:
+        consume = "UPDATE state.agent_inbox SET status='consumed', archived_at=NOW() WHERE inbox_id='pmo-c'"
+        await rows(agents, consume)
+        await rows(agents, IDLE, PROJECT, ALICE, epoch, turn)
+
+
+async def test_a_stop_of_their_api_is_settled_by_the_end_of_its_turn(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    stop = f"inbox_{uuid7()}"
+    for row in (stop, f"{stop}-again"):
+        values = (row, PROJECT, ALICE, "stop", f"stop_{row}", turn.agent_turn_id, turn.turn_epoch, HEADERS)
+        await rows(agents, INBOX, *values, '{"reason": "x"}', "pending")
+    [claimed] = await claim(agents, ALICE)
+    assert (claimed.verdict, claimed.inbox_id) == ("signal", stop)
+    await finish(agents, turn)
+    found = await rows(agents, "SELECT inbox_id, status FROM state.agent_inbox WHERE message_type = 'stop'")
+    assert [(row["inbox_id"], row["status"]) for row in found] == [(stop, "skipped")]  # it ended otherwise
