@@ -22,7 +22,15 @@ from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.lease import Claim, LiveTurn
 from turnstile.ledger.turns.steps import begin_step
 from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
-from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
+from turnstile.rules.tool_specs import (
+    OUTPUT_INVALID,
+    RESULT_FIELDS_MISSING,
+    Accepted,
+    has_fields,
+    typed,
+    wanted_fields,
+)
+from turnstile.rules.turn_config import output_schema_of
 from turnstile.rules.turn_ends import STOPPED, Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, StepRecord
 from turnstile.runtime.faults import Fault, hit
@@ -203,18 +211,25 @@ class InboxService(Claims):
             return _failure(turn, begun, LATE, f"no answer in {amount(self._deadline)} s")
         if answered.cancelled():
             return _failure(turn, begun, FAILED, "CancelledError")
-        fields = wanted_fields(begun.context).fields
         try:
-            value = cast("str | JsonObject", answered.result())
-            missing = bool(fields) and not has_fields(fields, value)
-            card = _deliverable(turn, begun.head.step_count + 1, value, partial=missing)
+            value, flaw = _checked(begun, cast("str | JsonObject", answered.result()))
+            card = _deliverable(turn, begun.head.step_count + 1, value, partial=flaw is not None)
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])
         except Exception as error:  # any exception of a handler ends its turn
             log.exception("turn %s: its handler failed", turn.agent_turn_id)
             return _failure(turn, begun, FAILED, type(error).__name__)
-        status, code = (TurnStatus.PARTIAL, RESULT_FIELDS_MISSING) if missing else (TurnStatus.SUCCESS, None)
-        return card, Ending(status, card.card_id, code, stats={"steps": begun.head.step_count + 1})
+        status = TurnStatus.SUCCESS if flaw is None else TurnStatus.PARTIAL
+        return card, Ending(status, card.card_id, flaw, stats={"steps": begun.head.step_count + 1})
+
+
+def _checked(begun: BegunStep, value: str | JsonObject) -> tuple[str | JsonObject, str | None]:
+    """The deliverable, and the code of what it lacks of what was asked for."""
+    if (schema := output_schema_of(begun)) is not None:
+        answer = typed(value, schema)
+        return {"value": value}, None if isinstance(answer, Accepted) else OUTPUT_INVALID
+    fields = wanted_fields(begun.context).fields
+    return value, RESULT_FIELDS_MISSING if fields and not has_fields(fields, value) else None
 
 
 def _deliverable(turn: TurnRef, step: int, value: str | JsonObject, *, partial: bool) -> Card:

@@ -30,6 +30,11 @@ async def output_of(pool: Pool, view: TurnView, card_id: CardId) -> Output:
         return Output(card_id=card_id, data=card.content, partial=partial)
 
 
+def typed_value(data: JsonValue) -> JsonValue:
+    """The value in the deliverable of a typed answer (protocol §18); what is none stays as it is."""
+    return data["value"] if isinstance(data, dict) and data.keys() == {"value"} else data
+
+
 def is_fallback(data: Mapping[str, JsonValue]) -> bool:
     """Whether these are the fields of a deliverable that the kernel made."""
     fields = FallbackDeliverable.model_fields

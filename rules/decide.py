@@ -8,8 +8,9 @@ from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.outgoing import CallOrigin, Outgoing, Unsendable, outgoing
 from turnstile.rules.results import read_result
+from turnstile.rules.resume import result_of
 from turnstile.rules.text import function_name
-from turnstile.rules.tool_specs import RESULT_FIELDS_MISSING, Accepted, Refusal, ending
+from turnstile.rules.tool_specs import OUTPUT_INVALID, RESULT_FIELDS_MISSING, Accepted, Refusal, ending, typed_text
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -52,6 +53,8 @@ class StepRequest:
     patience: Patience
     results: tuple[Card, ...] = ()
     """The cards whose results the model may read (`read_result`)."""
+    repairs: int = 0
+    """How many steps before it ended in an answer that was no value of the turn's schema."""
     compactions: int = 0
     """How many of the steps before it cut the memory: these count for no limit, and the model knows nothing of them."""
 
@@ -80,7 +83,12 @@ class StepRequest:
     @property
     def needs_call(self) -> bool:
         """Whether text alone does not end the turn well: the profile or the requester asks for more."""
-        return bool(self.config.must_end_with or self.result_fields)
+        return bool(self.config.must_end_with or self.result_fields or self.config.output_schema is not None)
+
+    @property
+    def may_repair(self) -> bool:
+        """Whether the model may try again after an answer that is no value of the turn's schema."""
+        return not self.is_last and self.repairs < self.config.output_repairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +145,13 @@ def decide(request: StepRequest, answer: ModelAnswer) -> Decision:
     thought = _thought(request, answer, calls)
     if not calls:
         return _without_calls(request, answer, thought)
-    match ending(answer.calls, request.config.choices, request.result_fields):
+    match ending(answer.calls, request.config.choices, request.result_fields, request.config.output_schema):
         case None:
             return _with_calls(request, answer.text, thought, calls)
-        case Refusal(code, message):
+        case Refusal(code, message, value):
             cards = (*thought, *(_refusal(request, call, code, message) for call in calls))
-            return _out_of_steps(request, answer.text, cards) if request.is_last else Continue(cards)
+            again = request.may_repair if code == OUTPUT_INVALID else not request.is_last
+            return Continue(cards) if again else _out_of_steps(request, answer.text, cards, value)
         case Accepted(deliverable):
             return _accept(request, thought, calls[0], deliverable)
 
@@ -174,15 +183,46 @@ def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
 
 def _without_calls(request: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
     text, partial = answer.text, True if answer.truncated else None
+    if (schema := request.config.output_schema) is not None and not request.config.must_end_with:
+        return _typed(request, answer, thought, typed_text(text, schema))
     if request.is_last and request.needs_call:
         return _out_of_steps(request, text, thought)
     if not request.needs_call:
         deliverable = _deliverable(request, TextContent(text=text), partial=partial)
         more = None if request.is_last else Continue(thought)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
-    card_id, reminder = step_card_id(request.step_id, "must-end-with"), TextContent(text=_reminder(request))
-    card = request.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, reminder, SYSTEM_AUTHOR)
-    return Continue((*thought, card))
+    return Continue((*thought, _reminding(request, _reminder(request))))
+
+
+def _typed(
+    request: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...], value: Accepted | Refusal
+) -> Continue | Deliver:
+    """A text in a turn whose answer has a schema: its value, or another try (protocol §18)."""
+    if isinstance(value, Refusal):
+        if not request.may_repair:
+            return _out_of_steps(request, answer.text, thought, value.value)
+        how = f"{value.message} End the task by calling {SUBMIT_RESULT} with the value of your answer."
+        return Continue((*thought, _reminding(request, how)))
+    deliverable = _deliverable(request, JsonContent(data=value.deliverable))
+    more = None if request.is_last else Continue(thought)
+    return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
+
+
+def _reminding(request: StepRequest, text: str) -> Card:
+    card_id = step_card_id(request.step_id, "must-end-with")
+    return request.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, TextContent(text=text), SYSTEM_AUTHOR)
+
+
+def repairs(cards: Sequence[Card]) -> int:
+    """How many steps ended in an answer that was no value of the schema, by the turn's own cards."""
+    return len({card.metadata.step_id for card in cards if _is_repaired(card)})
+
+
+def _is_repaired(card: Card) -> bool:
+    if card.type == CardType.MUST_END_WITH_REQUIRED:
+        return True
+    content = result_of(card) if card.type == CardType.TOOL_RESULT else None
+    return content is not None and content.error is not None and content.error.code == OUTPUT_INVALID
 
 
 def _reminder(request: StepRequest) -> str:
@@ -196,9 +236,14 @@ def _reminder(request: StepRequest) -> str:
     return f"{text} {SUBMIT_RESULT} must have each of these fields once: {fields}."
 
 
-def _out_of_steps(request: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
-    """End the turn after its last allowed step: the deliverable is the step's text, else a fallback (§7.8)."""
+def _out_of_steps(request: StepRequest, text: str, cards: tuple[Card, ...], value: JsonObject | None = None) -> Deliver:
+    """End the turn after its last allowed step or try: the deliverable is the value, or the step's text (§7.8)."""
     code = RESULT_FIELDS_MISSING if request.result_fields else MAX_STEPS_CODE
+    if request.config.output_schema is not None:
+        code = OUTPUT_INVALID
+    if value is not None:
+        deliverable = _deliverable(request, JsonContent(data=value), partial=True)
+        return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, code)
     if not text.strip():
         return Deliver(cards, TurnStatus.PARTIAL, None, code)
     if not request.needs_call:

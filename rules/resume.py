@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from turnstile.rules.tool_specs import Accepted, Refusal, typed
 from turnstile.rules.turn_step import ReportedCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -40,9 +41,13 @@ class Termination:
 
 
 def termination(
-    turn: TurnRef, answered: Sequence[ReportedCall], output: Sequence[Card], tools: Mapping[str, ToolRow]
+    turn: TurnRef,
+    answered: Sequence[ReportedCall],
+    output: Sequence[Card],
+    tools: Mapping[str, ToolRow],
+    output_schema: JsonObject | None = None,
 ) -> Termination | None:
-    """How the results end the turn; None if they do not."""
+    """How the results end the turn; None if they do not. A result that `output_schema` refuses ends it as partial."""
     cards = {card.card_id: card for card in output}
     order = _call_order(turn, output)
     ending: list[tuple[ReportedCall, ToolResultContent]] = []
@@ -53,22 +58,35 @@ def termination(
     if not ending:
         return None
     failed = [entry for entry in ending if entry[1].status is not TurnStatus.SUCCESS]
-    return ended_by(turn, *(failed or ending)[0])
+    call, content = (failed or ending)[0]
+    if output_schema is None or content.status is not TurnStatus.SUCCESS:
+        return ended_by(turn, call, content)
+    match typed(_delivered(content), output_schema):
+        case Accepted(deliverable):
+            return Termination(TurnStatus.SUCCESS, _deliverable(turn, deliverable), call.tool_result_card_id, None)
+        case Refusal(code, value=value):
+            card = _deliverable(turn, value, partial=True)
+            return Termination(TurnStatus.PARTIAL, card, call.tool_result_card_id, code)
 
 
 def ended_by(turn: TurnRef, call: ReportedCall, content: ToolResultContent) -> Termination:
     """The end of a turn by the result of this call."""
-    deliverable = make_card(
+    deliverable = _deliverable(turn, _delivered(content))
+    code = None if content.error is None else content.error.code
+    return Termination(content.status, deliverable, call.tool_result_card_id, code)
+
+
+def _deliverable(turn: TurnRef, data: JsonValue, *, partial: bool | None = None) -> Card:
+    return make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),
         CardType.DELIVERABLE,
         Role.ASSISTANT,
-        JsonContent(data=_delivered(content)),
+        JsonContent(data=data),
         author=SYSTEM_AUTHOR,
         turn=turn.agent_turn_id,
         trace=turn.trace_id,
+        partial=partial,
     )
-    code = None if content.error is None else content.error.code
-    return Termination(content.status, deliverable, call.tool_result_card_id, code)
 
 
 def result_of(card: Card | None) -> ToolResultContent | None:

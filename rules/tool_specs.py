@@ -19,14 +19,18 @@ from turnstile.rules.answer import AnsweredCall
 from turnstile.rules.arguments import schema_violation
 from turnstile.rules.holds import ASK_HUMAN_ROW
 from turnstile.rules.text import bad_arguments, function_name, parse_arguments
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import JsonObject, Tolerant, too_deep
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
+from turnstile.schema.json_reading import read_json_text, storable_json
+from turnstile.schema.parameters import SchemaTooCostly, checks
 from turnstile.schema.profiles import Choice
 from turnstile.schema.tools import BUILT_IN, READ_RESULT, SUBMIT_RESULT, TOOL_NAME, ToolRow, options_of
 from turnstile.schema.validation import describe_faults
 
+OUTPUT_INVALID = "output_invalid"
+"""`error_code` of a turn that ended without a value that its schema lets pass, and of each value that it refused."""
 RESULT_FIELDS_MISSING = "result_fields_missing"
 """`error_code` of a turn that ended without the fields that its requester wants."""
 
@@ -75,6 +79,43 @@ READ_RESULT_SPEC: JsonObject = function_spec(
 )
 
 
+def submit_value_spec(output_schema: JsonObject) -> JsonObject:
+    """The spec of `submit_result` that takes one value of this schema (protocol §18)."""
+    schema = _moved(output_schema)
+    shared = {name: schema.pop(name) for name in _DEFINITIONS if name in schema}
+    schema.pop("$schema", None)
+    parameters: JsonObject = {"type": "object", "properties": {_VALUE: schema}, "required": [_VALUE], **shared}
+    description = "Deliver the final answer and end your work on it. Call it alone, once, when everything is done."
+    return function_spec(SUBMIT_RESULT, description, parameters)
+
+
+_VALUE = "value"
+_DEFINITIONS = ("$defs", "definitions")
+_SCHEMAS_BY_NAME = frozenset({*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas"})
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose content is no schema."""
+
+
+def _moved(schema: JsonObject) -> JsonObject:
+    """The schema as a property of another one, whose definitions stay at its root: its references lead there."""
+    return {name: _moved_part(name, part) for name, part in schema.items()}
+
+
+def _moved_part(keyword: str, part: JsonValue) -> JsonValue:
+    match part:
+        case str() if keyword == "$ref" and (part == "#" or part.startswith("#/")):
+            at_root = part.split("/")[1:2]
+            return part if at_root and at_root[0] in _DEFINITIONS else f"#/properties/{_VALUE}{part[1:]}"
+        case dict() if keyword in _SCHEMAS_BY_NAME:
+            return {name: _moved_part("", inner) for name, inner in part.items()}
+        case dict() if keyword not in _VALUES:
+            return _moved(part)
+        case list() if keyword not in _VALUES:
+            return [_moved_part("", inner) for inner in part]
+        case _:
+            return part
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpecs:
     """The specs offered to a turn's model: tools, choices and `submit_result`; and the tools' `rows` by name."""
@@ -89,12 +130,14 @@ def build_tool_specs(
     rows: Sequence[ToolRow],
     allowed_tools: Sequence[str] | None,
     choices: Sequence[Choice] = (),
+    output_schema: JsonObject | None = None,
     *,
     submit_result: bool = True,
 ) -> ToolSpecs:
     """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: an empty one allows none.
 
-    None allows all. If a choice and a row have one name, the choice is offered. `submit_result`: whether it is.
+    None allows all. If a choice and a row have one name, the choice is offered. `submit_result`: whether it is; with
+    `output_schema` it takes such a value.
     """
     chosen = {choice.name for choice in choices}
     taken: set[str] = set()
@@ -123,7 +166,8 @@ def build_tool_specs(
         else:
             offered[name] = row
             taken.add(called)
-    built_in = (SUBMIT_RESULT_SPEC,) if submit_result else ()
+    submit = SUBMIT_RESULT_SPEC if output_schema is None else submit_value_spec(output_schema)
+    built_in = (submit,) if submit_result else ()
     return ToolSpecs((*specs, *map(choice_spec, choices), *built_in), offered, tuple(warnings))
 
 
@@ -271,14 +315,20 @@ class Refusal:
 
     code: str
     message: str
+    value: JsonObject | None = None
+    """The deliverable that it would have been, had its value matched."""
 
 
 def ending(
-    calls: Sequence[AnsweredCall], choices: Mapping[str, JsonObject], result_fields: Sequence[ResultField]
+    calls: Sequence[AnsweredCall],
+    choices: Mapping[str, JsonObject],
+    result_fields: Sequence[ResultField],
+    output_schema: JsonObject | None = None,
 ) -> Accepted | Refusal | None:
     """Accept or refuse the calls of a step if one of them would end the turn; None if none would.
 
-    `choices` are the parameters of each choice by its name. `result_fields` are required of `submit_result` only.
+    `choices` are the parameters of each choice by its name. `result_fields`, or a value that matches `output_schema`,
+    are required of `submit_result` only.
     """
     names = dict.fromkeys(call.name for call in calls if call.name == SUBMIT_RESULT or call.name in choices)
     if not names:
@@ -287,6 +337,8 @@ def ending(
         code = INVALID_SUBMISSION if SUBMIT_RESULT in names else INVALID_CHOICE
         return Refusal(code, _not_alone(list(names)))
     [call] = calls
+    if call.name == SUBMIT_RESULT and output_schema is not None:
+        return _value(call, output_schema)
     if call.name == SUBMIT_RESULT:
         return _submission(call, result_fields)
     return _choice(call, choices[call.name])
@@ -315,6 +367,52 @@ def _submission(call: AnsweredCall, expected: Sequence[ResultField]) -> Accepted
     if (problem := check_fields(expected, fields)) is not None:
         return Refusal(INVALID_SUBMISSION, problem)
     return Accepted({"fields": [field.model_dump(mode="json") for field in fields]})
+
+
+def _value(call: AnsweredCall, output_schema: JsonObject) -> Accepted | Refusal:
+    arguments = parse_arguments(call.arguments_text)
+    if arguments is None:
+        return Refusal(OUTPUT_INVALID, bad_arguments(SUBMIT_RESULT, call.arguments_text))
+    if _VALUE not in arguments:
+        return Refusal(OUTPUT_INVALID, f'Call {SUBMIT_RESULT} with {{"{_VALUE}": …}}: the value of your answer.')
+    return typed(arguments[_VALUE], output_schema)
+
+
+def typed(value: JsonValue, output_schema: JsonObject) -> Accepted | Refusal:
+    """The deliverable of this value, if it matches; else why not, for the model."""
+    problem, deliverable = output_problem(output_schema, value), JsonObject({_VALUE: value})
+    return Accepted(deliverable) if problem is None else Refusal(OUTPUT_INVALID, problem, deliverable)
+
+
+def output_problem(output_schema: JsonObject, value: JsonValue) -> str | None:
+    """A sentence for the model that says why the value does not match; None if it does."""
+    try:
+        fault = checks(output_schema).fault(value)
+    except SchemaTooCostly:
+        return "The value takes too long to check against its schema: make it shorter."
+    except ValueError as error:
+        return f"No value can be checked: its schema {error}."
+    if fault is None:
+        return None
+    where = "/".join(str(part) for part in fault.path)
+    return f"The value does not match its schema{f' at {where}' if where else ''}: {fault.message}"
+
+
+_FENCED = re.compile(r"^```[A-Za-z0-9_-]*[ \t]*\n(.*?)\n```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def typed_text(text: str, output_schema: JsonObject) -> Accepted | Refusal:
+    """The value in an answer that is text: the text itself, or its only fenced block, as JSON (protocol §18)."""
+    blocks = [text] if "```" not in text else _FENCED.findall(text)
+    if len(blocks) != 1:
+        return Refusal(OUTPUT_INVALID, "The answer has no value that can be read.")
+    try:
+        value = read_json_text(blocks[0])
+    except BadRequest:
+        return Refusal(OUTPUT_INVALID, "The answer has no value that can be read.")
+    if too_deep(value):
+        return Refusal(OUTPUT_INVALID, "The value is nested too deeply.")
+    return typed(storable_json(value), output_schema)
 
 
 def _choice(call: AnsweredCall, parameters: JsonObject) -> Accepted | Refusal:

@@ -36,6 +36,7 @@ from turnstile.schema.ids import step_card_id, step_id
 from turnstile.schema.people.approvals import ApprovalRule, rules_of
 from turnstile.schema.profiles import (
     DOWNSTREAM_PLACEHOLDERS,
+    OUTPUT_REPAIRS,
     ROSTER_PLACEHOLDERS,
     LlmConfig,
     Memory,
@@ -61,6 +62,10 @@ class TurnConfig(Tolerant):
     """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
+    output_schema: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What the deliverable's value must match."""
+    output_repairs: int = Field(default=OUTPUT_REPAIRS, exclude_if=lambda value: value == OUTPUT_REPAIRS)
+    """How often the model may try again after a value that does not."""
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What the profile says of memory."""
     interrupt_on: dict[str, ApprovalRule] = Field(default_factory=dict[str, ApprovalRule], exclude_if=operator.not_)
@@ -148,6 +153,8 @@ def pin(
     max_steps: int,
     inline_result_chars: int = INLINE_RESULT_CHARS,
     roster: Mapping[str, str] = MappingProxyType({}),
+    *,
+    output_repairs: int = OUTPUT_REPAIRS,
 ) -> PinnedConfig:
     """Read the pinned configuration, or make it in the first step. `roster`: the values of its placeholders.
 
@@ -165,8 +172,9 @@ def pin(
     offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
     named = frozenset(profile.allowed_tools or ())
     rows += [row for row in offered if row.tool_name in named - known]
-    submits = not profile.hides_submit_result or bool(wanted_fields(begun.context).fields)
-    tools = build_tool_specs(rows, profile.allowed_tools, runtime.choices, submit_result=submits)
+    schema = _output_schema(profile, runtime, begun)
+    submits = not profile.hides_submit_result or schema is not None or bool(wanted_fields(begun.context).fields)
+    tools = build_tool_specs(rows, profile.allowed_tools, runtime.choices, schema, submit_result=submits)
     for warning in tools.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
@@ -176,6 +184,8 @@ def pin(
         must_end_with=profile.end_tools,
         tools=tools.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
+        output_schema=schema,
+        output_repairs=output_repairs,
         memory=profile.memory,
         interrupt_on=rules_of(profile.interrupt_on, begun.head.guards or {}),
         inline_result_chars=inline_result_chars,
@@ -188,6 +198,19 @@ def pin(
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     instructions = _asked(turn, begun) if runtime.remember else ()
     return PinnedConfig(config, prompt, tools.specs, (*instructions, *_cards(turn, prompt, tools.specs)))
+
+
+def output_schema_of(begun: BegunStep) -> JsonObject | None:
+    """What the turn's answer must match (protocol §18); raises as `pin` does."""
+    return _output_schema(_profile(begun.profile), _settings(begun), begun)
+
+
+def _output_schema(profile: Profile, runtime: RuntimeConfig, begun: BegunStep) -> JsonObject | None:
+    """The request's schema; else the profile's, unless the request says in another way what the answer is."""
+    if runtime.output_schema is not None:
+        return runtime.output_schema
+    asks_otherwise = runtime.choices or any(card.type == CardType.RESULT_FIELDS for card in begun.context)
+    return None if asks_otherwise else profile.output_schema
 
 
 def _asked(turn: TurnRef, begun: BegunStep) -> tuple[Card, ...]:
@@ -216,13 +239,13 @@ def _settings(begun: BegunStep) -> RuntimeConfig:
         return stored
     card = next((card for card in begun.context if card.card_id == stored.card_id), None)
     if card is None:
-        message = f"the card {stored.card_id} with the turn's instructions and choices is gone"
+        message = f"the card {stored.card_id} with the turn's instructions, choices or schema is gone"
         raise ModelError("model_request_invalid", message, retryable=False)
     content = content_of(card)
     try:
         return stored.merged(content.data if isinstance(content, JsonContent) else None)
     except ValidationError:
-        raise CardUnreadable(f"card {card.card_id} ({card.type}) has no instructions and choices") from None
+        raise CardUnreadable(f"card {card.card_id} ({card.type}) has no instructions, choices or schema") from None
 
 
 def _profile(cards: Sequence[Card]) -> Profile:

@@ -10,9 +10,13 @@ from typing import Final, assert_never
 
 from turnstile.schema.states import MessageType
 
-PROTOCOL_LEVEL: Final = 1
-"""What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row. A type
-is sent once `state.protocol_level` has its level: to a bridge that does not know it, its rows are an `error`."""
+TYPED_ANSWERS: Final = 2
+"""The level of the protocol from which on a turn may have an `output_schema`."""
+PROTOCOL_LEVEL: Final = TYPED_ANSWERS
+"""What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row, which
+is sent once `state.protocol_level` has its level: to a bridge that does not know it, its rows are an `error`. It rises
+with each setting of a turn that no worker may overlook, too: an enqueue with one is `upgrade_under_way` until all that
+have signed on have its level."""
 
 
 class Purpose(StrEnum):

@@ -6,19 +6,31 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self, cast
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from turnstile.schema.base import STORED, JsonObject, Strict, known_fields
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import CardId
-from turnstile.schema.parameters import object_schema, within_bounds
+from turnstile.schema.parameters import checked_schema, object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME, SUBMIT_RESULT, TOOL_NAME
 
 DEFAULT_WORKER_TARGET = "worker_generic"
 DEFAULT_MAX_STEPS = 16
 DEFAULT_KEPT_TURNS = 4
+OUTPUT_REPAIRS = 2
+"""How often a model may try again after an answer that its schema refuses, if `[worker].output_repairs` is not set."""
 
 _PROMPT_LIMIT = 524_288
 InText = Literal["tagged", "opened", "never"]
@@ -40,6 +52,31 @@ PROVIDER_PARAMS = frozenset(
 
 def _is_absent(value: object) -> bool:
     return value is None
+
+
+NOT_SUPPORTED = "schema_not_supported"
+"""The code of a schema of which something cannot be enforced."""
+
+
+def _counted(value: object, info: ValidationInfo) -> object:
+    """Bounds a schema before anything walks it."""
+    if info.context != STORED:
+        within_bounds([value])
+    return value
+
+
+def _enforceable(value: JsonObject, info: ValidationInfo) -> JsonObject:
+    """Refuses a schema of which a keyword cannot be enforced: what it asks for would be a wish."""
+    if info.context == STORED:
+        return value
+    try:
+        return checked_schema(value)
+    except ValueError as error:
+        raise PydanticCustomError(NOT_SUPPORTED, "{why}", {"why": str(error)}) from None
+
+
+OutputSchema = Annotated[JsonObject, BeforeValidator(_counted), AfterValidator(_enforceable)]
+"""A JSON schema, of any type, that a turn's answer must match (protocol §18)."""
 
 
 class LlmConfig(Strict):
@@ -171,6 +208,8 @@ class Profile(Strict):
     """Whom its agents may delegate to; by default nobody."""
     budget: BudgetLimits | None = Field(default=None, exclude_if=lambda value: value is None)
     """What one of its turns, with all below it, may use, if its request says no less; by default no limit."""
+    output_schema: OutputSchema | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What its turns' answers must match, unless a request asks for something else (protocol §18)."""
     interrupt_on: dict[Annotated[str, Field(pattern=TOOL_NAME)], InterruptRule] = Field(
         default_factory=dict[str, InterruptRule], max_length=1024, exclude_if=operator.not_
     )
@@ -299,6 +338,8 @@ class RuntimeConfig(Strict):
     # left out of rows and digests if empty, so that a turn without them has the same digest as before
     choices: list[Choice] = Field(default_factory=list[Choice], max_length=256, exclude_if=operator.not_)
     """Tools of this turn only; a call of one ends the turn."""
+    output_schema: OutputSchema | None = Field(default=None, exclude_if=lambda value: value is None)
+    """A JSON schema: the deliverable is `{value}`, and the value matches it (protocol §18). Not with choices."""
     remember: bool = Field(default=False, exclude_if=operator.not_)
     """Whether to put the instruction into the output box, too, so that later turns with that box read it (§7.3)."""
 
@@ -316,9 +357,16 @@ class RuntimeConfig(Strict):
             raise ValueError("each choice needs a name of its own")
         return value
 
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.output_schema is not None and self.choices:
+            raise ValueError("either output_schema or choices: each says what the answer is")
+        return self
+
     def texts(self) -> list[str]:
         """The texts that count towards the size of the request (protocol §6)."""
-        schemas = (json.dumps(choice.parameters, ensure_ascii=False) for choice in self.choices)
+        output = [] if self.output_schema is None else [self.output_schema]
+        schemas = (json.dumps(s, ensure_ascii=False) for s in (*(c.parameters for c in self.choices), *output))
         return [self.instructions or "", *(choice.name + choice.description for choice in self.choices), *schemas]
 
     def split(self) -> tuple[JsonObject, JsonObject]:
@@ -328,19 +376,26 @@ class RuntimeConfig(Strict):
         return whole, text
 
 
-_TEXT = ("instructions", "choices")
+_TEXT = ("instructions", "choices", "output_schema")
 
 
 class StoredConfig(RuntimeConfig):
-    """The settings as a turn's inbox row has them: `instructions` and `choices` are on a card (protocol §4.4)."""
+    """The settings as a turn's inbox row has them: its texts and schemas are on a card (protocol §4.4).
+
+    What a newer version wrote is not read: such a turn is made only while all that run know it (`protocol_level`).
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     card_id: CardId | None = Field(default=None, exclude_if=lambda value: value is None)
-    """The `task.runtime_config` card in the turn's context box; null if the turn has neither."""
+    """The `task.runtime_config` card in the turn's context box; null if the turn has none."""
 
     def merged(self, text: JsonValue) -> RuntimeConfig:
         """The settings of the enqueue, with the text of the card; raises `ValidationError` if that is no such text."""
         settings = self.model_dump(mode="json", exclude_unset=True, exclude={"card_id"})
-        overrides = text if isinstance(text, dict) and text.keys() <= set(_TEXT) else {"text": text}
+        overrides: JsonObject = {"text": text}  # which no setting is called
+        if isinstance(text, dict) and not text.keys() & (StoredConfig.model_fields.keys() - set(_TEXT)):
+            overrides = {name: text[name] for name in _TEXT if name in text}
         return RuntimeConfig.model_validate({**settings, **overrides}, context=STORED)
 
 

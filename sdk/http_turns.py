@@ -211,7 +211,7 @@ class HttpTurn(Turn):
     async def describe(self) -> TurnView:
         return await self._backend.request("GET", _path(await self.start()), TurnView)
 
-    async def result(self, timeout: float | None = None) -> TurnResult:
+    async def outcome(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout):
             path, outage = _path(await self.start()), _Outage(self._backend)
             while (turn := await self._waited(path, outage)) is None or turn.ended_at is None:

@@ -63,7 +63,7 @@ class NatsTurn(Turn):
     async def describe(self) -> TurnView:
         return turn_in(await describe(self._bridge, {"agent_turn_id": await self.start()}))
 
-    async def result(self, timeout: float | None = None) -> TurnResult:
+    async def outcome(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout), self._bridge.wait_task(self._agent) as waiter:
             view = await self._ended(await self.start(), waiter)
             described = await self._describe({"card_id": view.deliverable_card_id})

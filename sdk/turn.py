@@ -3,17 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
+from typing_extensions import TypeVar
 
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject, Reply, Tolerant
 from turnstile.schema.cards import SubmittedField
+from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, StepId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply, SteerRequest
 from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.verbs import Verb
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
@@ -25,16 +29,20 @@ Request = TypeVar("Request", bound=BaseModel)
 Answer = TypeVar("Answer", bound=Reply)
 Cascade = Literal["waited", "all"]
 """Which turns below a stopped one end too: those that are waited for, or all."""
+Value = TypeVar("Value", default=JsonValue)
+Output: TypeAlias = type[Value] | TypeAdapter[Value]
+"""What a typed answer is: a pydantic model or any other type, or the adapter of one (`TypeAdapter(list[int])`)."""
 _FIELDS = TypeAdapter(dict[str, list[SubmittedField]])
 
 
-class TurnResult(Tolerant):
+class TurnResult(Tolerant, Generic[Value]):
     """What a turn came to: its outcome and its one deliverable (protocol §2.4, §4)."""
 
     agent_turn_id: AgentTurnId
     status: TurnStatus
-    value: JsonValue
-    """The deliverable: a text, the fields that were asked for, or what the kernel made in place of one."""
+    value: Value
+    """The deliverable: a text, the fields that were asked for, or what the kernel made in place of one; of a turn that
+    was asked for an `output`, a value of that type."""
     card_id: CardId | None = None
     """The card that holds the deliverable."""
     partial: bool = False
@@ -61,6 +69,44 @@ class TurnResult(Tolerant):
         return {field.name: field.value for field in value.get("fields", ())}
 
 
+class TurnFailed(TurnstileError):
+    """A turn that was asked for a typed answer ended without one; `result` says how, and holds what there is."""
+
+    code: str = "turn_failed"
+
+    def __init__(self, result: TurnResult[JsonValue], why: str | None = None) -> None:
+        code = f" ({result.error_code})" if result.error_code else ""
+        because = why or result.error
+        super().__init__(
+            f"turn {result.agent_turn_id} ended as {result.status}{code}{f': {because}' if because else ''}"
+        )
+        self.result = result
+
+
+def typed_result(result: TurnResult[JsonValue], output: TypeAdapter[Value]) -> TurnResult[Value]:
+    """The result with its value as `output` reads it (protocol §18); raises `TurnFailed` if there is none."""
+    if not result.ok:
+        raise TurnFailed(result)
+    if not isinstance(result.value, dict) or result.value.keys() != {"value"}:
+        raise TurnFailed(result, "what it delivered is no typed answer")
+    try:
+        value = output.validate_python(result.value["value"])
+    except ValidationError as error:
+        why = f"its value matches the schema of the type, and not the type: {describe_faults(error)}"
+        raise TurnFailed(result, why) from None
+    return cast("TurnResult[Value]", result.model_copy(update={"value": value}))
+
+
+def adapter_of(output: "Output[Value]") -> TypeAdapter[Value]:
+    """The adapter of a type; raises `BadRequest` for what has no JSON schema."""
+    try:
+        adapter = output if isinstance(output, TypeAdapter) else TypeAdapter[Value](output)
+        adapter.json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        raise BadRequest(f"output: {error.message}") from None
+    return adapter
+
+
 class Stopped(StopReply):
     """What a stop has done; false if the turn was over before."""
 
@@ -68,8 +114,11 @@ class Stopped(StopReply):
         return not self.already_final
 
 
-class Turn(ABC):
+class Turn(ABC, Generic[Value]):
     """A turn of an agent: iterate it for its text, await `result`, or `stop` it. `Client` makes them."""
+
+    output: TypeAdapter[Value] | None = None
+    """The type of its value, if it was asked for a typed answer."""
 
     reply: EnqueueReply | None = None
     """The answer to the request, once the turn is started: agent, boxes, `duplicate`; None for one that was found."""
@@ -110,13 +159,18 @@ class Turn(ABC):
     async def describe(self) -> TurnView:
         """Where the turn stands now; raises `Refused` or `ServerUnavailable`."""
 
-    @abstractmethod
-    async def result(self, timeout: float | None = None) -> TurnResult:
+    async def result(self, timeout: float | None = None) -> TurnResult[Value]:
         """What the turn came to, whatever its status; while a server is away it waits.
 
         Raises `TimeoutError` after `timeout` seconds: the turn then goes on. `ServerUnavailable` once the connection is
-        closed.
+        closed. A turn that was asked for an `output` and ended without one raises `TurnFailed`.
         """
+        result = await self.outcome(timeout)
+        return cast("TurnResult[Value]", result) if self.output is None else typed_result(result, self.output)
+
+    @abstractmethod
+    async def outcome(self, timeout: float | None = None) -> TurnResult[JsonValue]:
+        """As `result`, with the deliverable as it is stored, whatever the turn was asked for."""
 
     @abstractmethod
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:

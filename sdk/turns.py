@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from pydantic import JsonValue
 
@@ -36,7 +36,7 @@ from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.budgets import Dollars, budget_in, find_budgets, find_limits, limit_request, raise_request
 from turnstile.sdk.interrupts import Interrupt, find_interrupts, get_interrupt
 from turnstile.sdk.requests import Budget, budget_of, parse_request
-from turnstile.sdk.turn import Answer, Backend, Request, Turn
+from turnstile.sdk.turn import Answer, Backend, Output, Request, Turn, Value, adapter_of
 
 if TYPE_CHECKING:
     from turnstile.sdk.client import BridgeClient
@@ -55,19 +55,22 @@ class Conversation:
         self,
         instruction: str,
         *,
+        output: Output[Value] | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
         correlation_id: str | None = None,
-    ) -> Turn:
+    ) -> Turn[Value]:
         """The next turn of it: it knows what was said, and begins when the one before is over.
 
-        A `multitask_strategy` does something else with the turns before it; see `Client.ask`.
+        With an `output` its value is of this type. A `multitask_strategy` does something else with the turns before it;
+        see `Client.ask`.
         """
         return self.client.ask(
             self.agent_id,
             instruction,
             conversation=self.conversation_id,
             profile_name=self.profile_name,
+            output=output,
             multitask_strategy=multitask_strategy,
             budget=budget,
             correlation_id=correlation_id,
@@ -192,6 +195,8 @@ class Client:
         instruction: str | None = None,
         *,
         conversation: str | None = None,
+        output: Output[Value] | None = None,
+        output_schema: JsonObject | None = None,
         result_fields: Sequence[str] | Mapping[str, str] = (),
         context_box_id: str | None = None,
         output_box_id: str | None = None,
@@ -202,12 +207,15 @@ class Client:
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
         correlation_id: str | None = None,
-    ) -> Turn:
+    ) -> Turn[Value]:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
 
         The turns of a `conversation` follow each other and remember what was said. With a `profile_name` and None for
         the agent, an instance of the profile runs the turn: one for each conversation, else one for the request.
-        `result_fields` are names of fields that the deliverable must have, or names with descriptions. The turn reads
+        With an `output`, a pydantic model or any other type, the value of its result is of this type: the model must
+        give it one, and is let try again (protocol §18); `output_schema` is a JSON schema for the same, whose value is
+        `{"value": …}` as stored. `result_fields` are names of fields that the deliverable must have, or names with
+        descriptions. The turn reads
         the cards of a context box before the instruction, and its own go to a new box, or to `output_box_id`; with
         `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it.
         `multitask_strategy` says what becomes of your turns of the same conversation that are not over: `reject`
@@ -218,7 +226,12 @@ class Client:
         `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
+        if output is not None and output_schema is not None:
+            raise BadRequest("either output or output_schema: each says what the answer is")
+        adapter = None if output is None else adapter_of(output)
+        schema = output_schema if adapter is None else adapter.json_schema()
         config: JsonObject = {**({"model": model} if model else {}), **({"remember": True} if remember else {})}
+        config |= {} if schema is None else {"output_schema": schema}
         fields: dict[str, JsonValue] = {
             "agent_id": agent_id,
             "instruction": instruction,
@@ -234,7 +247,9 @@ class Client:
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in fields.items() if value is not None})
-        return self.ask_for(request)
+        turn = cast("Turn[Value]", self.ask_for(request))
+        turn.output = adapter
+        return turn
 
     def ask_for(self, request: EnqueueRequest) -> Turn:
         """The turn of a request that is made already (protocol §6); see `ask`."""

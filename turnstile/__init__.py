@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from turnstile.sdk.blocking import SyncClient, SyncConversation, SyncInterrupt, SyncTurn
     from turnstile.sdk.interrupts import Interrupt
     from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
-    from turnstile.sdk.turn import Turn, TurnResult
+    from turnstile.sdk.turn import Turn, TurnFailed, TurnResult
     from turnstile.sdk.turns import Client, Conversation, connect
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "ToolFailed",
     "ToolService",
     "Turn",
+    "TurnFailed",
     "TurnResult",
     "TurnstileError",
     "connect",
@@ -71,7 +72,7 @@ _MODULES = {
     "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
     "turnstile.sdk.interrupts": ("Interrupt",),
     "turnstile.sdk.blocking": ("SyncClient", "SyncConversation", "SyncInterrupt", "SyncTurn"),
-    "turnstile.sdk.turn": ("Turn", "TurnResult"),
+    "turnstile.sdk.turn": ("Turn", "TurnFailed", "TurnResult"),
     "turnstile.sdk.turns": ("Client", "Conversation", "connect"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

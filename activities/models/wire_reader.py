@@ -87,7 +87,9 @@ class WireReader:
 
         Raises `ModelError`, and what httpx raises.
         """
-        waiting, size, seen = list[bytes](), 0, list[bytes]()
+        waiting: list[bytes] = []
+        seen: list[bytes] = []
+        size = 0
         while not self._ended and self._odd is None:
             block = await self._next_block()
             if self._form is None and block is not None:

@@ -37,7 +37,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable, StaleTurn
 from turnstile.schema.ids import AgentTurnId, BoxId, StepId
-from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.profiles import OUTPUT_REPAIRS, LlmConfig
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.tools import INLINE_RESULT_CHARS
 from turnstile.schema.wire import headers
@@ -96,6 +96,8 @@ class StepLimits:
     """How long streamed text is gathered for one chunk; 0: each piece is published as it comes."""
     inline_result_chars: int = INLINE_RESULT_CHARS
     """The longest result of a call that a model sees whole."""
+    output_repairs: int = OUTPUT_REPAIRS
+    """How often a model may try again after an answer that its schema refuses."""
     budget_max_tokens: int = DEFAULT_MAX_TOKENS
     """The most tokens of an answer in a turn with a budget, where the profile gives no limit."""
 

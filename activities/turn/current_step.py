@@ -16,7 +16,7 @@ from turnstile.ledger.turns.turn_publisher import TurnPublisher
 from turnstile.rules.action_turn import action_ended
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.decide import StepRequest, Suspend, partial_thought
+from turnstile.rules.decide import StepRequest, Suspend, partial_thought, repairs
 from turnstile.rules.memory import BoxMemory
 from turnstile.rules.messages import build_messages
 from turnstile.rules.results import ResultView
@@ -71,8 +71,10 @@ class CurrentStep:
             return action_ended(self.turn, head, output)
         if not head.answered:
             return None
-        tools = {} if head.turn_config is None else TurnConfig.model_validate(head.turn_config).tools
-        return termination(self.turn, head.answered, output, tools)
+        if head.turn_config is None:
+            return termination(self.turn, head.answered, output, {})
+        config = TurnConfig.model_validate(head.turn_config)
+        return termination(self.turn, head.answered, output, config.tools, config.output_schema)
 
     def check_attempts(self, limits: StepLimits) -> None:
         """Raise `ModelError` (step_attempts_exhausted) if the step was begun too often."""
@@ -88,7 +90,9 @@ class CurrentStep:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
         parent, cuts = begun.head.parent_step_id or "", len(self.memory.compactions)
         readable = (*begun.context, *begun.output)
-        request = StepRequest(turn, self.number, pinned.config, fields.fields, parent, patience, readable, cuts)
+        tries = 0 if pinned.config.output_schema is None else repairs(self.memory.own)
+        wanted = fields.fields if pinned.config.output_schema is None else ()
+        request = StepRequest(turn, self.number, pinned.config, wanted, parent, patience, readable, tries, cuts)
         return request, self.messages(pinned)
 
     @property

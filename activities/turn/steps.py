@@ -266,7 +266,9 @@ class StepActivities(Endings):
             policy = profile.delegation_policy
             roster = await self.pool.run(lambda conn: read_prompt_roster(conn, turn.project_id, turn.agent_id, policy))
             values = roster.values(profile)
-        return pin(turn, step.begun, self.limits.max_steps, self.limits.inline_result_chars, values)
+        limits = self.limits
+        chars, repairs = limits.inline_result_chars, limits.output_repairs
+        return pin(turn, step.begun, limits.max_steps, chars, values, output_repairs=repairs)
 
     async def _ask_or_compact(
         self, step: CurrentStep, pinned: PinnedConfig, request: StepRequest, messages: tuple[ModelMessage, ...]

@@ -119,6 +119,7 @@ def child_of(caller: DelegatingCall, tool: str, task: TaskArguments, index: int 
         output_box_id=target.output_box_id if reuses else None,
         new_agent=None if reuses else _new_agent(call, task, target, turn),
         label=task.label if isinstance(task, ForkTask) else None,
+        runtime_config=None if task.output_schema is None else {"card_id": turn_card_id(turn, "config")},
         budget=_budget(task, target),
         traceparent=headers.derived_span(call.context_headers.get(headers.TRACEPARENT, ""), call.tool_call_id),
     )
@@ -223,6 +224,10 @@ def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Car
         fields = FieldsSchemaContent(fields=task.result_fields)
         card = turn_card_id(turn, "fields")
         cards.append(make_card(card, CardType.RESULT_FIELDS, Role.SYSTEM, fields, author=AUTHOR, turn=turn))
+    if task.output_schema is not None:
+        text = JsonContent(data={"output_schema": task.output_schema})
+        card = turn_card_id(turn, "config")
+        cards.append(make_card(card, CardType.RUNTIME_CONFIG, Role.SYSTEM, text, author=AUTHOR, turn=turn))
     parent = JsonContent(data={"parent_agent_id": call.agent_id, "parent_agent_turn_id": call.agent_turn_id})
     pointer = turn_card_id(turn, "parent")
     return [*cards, make_card(pointer, CardType.PARENT_POINTER, Role.SYSTEM, parent, author=call.agent_id, turn=turn)]

@@ -28,6 +28,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.json_reading import read_json_object
+from turnstile.schema.profiles import NOT_SUPPORTED
 from turnstile.schema.validation import describe_faults
 from turnstile.schema.verbs import REPORT, VERBS, verb_named
 from turnstile.schema.wire import headers, subjects
@@ -139,7 +140,10 @@ class RequestPayload:
         try:
             self._parsed = parsed = model.model_validate(value)
         except ValidationError as error:
-            raise BadRequest(describe_faults(error, model, whole="payload", most=_SHOWN_FAULTS)) from None
+            faults = describe_faults(error, model, whole="payload", most=_SHOWN_FAULTS)
+            if any(fault["type"] == NOT_SUPPORTED for fault in error.errors(include_input=False, include_url=False)):
+                raise Refused(NOT_SUPPORTED, faults) from None
+            raise BadRequest(faults) from None
         return parsed
 
 

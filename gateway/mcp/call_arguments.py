@@ -10,6 +10,7 @@ from pydantic import Field
 from turnstile.schema.api import TOKEN, ConversationName
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import ResultField
+from turnstile.schema.profiles import OutputSchema
 from turnstile.schema.verbs import LONGEST_WAIT
 
 USUAL_WAIT: Final = 50.0
@@ -21,6 +22,7 @@ class Ask(Strict):
 
     instruction: str = Field(min_length=1)
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
+    output_schema: OutputSchema | None = None
     conversation_id: ConversationName | None = None
     wait_seconds: float = Field(default=USUAL_WAIT, ge=0, le=LONGEST_WAIT)
 
@@ -66,6 +68,10 @@ ASK_SCHEMA: Final = _object(
         "minItems": 1,
         "maxItems": 256,
         "description": "Fields that the answer must have; without this the answer is a text.",
+    },
+    output_schema={
+        "type": "object",
+        "description": "A JSON schema: the answer's value matches it. Not together with result_fields.",
     },
     conversation_id={
         "type": "string",

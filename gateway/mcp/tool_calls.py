@@ -44,7 +44,7 @@ from turnstile.gateway.mcp.elicited import (
     state_of,
 )
 from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named_by, tool_name
-from turnstile.gateway.outputs import output_of
+from turnstile.gateway.outputs import output_of, typed_value
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.ledger.pool import Pool
 from turnstile.schema import verbs
@@ -299,7 +299,7 @@ def ended(view: TurnView, output: Output | None) -> CallToolResult:
     status = TurnStatus(view.status)
     answer: JsonObject = {"turn_id": view.agent_turn_id, "status": status}
     if output is not None:
-        value = output.data if output.text is None else output.text
+        value = typed_value(output.data) if output.text is None else output.text
         fields = TurnResult(agent_turn_id=view.agent_turn_id, status=status, value=value).fields
         answer |= {"fields": fields} if fields else {"value": value}
         if output.partial:

@@ -42,6 +42,7 @@ from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
+from turnstile.rules.tool_specs import OUTPUT_INVALID
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal
 from turnstile.schema.api import CardAnswer, Turn
@@ -87,7 +88,10 @@ class ChatCompletions:
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-            answer = _ChatAnswer(kernel, call.principal, view, target.named, reader, found_again=key is not None)
+            is_typed = body.output_format is not None
+            answer = _ChatAnswer(
+                kernel, call.principal, view, target.named, reader, found_again=key is not None, is_typed=is_typed
+            )
             if body.stream:
                 tells_usage = body.stream_options is not None and body.stream_options.include_usage
                 return Answer(answer.streamed(stack.pop_all(), tells_usage=tells_usage))
@@ -120,6 +124,8 @@ class _ChatAnswer:
     reader: Reader
     found_again: bool
     """Whether its client can find it again."""
+    is_typed: bool = False
+    """Whether the answer is the JSON of a value, and nothing else."""
 
     async def whole(self, receive: Receive) -> Response:
         """The completion when the turn is over, or an error; nothing is read if the client has gone."""
@@ -168,9 +174,8 @@ class _ChatAnswer:
         async with contextlib.aclosing(self._events()) as batches:
             async for change in batches:
                 if (turn := _outcome(change)) is not None:
-                    choice = ChatChoice(
-                        message=AssistantMessage(content=delivered_text(turn)), finish_reason=reason_of(turn)
-                    )
+                    message = AssistantMessage(content=delivered_text(turn, is_typed=self.is_typed))
+                    choice = ChatChoice(message=message, finish_reason=reason_of(turn))
                     return ChatCompletion(
                         id=self._id,
                         created=self._created,
@@ -189,10 +194,11 @@ class _ChatAnswer:
                     if change is None:
                         yield HEARTBEAT
                         continue
-                    if text := sent_text.take(change.events):
+                    # what a model says before it gives its value is no JSON
+                    if not self.is_typed and (text := sent_text.take(change.events)):
                         yield frames.text(text)
                     if (turn := _outcome(change)) is not None:
-                        if text := sent_text.deliver(delivered_text(turn)):
+                        if text := sent_text.deliver(delivered_text(turn, is_typed=self.is_typed)):
                             yield frames.text(text)
                         yield frames.ended(reason_of(turn), await self._usage())
                         return
@@ -223,7 +229,7 @@ class _ChatAnswer:
 def _outcome(change: Change | None) -> Turn | None:
     """The turn if it is over; raises `TurnFailed`."""
     turn = None if change is None else change.outcome
-    if turn is not None and turn.status not in _DELIVERED:
+    if turn is not None and (turn.status not in _DELIVERED or turn.error_code == OUTPUT_INVALID):
         raise TurnFailed(turn)
     return turn
 

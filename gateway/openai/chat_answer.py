@@ -7,6 +7,7 @@ from pydantic_core import to_json
 
 from turnstile.gateway.http.problems import Problem
 from turnstile.gateway.openai.error_objects import ErrorAnswer, error_object
+from turnstile.gateway.outputs import typed_value
 from turnstile.ledger.turns.usage import TurnUsage
 from turnstile.schema.api import Turn
 from turnstile.schema.states import TurnStatus
@@ -140,9 +141,11 @@ def usage_of(usage: TurnUsage) -> Usage:
     )
 
 
-def delivered_text(turn: Turn) -> str:
+def delivered_text(turn: Turn, *, is_typed: bool = False) -> str:
     """What a turn delivered, as text; JSON as its text, and nothing if its card is gone."""
     output = turn.output
+    if output is not None and is_typed and output.text is None:
+        return to_json(typed_value(output.data)).decode()
     if output is None:
         return ""
     if output.text is not None:

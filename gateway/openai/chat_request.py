@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Self, cast
 from pydantic import Field, JsonValue, model_validator
 
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.openai.fields import OpenAiRequest, is_empty, notes_of, unsupported
+from turnstile.gateway.openai.fields import OpenAiRequest, OutputFormat, is_empty, notes_of, output_format, unsupported
 from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
 from turnstile.schema.base import JsonObject
 from turnstile.schema.wire.box_requests import CARD_LIMIT
@@ -50,7 +50,6 @@ class ChatCreate(OpenAiRequest):
         "modalities": (["text"],),
         "n": (1,),
         "presence_penalty": (0, 0.0),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "stop": ([],),
         "store": (False,),
@@ -74,6 +73,8 @@ class ChatCreate(OpenAiRequest):
     """Of one answer of the model, instead of the profile's."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     """The same by its later name."""
+    response_format: JsonValue = None
+    """What the answer shall be: any text, a JSON object, or a value of a JSON schema."""
     metadata: dict[str, str] | None = None
     """Notes, which are recorded."""
     user: str | None = Field(default=None, max_length=512)
@@ -90,10 +91,16 @@ class ChatCreate(OpenAiRequest):
             raise BadField("stream_options: allowed only with stream", "stream_options")
         return self
 
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """What the answer shall be; raises as `output_format` does."""
+        return output_format(self.response_format, "response_format")
+
     def runtime_config(self, instructions: str | None) -> JsonObject:
         """The settings that the turn overrides or adds."""
-        most, later = self.max_tokens, self.max_completion_tokens
+        most, later, form = self.max_tokens, self.max_completion_tokens, self.output_format
         settings: JsonObject = {
+            "output_schema": None if form is None else form.output_schema,
             "temperature": self.temperature,
             "max_tokens": most if later is None else later,
             "instructions": instructions,

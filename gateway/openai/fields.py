@@ -6,12 +6,14 @@ and as hints do that only change what an answer costs.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 from pydantic import JsonValue, model_validator
 
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.parameters import checked_schema
+from turnstile.schema.profiles import NOT_SUPPORTED
 
 PASSED = frozenset({"cache_control", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"})
 """Fields of a request that change nothing of what is answered here, whatever their value."""
@@ -56,7 +58,6 @@ def unsupported(param: str, sent: JsonValue = None, accepted: Sequence[JsonValue
 _HINTS: Mapping[str, str] = {
     "tools": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
     "functions": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
-    "response_format": "omit it; POST /v1/turns has `result_fields` for this",
     "reasoning_effort": "omit it; the profile's llm_config sets it",
     "reasoning": "omit it; the profile's llm_config sets it",
     "stop": "omit it; the profile's llm_config sets it",
@@ -82,7 +83,52 @@ def _shown(value: JsonValue) -> str:
             return "null"
 
 
-def notes_of(metadata: Mapping[str, str] | None, **named: str | None) -> JsonObject:
+class UnsupportedSchema(BadField):
+    """The schema of an answer has a keyword that cannot be enforced, or is none."""
+
+    code: str = NOT_SUPPORTED
+
+
+class OutputFormat(NamedTuple):
+    """What an answer shall be (protocol §18)."""
+
+    output_schema: JsonObject
+    """What its value must match."""
+    noted: JsonObject
+    """How the request named it, without the schema."""
+
+
+def output_format(value: JsonValue, param: str) -> OutputFormat | None:
+    """A `response_format` or a `text.format`; None if any text will do.
+
+    Raises `BadField`, `Unsupported`, or `UnsupportedSchema` with the keyword that cannot be enforced.
+    """
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return OutputFormat({"type": "object"}, {"type": "json_object"})
+        case {"type": "json_schema", "json_schema": dict(named)} | {"type": "json_schema", **named}:
+            pass
+        case dict() if "type" in value:
+            raise unsupported(f"{param}.type", value["type"], ("text", "json_object", "json_schema"))
+        case _:
+            raise BadField(f"{param}: must be an object with a type: text, json_object or json_schema", param)
+    name, schema = named.get("name"), named.get("schema")
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        raise BadField(f"{param}.name: 1 to 64 characters", f"{param}.name")
+    if schema is not None and not isinstance(schema, dict):
+        raise BadField(f"{param}.schema: must be a JSON schema", f"{param}.schema")
+    try:
+        checked = checked_schema(schema if schema is not None else {"type": "object"})
+    except ValueError as error:
+        raise UnsupportedSchema(f"{param}.schema: it {error}", f"{param}.schema") from None
+    noted: JsonObject = {"type": "json_schema", "name": name}
+    noted |= {key: named[key] for key in ("strict", "description") if isinstance(named.get(key), bool | str)}
+    return OutputFormat(checked, noted)
+
+
+def notes_of(metadata: Mapping[str, str] | None, **named: JsonValue) -> JsonObject:
     """The turn's metadata: what a request notes and no model sees; raises `BadField` beyond OpenAI's limits."""
     if metadata is not None and (
         len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items())

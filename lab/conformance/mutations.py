@@ -467,7 +467,7 @@ MUTATIONS: Sequence[Mutation] = (
         "submit_result",
         "With `must_end_with`",
         "rules/decide.py",
-        "return bool(self.config.must_end_with or self.result_fields)",
+        "return bool(self.config.must_end_with or self.result_fields or self.config.output_schema is not None)",
         "return bool(self.result_fields)",
         "tests/e2e/turns/test_turns.py::test_a_turn_that_must_end_with_a_tool_is_reminded",
     ),

@@ -32,7 +32,7 @@ BEGIN
         context_headers jsonb, depth int, depth_limit int, over_rate boolean, max_queued_turns int, max_live_turns int,
         max_instances int, child_share int, profile_name text, named_profile text, named_model text, caller text,
         operates boolean, has_instruction boolean, context_box_id uuid, output_box_id uuid, new_context_box_id uuid,
-        new_output_box_id uuid, settings jsonb, budget jsonb, metadata jsonb, cards jsonb);
+        new_output_box_id uuid, settings jsonb, budget jsonb, metadata jsonb, cards jsonb, needs_level int);
     turn.correlation_id := r.correlation_id;
     SELECT i.* INTO f FROM state.agent_inbox i
     WHERE i.correlation_id = r.correlation_id AND i.project_id = r.project_id
@@ -78,6 +78,7 @@ BEGIN
     END IF;
     verdict := CASE
         WHEN r.over_rate THEN 'rate_limited'
+        WHEN r.needs_level IS NOT NULL AND state.is_behind(r.needs_level) THEN 'upgrade_under_way'
         WHEN a.agent_id IS NULL AND r.instance_of IS NULL THEN 'unknown_agent'
         WHEN a.status NOT IN ('active', 'paused', 'dormant') THEN 'agent_inactive'
         WHEN r.profile_name IS NOT NULL AND a.profile_name IS NULL THEN 'unknown_profile'

@@ -1,8 +1,8 @@
 -- Receivers of push notifications (protocol §17.3).
 
 -- name: set_receiver :one
--- Notifies a receiver of a turn from now on: of its end, if it is over. The same receiver again has what is given now. A
--- turn has at most `most` receivers, a caller `most_open` that still get notifications.
+-- Notifies a receiver of a turn from now on: of its end, if it is over. The same receiver again has what is given now.
+-- A turn has at most `most` receivers, a caller `most_open` that still get notifications.
 WITH turn AS MATERIALIZED (SELECT i.* FROM {request_of(:agent_turn_id)} i WHERE i.channel_id = :channel_id),
 held AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE p.status = 'active' AND p.receiver_id <> :receiver_id) AS others

@@ -24,4 +24,5 @@ CREATE INDEX webhooks_turn ON state.webhooks (agent_turn_id) WHERE agent_turn_id
 CREATE INDEX webhooks_open ON state.webhooks (project_id COLLATE "C", created_by)
     WHERE status = 'active' AND agent_turn_id IS NOT NULL;
 
-COMMENT ON COLUMN state.webhooks.status IS 'gone: the receiver answered 410; put again, it is active. done: its turn is over';
+COMMENT ON COLUMN state.webhooks.status IS
+    'gone: the receiver answered 410; put again, it is active. done: its turn is over';

@@ -45,6 +45,7 @@ from turnstile.schema.ids import (
     turn_card_id,
     uuid7,
 )
+from turnstile.schema.message_types import TYPED_ANSWERS
 from turnstile.schema.states import HeadStatus, MessageType, ReplyStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
@@ -69,6 +70,8 @@ _REFUSALS = {
 LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
     "project_full": "the project has too many turns queued and active: again when some have ended",
+    "upgrade_under_way": "a process of an earlier version runs, which does not know what this asks for: again when all"
+    " are upgraded",
     "instances_full": "the project has too many instances of profiles: again when retention has put some to sleep",
 }
 
@@ -299,6 +302,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequ
         "budget": (request.budget.stored() or None) if request.budget is not None else None,
         "metadata": request.metadata,
         "cards": [new_card(card) for card in command.cards],
+        "needs_level": TYPED_ANSWERS if request.runtime_config.output_schema is not None else None,
     }
     row = await query("enqueue_turn").one(conn, request=json.dumps(new), claimed_targets=list(claimed_targets))
     match row["verdict"]:
@@ -323,7 +327,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequ
             raise Refused(EXCEEDED, "a limit of 0 in the turn's budget is nothing: leave it out, or raise it")
         case "rate_limited":
             raise rate_limited(command.admission.wait_seconds)
-        case "queue_full" | "project_full" | "instances_full" as limit:
+        case limit if limit in LIMITS:
             raise Limited(limit, LIMITS[limit])
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])

@@ -4,6 +4,7 @@ A model or a user interface wrote them. `arguments_of` reads what v1r4 reads (a 
 and raises `DelegationRefused` (invalid_arguments) for everything else, with v1r4's words.
 """
 
+import json
 import math
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ from turnstile.schema.cards import ResultField
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import BoxId, box_id
+from turnstile.schema.profiles import OutputSchema
 from turnstile.schema.validation import faults_in
 
 Strategy: TypeAlias = Literal["new", "reuse", "clone"]
@@ -109,12 +111,21 @@ class TaskArguments(Strict):
     """A box that the caller may see, whose cards the agent reads before the instruction."""
     result_fields: Fields = None
     """Ours: fields that its deliverable must have."""
+    output_schema: OutputSchema | None = None
+    """Ours: what the value of its deliverable must match (protocol §18); not together with `result_fields`."""
     budget: Budget = None
     """Ours: what its turn and all below it may use, out of what the caller's budget has left."""
 
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.output_schema is not None and self.result_fields is not None:
+            raise ValueError("either output_schema or result_fields: each says what the answer is")
+        return self
+
     def text_bytes(self) -> int:
         """The bytes of UTF-8 text, which are limited over a whole request (protocol §6)."""
-        texts = (self.instruction, *(field.name + field.description for field in self.result_fields or ()))
+        schema = "" if self.output_schema is None else json.dumps(self.output_schema, ensure_ascii=False)
+        texts = (self.instruction, schema, *(field.name + field.description for field in self.result_fields or ()))
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 

@@ -44,6 +44,10 @@ _TASK: JsonObject = {
     "instruction": {"type": "string", "description": "What the agent shall do, with everything it must know."},
     "context_box_id": _BOX,
     "result_fields": _FIELDS,
+    "output_schema": {
+        "type": "object",
+        "description": "A JSON schema: the agent's answer is a value that matches it. Not with result_fields.",
+    },
     "budget": _BUDGET,
 }
 _PROVISIONED = (

@@ -81,6 +81,8 @@ class EnqueueRequest(Strict):
             raise ValueError("one of agent_id and profile_name is needed")
         if self.conversation_id is not None and self.output_box_id is not None:
             raise ValueError("either conversation_id or output_box_id: a conversation has its own output box")
+        if self.result_fields is not None and self.runtime_config.output_schema is not None:
+            raise ValueError("either result_fields or runtime_config.output_schema: each says what the answer is")
         return self
 
     def agent(self, project: ProjectId, channel: ChannelId, request_name: str) -> AgentId:

@@ -74,6 +74,8 @@ class ChildTask:
     """A box of the calling turn whose cards the agent reads first."""
     result_fields: Sequence[ResultField | Mapping[str, Any]] | None = None
     """Fields that its deliverable must have; `value` is then an object."""
+    output_schema: JsonObject | None = None
+    """A JSON schema; `value` is then `{"value": …}`, which matches it (protocol §18)."""
     label: str | None = None
     """In a fork, a name that its result repeats."""
     budget: Budget | None = None
@@ -89,6 +91,7 @@ class ChildTask:
         task: JsonObject = {"target_strategy": strategy, "target_ref": ref, "instruction": self.instruction}
         task |= {} if self.context_box_id is None else {"context_box_id": str(self.context_box_id)}
         task |= {} if self.label is None else {"label": self.label}
+        task |= {} if self.output_schema is None else {"output_schema": self.output_schema}
         task |= {} if self.budget is None else {"budget": budget_of(self.budget)}
         if self.result_fields is not None:
             task["result_fields"] = [_field(result_field) for result_field in self.result_fields]
@@ -129,6 +132,7 @@ class ToolCall:
         clone: str | None = None,
         context_box_id: str | None = None,
         result_fields: Sequence[ResultField | Mapping[str, Any]] | None = None,
+        output_schema: JsonObject | None = None,
         budget: Budget | None = None,
         key: str | None = None,
     ) -> ChildAnswer:
@@ -145,6 +149,7 @@ class ToolCall:
             clone=clone,
             context_box_id=context_box_id,
             result_fields=result_fields,
+            output_schema=output_schema,
             budget=budget,
         )
         return await self._ask_one("delegate_async", task.arguments(), key)

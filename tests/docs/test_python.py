@@ -19,6 +19,7 @@ from tests.docs.test_names import quoted
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
+TYPED = ROOT / "docs" / "typed.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = [
     Block("python", path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
@@ -66,7 +67,7 @@ def test_a_public_name_is_imported_from_the_root(block: Block) -> None:
             assert node.module == "turnstile" or name not in turnstile.__all__, f"{node.module}.{name}"
 
 
-@pytest.mark.parametrize("block", blocks_of(PAGE)[1:], ids=lambda block: block.place)
+@pytest.mark.parametrize("block", [*blocks_of(PAGE)[1:], blocks_of(TYPED)[0]], ids=lambda block: block.place)
 def test_an_example_of_the_page_runs_up_to_where_it_connects(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(main: Coroutine[Any, Any, None]) -> None:
         main.close()

@@ -32,17 +32,25 @@ SETTINGS = some.builds(
     instructions=some.none() | WORDS,
     choices=CHOICES,
     remember=some.booleans(),
+).flatmap(
+    lambda settings: some.sampled_from(
+        [settings, settings.model_copy(update={"choices": [], "output_schema": {"type": "integer"}})]
+    )
 )
 
 
 @given(SETTINGS)
 def test_parts_make_the_settings_again(settings: RuntimeConfig) -> None:
     row, text = settings.split()
-    assert text.keys() == ({"instructions"} if settings.instructions else set()) | (
-        {"choices"} if settings.choices else set()
-    )
-    stored = StoredConfig.model_validate_json(json.dumps({**row, "card_id": "c"}), context=STORED)
-    merged = stored.merged(json.loads(json.dumps(text)))
+    texts = {
+        "instructions": settings.instructions,
+        "choices": settings.choices,
+        "output_schema": settings.output_schema,
+    }
+    assert text.keys() == {name for name, value in texts.items() if value}
+    later = {"card_id": "c", "of_a_later_version": True}
+    stored = StoredConfig.model_validate_json(json.dumps({**row, **later}), context=STORED)
+    merged = stored.merged({**json.loads(json.dumps(text)), "of_a_later_version": [1]})
     assert (type(merged), merged) == (RuntimeConfig, settings)
     assert RuntimeConfig.model_validate(row).texts() == RuntimeConfig().texts()
 

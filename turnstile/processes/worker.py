@@ -63,6 +63,7 @@ async def open_activities(
     limits = StepLimits(
         max_steps=settings.worker.max_steps,
         inline_result_chars=settings.worker.inline_result_chars,
+        output_repairs=settings.worker.output_repairs,
         model_timeout_seconds=settings.model.timeout_seconds,
         model_attempts=settings.model.model_attempts,
         retry_initial_seconds=settings.model.retry_initial_seconds,

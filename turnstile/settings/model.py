@@ -19,7 +19,7 @@ from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS, ModelPrice
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import worker_target
 from turnstile.schema.model_rates import ModelRate
-from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
+from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET, OUTPUT_REPAIRS
 from turnstile.schema.tools import INLINE_RESULT_CHARS
 from turnstile.schema.wire.limits import Admission
 
@@ -172,6 +172,7 @@ class WorkerSettings(Strict):
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
     max_step_attempts: int = Field(default=25, ge=1, le=1000)
     inline_result_chars: int = Field(default=INLINE_RESULT_CHARS, ge=1024, le=524_288)
+    output_repairs: int = Field(default=OUTPUT_REPAIRS, ge=0, le=100)
     activity_heartbeat_timeout_seconds: Annotated[float, Field(ge=1, le=300, allow_inf_nan=False)] = 10.0
     stream_gather_ms: int = Field(default=50, ge=0, le=1000)
     database_pool_size: int = Field(default=10, ge=1, le=1000)

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from turnstile.gateway.events.positions import END, EventPart, Position
 from turnstile.gateway.openai.responses.objects import Item, McpCall, Message, OutputText
-from turnstile.gateway.outputs import is_fallback
+from turnstile.gateway.outputs import is_fallback, typed_value
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.cards import (
     CardType,
@@ -73,9 +73,13 @@ class PlacedAct(NamedTuple):
 
 
 class ActLog:
-    """Takes a turn's cards in their order, then its outcome."""
+    """Takes a turn's cards in their order, then its outcome.
 
-    def __init__(self) -> None:
+    Of a typed answer (protocol §18) the only text is its value: what the model said on the way would break its JSON.
+    """
+
+    def __init__(self, *, is_typed: bool = False) -> None:
+        self._is_typed = is_typed
         self._said: str | None = None
         self._delivered: set[CardId] = set()
 
@@ -97,7 +101,8 @@ class ActLog:
             case CardType.THOUGHT, TextContent(text=text):
                 self._said = text or self._said
                 calls = card.tool_calls or []
-                entries: list[Spoken | Called | Returned] = [Spoken(card.card_id, text, bool(calls))] if text else []
+                says = text and not self._is_typed
+                entries: list[Spoken | Called | Returned] = [Spoken(card.card_id, text, bool(calls))] if says else []
                 return entries + [
                     Called(card.card_id, call.tool_call_id, call.tool_name, call.arguments) for call in calls
                 ]
@@ -114,6 +119,9 @@ class ActLog:
         self._delivered.add(card)
         if isinstance(delivered, dict) and is_fallback(delivered):
             return []  # the kernel's own account of a turn that delivered nothing
+        if self._is_typed:
+            is_value = isinstance(delivered, dict) and delivered.keys() == {"value"}
+            return [Spoken(card, _json(typed_value(delivered)))] if is_value else []
         text = delivered if isinstance(delivered, str) else _json(delivered)
         return [] if text == self._said else [Spoken(card, text)]
 
@@ -131,9 +139,9 @@ class Placed:
 class ItemLog:
     """The items of a response, as far as its turn is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_typed: bool = False) -> None:
         self.items: list[Item] = []
-        self._acts = ActLog()
+        self._acts = ActLog(is_typed=is_typed)
         self._places: dict[ToolCallId, tuple[int, int]] = {}
         """The index of each call's item, and its step."""
         self._apart = ""

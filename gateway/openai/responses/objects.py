@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from turnstile.schema.base import JsonObject
+
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -121,16 +123,11 @@ class Named(BaseModel):
     id: str
 
 
-class TextFormat(BaseModel):
-    """What text is written as."""
-
-    type: Literal["text"] = "text"
-
-
 class TextConfig(BaseModel):
     """How text is written."""
 
-    format: TextFormat = TextFormat()
+    format: JsonObject = Field(default_factory=lambda: JsonObject(type="text"))
+    """Its type, and of `json_schema` name and schema."""
 
 
 class Response(BaseModel):

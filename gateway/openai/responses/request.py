@@ -6,7 +6,15 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.openai.fields import NOTES, OpenAiRequest, is_empty, notes_of, unsupported
+from turnstile.gateway.openai.fields import (
+    NOTES,
+    OpenAiRequest,
+    OutputFormat,
+    is_empty,
+    notes_of,
+    output_format,
+    unsupported,
+)
 from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
 from turnstile.gateway.openai.responses.objects import Item, ItemList, UserMessage
 from turnstile.schema.base import JsonObject, Strict
@@ -41,6 +49,15 @@ class MutuallyExclusive(BadField):
     code: str = "mutually_exclusive_parameters"
 
 
+class TextRequest(OpenAiRequest):
+    """What the text of a response shall be."""
+
+    harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {"verbosity": ("medium",)}
+    within: ClassVar[str] = "text."
+
+    format: JsonValue = None
+
+
 class ResponseCreate(OpenAiRequest):
     """A response to make."""
 
@@ -49,7 +66,6 @@ class ResponseCreate(OpenAiRequest):
         "reasoning": ({},),
         "service_tier": ("auto", "default"),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
         "tool_choice": ("auto", "none"),
         "tools": ([],),
         "top_logprobs": (0,),
@@ -71,6 +87,7 @@ class ResponseCreate(OpenAiRequest):
     """Given back; the turn is kept as any other."""
     stream: bool = False
     temperature: float | None = Field(default=None, ge=0, le=2)
+    text: TextRequest | None = None
     user: str | None = Field(default=None, max_length=512)
 
     @field_validator("background", "store", "stream", mode="before")
@@ -116,9 +133,16 @@ class ResponseCreate(OpenAiRequest):
             raise BadField("input: the message is empty", "input")
         return texts
 
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """What the answer shall be; raises as `output_format` does."""
+        return None if self.text is None else output_format(self.text.format, "text.format")
+
     def runtime_config(self, instructions: str | None) -> JsonObject:
         """What its turn overrides."""
+        form = self.output_format
         fields: JsonObject = {
+            "output_schema": None if form is None else form.output_schema,
             "instructions": instructions,
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
@@ -134,6 +158,7 @@ class ResponseCreate(OpenAiRequest):
             prompt_cache_key=self.prompt_cache_key,
             safety_identifier=self.safety_identifier,
             user=self.user,
+            text_format=None if self.output_format is None else self.output_format.noted,
         )
         if isinstance(notes := noted[NOTES], dict):
             notes |= {**({"background": True} if self.background else {}), **({} if self.store else {"store": False})}

@@ -31,6 +31,7 @@ from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreat
 from turnstile.gateway.openai.responses.response_reading import (
     asked_with,
     begun,
+    is_typed,
     items_of,
     read_response,
     turn_in,
@@ -235,7 +236,8 @@ class Responses:
         self, view: TurnView, principal: Principal, mark: Mark | None, reader: Reader
     ) -> AsyncGenerator[bytes]:
         kernel, request = self.kernel, await asked_with(self.kernel.pool, view, principal)
-        stream = ResponseStream(view.agent_turn_id, lambda status: begun(view, request, status), mark)
+        render = partial(begun, view, request)
+        stream = ResponseStream(view.agent_turn_id, render, mark, is_typed=is_typed(request))
         if stream.over:
             return
         async with (

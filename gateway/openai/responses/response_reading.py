@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
+from pydantic import JsonValue
+
 from turnstile.gateway.events.feed import SHOWN
 from turnstile.gateway.events.positions import EventPart, Position
 from turnstile.gateway.openai.error_objects import code_of
@@ -19,6 +21,7 @@ from turnstile.gateway.openai.responses.objects import (
     OutputDetails,
     Response,
     Status,
+    TextConfig,
     Usage,
     UserMessage,
 )
@@ -117,6 +120,16 @@ def items_of(cards: Sequence[Card]) -> list[UserMessage | Item]:
     ]
 
 
+_PROMPTS = frozenset({"instructions", "output_schema"})
+"""Settings that a model reads."""
+
+
+def is_typed(request: TurnRequest) -> bool:
+    """Whether the response is the JSON of a value, and nothing else (protocol §18)."""
+    noted = request.metadata.get(NOTES)
+    return isinstance(noted, dict) and "text_format" in noted
+
+
 async def asked_with(pool: Pool, view: TurnView, principal: Principal) -> TurnRequest:
     """What the turn was enqueued with; its instructions are for those who gave them, or see prompts."""
     request = await pool.run(lambda conn: get_turn_request(conn, view.project_id, view.agent_turn_id))
@@ -124,7 +137,7 @@ async def asked_with(pool: Pool, view: TurnView, principal: Principal) -> TurnRe
         return TurnRequest.model_validate({"runtime_config": "{}", "metadata": "{}"})
     if principal.sees_detail(Detail.PROMPTS) or request.requester == principal.sender:
         return request
-    config = {name: value for name, value in request.runtime_config.items() if name != "instructions"}
+    config = {name: value for name, value in request.runtime_config.items() if name not in _PROMPTS}
     return request.model_copy(update={"runtime_config": config})
 
 
@@ -132,7 +145,8 @@ async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Res
     """The response as it is now, for this principal."""
     project, turn = view.project_id, view.agent_turn_id
     rows = await pool.run(lambda conn: list_turn_progress(conn, project, turn))
-    log = ItemLog()
+    request = await asked_with(pool, view, principal)
+    log = ItemLog(is_typed=is_typed(request))
     placed = [
         (Position(step_number(row.step_id), row.part, row.place, row.sub), row.card)
         for row in rows
@@ -140,9 +154,7 @@ async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Res
     ]
     for position, card in sorted(placed, key=lambda p: p[0]):
         log.take(position, CardAnswer.of(card))
-    response = begun(
-        view, await asked_with(pool, view, principal), "queued" if view.status == "queued" else "in_progress"
-    )
+    response = begun(view, request, "queued" if view.status == "queued" else "in_progress")
     if view.ended_at is None:
         return response.model_copy(update={"output": log.items})
     card_id = view.deliverable_card_id
@@ -178,9 +190,20 @@ def begun(view: TurnView, request: TurnRequest, status: Status) -> Response:
             "instructions": config.get("instructions"),
             "max_output_tokens": config.get("max_tokens"),
             "temperature": config.get("temperature"),
+            "text": _text_config(notes.get("text_format"), config.get("output_schema")),
             "conversation": Named(id=view.conversation_id) if view.conversation_id else None,
         }
     )
+
+
+def _text_config(noted: JsonValue, schema: JsonValue) -> TextConfig:
+    match noted:
+        case {"type": "json_schema"}:
+            return TextConfig(format={**noted, "schema": schema})
+        case dict():
+            return TextConfig(format=noted)
+        case _:
+            return TextConfig()
 
 
 _NOTED = ("background", "metadata", "previous_response_id", "prompt_cache_key", "safety_identifier", "store", "user")

@@ -47,13 +47,16 @@ class _Open(NamedTuple):
 class ResponseStream:
     """The events for one client."""
 
-    def __init__(self, turn: AgentTurnId, render: Callable[[Status], Response], mark: Mark | None) -> None:
+    def __init__(
+        self, turn: AgentTurnId, render: Callable[[Status], Response], mark: Mark | None, *, is_typed: bool = False
+    ) -> None:
         self._turn = turn
+        self._is_typed = is_typed
         self._shown = render
         """The response at its begin, with this status."""
         self._seen: tuple[Position, int] = (BEGIN, -1) if mark is None else (mark.position, mark.sub)
         self._voids = 0 if mark is None else mark.voids
-        self._log = ItemLog()
+        self._log = ItemLog(is_typed=is_typed)
         self._open: _Open | None = None
         self._whole = True
         """Whether all the text of the open item was sent."""
@@ -113,7 +116,7 @@ class ResponseStream:
                     event.position.a,
                 ):
                     yield from self._void(event.position)
-                if text and kind is ChunkType.CONTENT:
+                if text and kind is ChunkType.CONTENT and not self._is_typed:
                     yield from self._piece(event.position, text)
             case CardAnswer() as card:
                 yield from self._entries(self._log.take(event.position, card))

@@ -61,6 +61,7 @@ class EnqueueArguments:
     remember: bool = False
     multitask: MultitaskStrategy = MultitaskStrategy.ENQUEUE
     budget: JsonObject | None = None
+    output_schema: JsonObject | None = None
 
 
 async def ask(session: Session, question: EnqueueArguments, *, wait: bool, direct: bool) -> None:
@@ -251,6 +252,7 @@ def print_end(session: Session, report: TurnEnd, shown: str = "") -> None:
 def request_of(question: EnqueueArguments, *, repeatable: bool = False) -> EnqueueRequest:
     """The request; a `repeatable` one has a correlation id. Raises `BadRequest` naming the option that is wrong."""
     config: dict[str, JsonValue] = {"model": question.model, "remember": question.remember or None}
+    config["output_schema"] = question.output_schema
     chosen: JsonObject = {name: value for name, value in config.items() if value is not None}
     named: dict[str, JsonValue] = {
         "agent_id": question.agent,

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.validation import faults_in
 from turnstile.schema.wire.inbox import IN_PARTS, TEXT_LIMIT_BYTES
 
@@ -30,6 +31,14 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{file} cannot be read: {error}") from None
+
+
+def given_schema(file: Path) -> JsonObject:
+    """The JSON object in a file; raises `BadRequest` that names the file if it holds none."""
+    try:
+        return read_json_object(read_text(file).encode())
+    except BadRequest as error:
+        raise BadRequest(f"{file}: {error}") from None
 
 
 def bounded(text: str, name: str) -> str:

@@ -207,6 +207,10 @@ async def enqueue(
     fields: Annotated[
         str | None, typer.Option(help="Fields that the deliverable must have, separated by commas.", metavar="A,B")
     ] = None,
+    output_schema: Annotated[
+        Path | None,
+        typer.Option(help="File with a JSON schema: the deliverable is a value that matches it.", metavar="FILE"),
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="Profile, instead of the agent's; without an agent, an instance of it answers.")
     ] = None,
@@ -218,7 +222,7 @@ async def enqueue(
 ) -> None:
     """Send a request to an agent: one turn, exactly one deliverable. With --wait, exit code 1 if the turn fails."""
     from turnstile.cli.turns.asking import EnqueueArguments, ask
-    from turnstile.cli.turns.texts import budget_option, given_text
+    from turnstile.cli.turns.texts import budget_option, given_schema, given_text
 
     if profile is not None and text is None and file is None:
         agent, text = None, agent  # the one argument is the text
@@ -236,5 +240,6 @@ async def enqueue(
         remember=remember,
         multitask=multitask,
         budget=budget_option(budget),
+        output_schema=None if output_schema is None else given_schema(output_schema),
     )
     await ask(session, question, wait=wait, direct=direct)
