@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ _ENVIRONMENT = {
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
     "LITELLM_MODE": "PRODUCTION",  # else a .env file above the working directory changes our environment
 }
+_IMPORTING = threading.Lock()
 _SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
 _QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
 _ID_LENGTH = 256
@@ -185,6 +187,17 @@ class LitellmSdk:
         cache.flush_cache()
 
 
+def _imported(package: str) -> Any:
+    """The package, imported once; a try that fails leaves no half of it behind, which would fail every later one."""
+    try:
+        with _IMPORTING:
+            return importlib.import_module(package)
+    except BaseException:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
+        raise
+
+
 def load_litellm() -> LitellmSdk:
     """Import and configure litellm; raises `ModelError` (`model_library_missing`) if it is not installed."""
     os.environ.update(_ENVIRONMENT)
@@ -193,8 +206,8 @@ def load_litellm() -> LitellmSdk:
     # and serializes odd fields of providers with a warning that quotes them
     warnings.filterwarnings("ignore", r"Pydantic serializer warnings", UserWarning)
     try:
-        module: Any = importlib.import_module("litellm")
-    except ImportError:
+        module: Any = _imported("litellm")
+    except ModuleNotFoundError:
         message = "litellm is not installed: install Turnstile's dependencies, see `turnstile docs models`"
         raise ModelError("model_library_missing", message, retryable=False) from None
     module.suppress_debug_info = True

@@ -89,6 +89,7 @@ class ChatCreate(OpenAiRequest):
             raise BadField("max_tokens and max_completion_tokens are the same limit: send only one", "max_tokens")
         if self.stream_options is not None and not self.stream:
             raise BadField("stream_options: allowed only with stream", "stream_options")
+        output_format(self.response_format, "response_format")  # refused before anything is looked up
         return self
 
     @property

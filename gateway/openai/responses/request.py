@@ -102,6 +102,8 @@ class ResponseCreate(OpenAiRequest):
         if self.conversation is not None and self.previous_response_id is not None:
             message = "conversation and previous_response_id exclude each other: send only one"
             raise MutuallyExclusive(message, "previous_response_id")
+        if self.text is not None:
+            output_format(self.text.format, "text.format")  # refused before anything is looked up
         return self
 
     def conversation_id(self) -> str | None:

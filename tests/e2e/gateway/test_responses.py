@@ -371,7 +371,8 @@ async def test_a_turn_that_fails_is_a_response_that_failed(ai: AsyncOpenAI, tena
 UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{"type": "web_search"}]}),
     ("tool_choice", {"tool_choice": "required"}),
-    ("text", {"text": {"format": {"type": "json_object"}}}),
+    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
+    ("text.verbosity", {"text": {"verbosity": "low"}}),
     ("reasoning", {"reasoning": {"effort": "low"}}),
     ("include", {"include": ["message.output_text.logprobs"]}),
     ("truncation", {"truncation": "auto"}),
