@@ -1,10 +1,10 @@
 """Reads a provider's stream as bytes: the second of the two readers, for streams of the three wire forms.
 
 litellm makes the request and gets the response; before it reads the first byte, the stream is taken from it. All events
-that have come at once are parsed and joined to a few pieces, without a pydantic model for each: some 15 µs an event
-where litellm takes some 500. In the end litellm reads a digest (`wire_forms`), from which prices, counts and the finish
-reason come as from the stream itself. Of an error in a stream litellm reads the event that has it, and raises what it
-always raises. A stream of another form is given back unread. An event has at most `MOST_BYTES`.
+that have come at once are parsed and joined to a few pieces, without a pydantic model for each. In the end litellm
+reads a digest (`wire_forms`), from which prices, counts and the finish reason come as from the stream itself. Of an
+error in a stream litellm reads the event that has it, and raises what it always raises. A stream of another form is
+given back unread. An event has at most `MOST_BYTES`.
 """
 
 import asyncio
