@@ -87,6 +87,9 @@ def main() -> int:
         for mutation in MUTATIONS
         if options.only.lower() in f"{mutation.section}: {mutation.row} {mutation.test}".lower()
     ]
+    if not mutations:
+        console.print(f"no mutation has {options.only!r} in its section, sentence or test: --list shows all")
+        return 1
     mutations = [m for m in mutations if not _is_found(m, options.results)]
     if options.list:
         for chosen in mutations:

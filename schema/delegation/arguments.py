@@ -200,7 +200,7 @@ class ForkArguments(Strict):
     join: Annotated[Join | None, BeforeValidator(_choice)] = None
     """Ours: when the batch is decided. Left out, v1r4's outcomes hold."""
     k: Annotated[int | None, Field(ge=1)] = None
-    """Ours, with `first_k`: how many tasks must succeed."""
+    """Ours, with `first_k` and `quorum`: how many tasks must succeed."""
     losers: Annotated[Losers, BeforeValidator(_choice)] = "stop"
     """Ours: what becomes of tasks that are open when the batch is decided."""
 

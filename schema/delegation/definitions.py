@@ -115,9 +115,9 @@ def kernel_tools() -> Mapping[str, ToolRow]:
                     "join": {
                         "type": "string",
                         "enum": [*get_args(Join)],
-                        "description": "How many successes are enough: all, one, k, or more than half.",
+                        "description": "Enough are: all, any one, first_k (k of them), quorum (more than half, or k).",
                     },
-                    "k": {"type": "integer", "description": "With first_k: how many successes are enough."},
+                    "k": {"type": "integer", "description": "With first_k and quorum: how many successes are enough."},
                     "losers": {
                         "type": "string",
                         "enum": [*get_args(Losers)],
