@@ -25,9 +25,13 @@ TURN_TIMEOUT_SECONDS = 300.0
 _REQUEST_TIMEOUT_SECONDS = 60.0
 
 
-class _Message(Protocol):
+class Message(Protocol):
+    """A message of NATS."""
+
     @property
-    def data(self) -> bytes: ...
+    def data(self) -> bytes:
+        """What it holds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class LoadClient:
     client: BridgeClient
     _ends: "dict[AgentTurnId, asyncio.Future[Ended]]" = field(default_factory=dict)
 
-    async def on_event(self, message: _Message) -> None:
+    async def on_event(self, message: Message) -> None:
         """Record the end of a turn from its `task` event."""
         at = time.perf_counter()
         event = TaskEvent.model_validate_json(message.data)

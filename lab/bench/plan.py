@@ -13,6 +13,7 @@ class Scenario(StrEnum):
     BUDGET = "budget"
     FANOUT = "fanout"
     STREAM = "stream"
+    PROVIDERS = "providers"
     STOP = "stop"
     FORK = "fork"
     LOAD = "load"
@@ -28,7 +29,7 @@ class Scenario(StrEnum):
 
 
 BY_NAME = frozenset(
-    {Scenario.FAIRNESS, Scenario.SYNC, Scenario.START, Scenario.AUDIT, Scenario.RETENTION},
+    {Scenario.PROVIDERS, Scenario.FAIRNESS, Scenario.SYNC, Scenario.START, Scenario.AUDIT, Scenario.RETENTION},
 )
 """Scenarios that run only if they are named."""
 
@@ -65,6 +66,11 @@ class Plan:
     """Streams at once whose first pieces are timed."""
     model: str = ""
     """A real model for `stream`, in place of a script."""
+    provider_streams: int = 20
+    """Streams at once of each wire form."""
+    provider_seconds: float = 8.0
+    provider_held: tuple[int, ...] = (20, 40, 80, 120, 160, 200, 250, 300)
+    """Numbers of streams that a worker is tried with, until it is late."""
     stops: int = 200
     stop_streams: int = 20
     forks: tuple[int, ...] = (16, 128, 1000)

@@ -23,6 +23,7 @@ from lab.bench.scenarios.fork import run_fork
 from lab.bench.scenarios.gateway import run_gateway
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
+from lab.bench.scenarios.providers import run_providers
 from lab.bench.scenarios.stages import run_stages
 from lab.bench.scenarios.start import run_start
 from lab.bench.scenarios.stop import run_stop
@@ -41,6 +42,7 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.BUDGET: run_budget,
     Scenario.FANOUT: run_fanout,
     Scenario.STREAM: run_stream,
+    Scenario.PROVIDERS: run_providers,
     Scenario.STOP: run_stop,
     Scenario.FORK: run_fork,
     Scenario.LOAD: run_load,
@@ -109,5 +111,6 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
 def _sizes(plan: Plan) -> JsonObject:
     sizes: JsonObject = asdict(plan)
     sizes["forks"] = [*plan.forks]
+    sizes["provider_held"] = [*plan.provider_held]
     sizes["gateway_parts"] = [*plan.gateway_parts]
     return sizes

@@ -36,6 +36,9 @@ TINY = Plan(
     streams=2,
     stream_seconds=1.5,
     first_streams=2,
+    provider_streams=2,
+    provider_seconds=0.4,
+    provider_held=(2, 3),
     stops=2,
     stop_streams=2,
     forks=(2, 3),
@@ -165,6 +168,18 @@ async def test_streams_take_as_long_as_their_models(environment: Environment, ba
         late = result.value(f"first piece from model to client, {streams} p50") or 0
         added = result.value(f"request to first piece, less the model's time, {streams} p50") or 0
         assert 0 < late < added, streams
+
+
+@pytest.mark.long
+async def test_streams_of_providers_are_read_by_yardsticks_and_by_both_readers(
+    environment: Environment, bars: Bars
+) -> None:
+    result = await RUNNERS[Scenario.PROVIDERS](environment, bars)
+    for form in ("openai", "anthropic", "gemini"):
+        assert (result.value(f"{form}: CPU of the bare loop a chunk") or 0) > 0
+        for reader in ("litellm", "bytes"):
+            assert (result.value(f"{form}, {reader}: CPU of the worker a chunk ÷ bare") or 0) > 0
+            assert (result.value(f"{form}, {reader}: first chunk late p50") or 0) > 0
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import httpx
 
-from lab.bench.providers.forms import MODELS, PATHS, URLS, Asked, Form, body_of
+from lab.bench.providers.forms import KEY, MODELS, PATHS, URLS, Asked, Form, body_of
 from turnstile.activities.models import LitellmModel, ModelAccess
 from turnstile.activities.models.litellm_sdk import load_litellm
 from turnstile.runtime.event_loop import fast_loop, spare_collector
@@ -22,7 +22,6 @@ from turnstile.schema.base import Strict
 from turnstile.schema.profiles import LlmConfig
 
 Reader = Literal["bare", "openai", "litellm", "model"]
-_KEY = "bench"
 
 
 class Order(Strict):
@@ -79,7 +78,7 @@ _TEXTS: dict[Form, Callable[..., str | None]] = {
 class _Clients(dict[str, httpx.AsyncClient]):
     def __missing__(self, url: str) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None)
-        return self.setdefault(url, httpx.AsyncClient(limits=limits, timeout=60, headers={"x-api-key": _KEY}))
+        return self.setdefault(url, httpx.AsyncClient(limits=limits, timeout=60, headers={"x-api-key": KEY}))
 
 
 _CLIENTS = _Clients()
@@ -88,7 +87,7 @@ _CLIENTS = _Clients()
 async def _openai(order: Order) -> AsyncIterator[str]:
     import openai  # noqa: PLC0415 -- heavy, and only here
 
-    async with openai.AsyncOpenAI(api_key=_KEY, base_url=order.url + PATHS["openai"]) as client:
+    async with openai.AsyncOpenAI(api_key=KEY, base_url=order.url + PATHS["openai"]) as client:
         stream = await client.chat.completions.create(
             model="gpt-4o",
             messages=[{"role": "user", "content": order.prompt}],
@@ -108,7 +107,7 @@ async def _litellm(order: Order) -> AsyncIterator[str]:
         messages=[{"role": "user", "content": order.prompt}],
         stream=True,
         stream_options={"include_usage": True},
-        api_key=_KEY,
+        api_key=KEY,
         api_base=order.url + PATHS[order.form],
     )
     async for chunk in stream:
@@ -144,8 +143,8 @@ async def _run(order: Order) -> Done:
     async def one() -> tuple[int, float]:
         pieces, late = 0, 0.0
         async for text in _READERS[order.reader](order):
-            if not pieces:
-                late = (time.time_ns() - int(text.split()[0])) / 1e6
+            if not pieces and (stamp := text.split()[0]).isdigit():  # else the text behind thoughts
+                late = (time.time_ns() - int(stamp)) / 1e6
             pieces += text.count(" ")
         return pieces, late
 

@@ -25,6 +25,7 @@ URLS: dict[Form, str] = {
     "anthropic": "/v1/messages",
     "gemini": "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse",
 }
+KEY = "bench"
 _HOLE = "@@"
 _WORDS = "word word word word"
 """What makes a chunk of `several` five tokens."""
