@@ -169,6 +169,8 @@ class LitellmSdk:
             yield replace(_end(wrapper, heard, finish, usage), response_id=response_id)
         finally:
             await wrapper.aclose()
+            if heard.stream is not None:  # litellm closes none of Gemini's form that it has not read to its end
+                await heard.stream.aclose()
 
     async def close(self) -> None:
         """Close every cached client; the next request creates new ones."""

@@ -211,6 +211,8 @@ class OverhearingTransport(httpx.AsyncHTTPTransport):
                 if first.strip():
                     break
             if first.lstrip()[:1] not in (b"{", b"["):
+                if heard.stream is not None:
+                    await heard.stream.aclose()
                 response.stream = heard.stream = ProviderStream(stream, heard, first, chunks)
                 return response
             body = await _whole(first, chunks, heard)
