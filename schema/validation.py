@@ -183,6 +183,11 @@ def _details(error: ValidationError) -> list[ErrorDetails]:
     return cast("list[ErrorDetails]", some or from_json(text))
 
 
+def has_fault(error: ValidationError, kind: str) -> bool:
+    """Whether one of the faults is of this kind, by pydantic's name or our own."""
+    return any(fault["type"] == kind for fault in error.errors(include_url=False, include_input=False))
+
+
 def describe_faults(error: ValidationError, form: object = None, *, whole: str = "", most: int = _MOST) -> str:
     """All faults in one line: `a: is missing; b: must be text`."""
     return "; ".join(fault.said(whole) for fault in faults_in(error, form, most=most))

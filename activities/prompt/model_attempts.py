@@ -33,6 +33,7 @@ from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.ports import Model, ModelEvent, ModelMessage, ModelRequest, ModelToolCall, Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
+from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable, StaleTurn
@@ -360,7 +361,7 @@ class _Chain:
         self.is_out_of_patience = True
         if self.others:
             return error
-        seconds = f"{self.limits.model_patience_seconds:g} s"
+        seconds = f"{amount(self.limits.model_patience_seconds)} s"
         return ModelError(NO_TURN, f"{error}: [model].patience_seconds, {seconds}", retryable=True)
 
     def after(self, error: ModelError, *, again: bool) -> tuple[float, str | None]:

@@ -29,7 +29,7 @@ from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavaila
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.schema.json_reading import read_json_object
 from turnstile.schema.profiles import NOT_SUPPORTED
-from turnstile.schema.validation import describe_faults
+from turnstile.schema.validation import describe_faults, has_fault
 from turnstile.schema.verbs import REPORT, VERBS, verb_named
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.limits import Admission, Maker
@@ -141,7 +141,7 @@ class RequestPayload:
             self._parsed = parsed = model.model_validate(value)
         except ValidationError as error:
             faults = describe_faults(error, model, whole="payload", most=_SHOWN_FAULTS)
-            if any(fault["type"] == NOT_SUPPORTED for fault in error.errors(include_input=False, include_url=False)):
+            if has_fault(error, NOT_SUPPORTED):
                 raise Refused(NOT_SUPPORTED, faults) from None
             raise BadRequest(faults) from None
         return parsed

@@ -127,6 +127,8 @@ def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
     takers = [p for p in parameters if hints.get(p) is ToolCall]
     visible = {p: parameter for p, parameter in parameters.items() if p not in takers}
     about, descriptions = _docstring(function, visible)
+    if not about:
+        raise ValueError("description: must have at least 1 character: write a docstring, which the model reads")
     # fields are renamed, so that a parameter may be called `schema`, `json` or `_x`
     fields = {p: f"argument_{position}" for position, p in enumerate(visible)}
     defined: dict[str, Any] = {  # what create_model takes is not typed

@@ -37,13 +37,13 @@ from tests.support.pump.organism import Order
 from tests.support.pump.payloads import payloads_in
 from tests.support.pump.pump import Caller, calling_in, pump_config
 from tests.support.tenants import CHANNEL, Tenant, turn_of
-from tests.support.tools import calling, definition, hand_of
+from tests.support.tools import Command, calling, definition, hand_of
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.embedded.files import write_private
 from turnstile.embedded.ports import free_port
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
-from turnstile.schema.wire import subjects
+from turnstile.schema.wire import headers, subjects
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.streams import STREAMS
 from turnstile.workflows.options import turn_workflow_id
@@ -261,7 +261,11 @@ class Run:
         async with hand_of(self.tenant, allowed("press"), agent=AgentId("gus")) as hand:
             async with self.tenant.client.ui_action(hand.agent, "press", args) as waiter:
                 self.found.add("replies", await waiter.next())
-                [command] = await hand.heard()
+
+                async def heard() -> Command | None:  # others call tools meanwhile
+                    return next((c for c in hand.commands if c.headers[headers.AGENT_ID] == hand.agent), None)
+
+                command = await until(heard, 25, "the action's call is out")
                 await hand.report(command.call, CONTENT["tool result"])
                 self.found.add("replies", await waiter.last(20))
             for tool, given in (("press", wrong), ("nosuch", args)):

@@ -19,7 +19,11 @@ from turnstile.schema.wire import headers, subjects
 from turnstile.transport.streams import covers
 
 ROOMS = ("schema", "runtime", "rules", "ledger", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
-PATTERNS = [text for text in vars(subjects).values() if isinstance(text, str) and text.startswith("cg.")]
+PATTERNS = [
+    text
+    for text in vars(subjects).values()
+    if isinstance(text, str) and text.startswith("cg.") and text != subjects.MODEL_QUEUES  # workers alone speak there
+]
 
 CALLED_BY = {verb.name for verb in VERBS if verb.caller != "none"}
 """The verbs whose subject may name the caller at its end."""

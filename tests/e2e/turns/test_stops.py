@@ -111,7 +111,7 @@ async def test_a_later_step_s_words_follow_what_the_turn_has(tenant: Tenant) -> 
 
 
 async def test_a_turn_between_two_attempts_of_its_model_is_stopped(tenant: Tenant) -> None:
-    line: JsonObject = {"error": {"code": "rate_limited", "retry_after_seconds": 60}}
+    line: JsonObject = {"error": {"code": "model_server_error", "retry_after_seconds": 60}}
     async with hand_of(tenant) as hand:
         turn = await hand.start(line)
         await hand.until_head(model_failures=1)

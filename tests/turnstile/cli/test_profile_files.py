@@ -25,7 +25,7 @@ async def test_the_examples_are_the_profiles_of_the_demo(profile: object) -> Non
     [
         ("name: a\nllm_config: {model: m}\nmax_stepz: 3", "unknown key 'max_stepz'; allowed: max_steps, "),
         ("name: a\nllm_config: {modle: m, model: m}", "unknown key 'llm_config.modle'; allowed: model, "),
-        ("name: a", "the key 'llm_config' is missing"),
+        ("name: a", "llm_config is missing: write its model"),
         ("name: a\nllm_config: {model: m}\nmax_steps: 0", "max_steps = 0: must be at least 1"),
         ("name: a\nllm_config: {model: m}\nbudget: {max_tokens: -1}", "budget.max_tokens = -1: "),
         ("name: a\nllm_config: {model: m}\nbudget: {tokens: 1}", "unknown key 'budget.tokens'; allowed: max_tokens, "),

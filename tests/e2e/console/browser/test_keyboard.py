@@ -80,7 +80,9 @@ async def test_from_signing_in_to_a_decision(windows: Windows, people: Seats, ha
         await page.keyboard.press("?")
         await page.get_by_role("dialog").wait_for()
         await page.keyboard.press("Escape")
+        await page.get_by_role("dialog").wait_for(state="hidden")
         await page.keyboard.press("m")
+        await page.wait_for_function("document.activeElement.matches('input, textarea')")
         await page.keyboard.type("are you sure")  # letters are text here, not keys
         await page.keyboard.press("Escape")
         await page.keyboard.press("r")
