@@ -1,8 +1,8 @@
 -- Fills what a v1r4 writer leaves out of an inbox row, or writes as null: it keeps ids in the payload, knows no retry
 -- clock, queues a turn as due at once, consumes its command anchors without archiving them, and gives a stop a name of
--- its own: here it has its turn's, by which the turn's end settles it. A tool that was called before an era began
--- reports under the epoch of then: the report is for the call as it waits now. Rows that have a digest are the kernel's
--- own turns, which lack nothing.
+-- its own: here it has its turn's, by which the turn's end settles it; a cascade's keeps the name that mark_subtrees
+-- gives it. A tool that was called before an era began reports under the epoch of then: the report is for the call as
+-- it waits now. Rows that have a digest are the kernel's own turns, which lack nothing.
 CREATE OR REPLACE FUNCTION state.fill_inbox() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF (NEW.created_at IS NULL OR NEW.next_retry_at IS NULL OR NEW.agent_turn_id IS NULL OR NEW.turn_epoch IS NULL
@@ -11,7 +11,8 @@ BEGIN
         OR NEW.context_headers ->> 'CG-Recursion-Depth' IS NULL
         OR (NEW.status = 'queued' AND NEW.next_retry_at <> 'infinity')
         OR (NEW.status IN ('consumed', 'skipped', 'error') AND NEW.archived_at IS NULL)
-        OR (NEW.message_type = 'stop' AND NEW.correlation_id <> NEW.agent_turn_id)) IS NOT TRUE THEN
+        OR (NEW.message_type = 'stop' AND NEW.correlation_id <> NEW.agent_turn_id
+            AND NEW.correlation_id <> 'cascade-' || NEW.agent_turn_id)) IS NOT TRUE THEN
         RETURN NEW;
     END IF;
     NEW.channel_id := coalesce(NEW.channel_id, 'public');
@@ -29,7 +30,7 @@ BEGIN
     NEW.turn_epoch := coalesce(NEW.turn_epoch, state.as_epoch(NEW.payload ->> 'turn_epoch'), 0);
     NEW.correlation_id := coalesce(NEW.correlation_id, NEW.payload ->> 'tool_call_id',
         NEW.payload ->> 'correlation_id');
-    IF NEW.message_type = 'stop' THEN
+    IF NEW.message_type = 'stop' AND NEW.correlation_id IS DISTINCT FROM 'cascade-' || NEW.agent_turn_id THEN
         NEW.correlation_id := NEW.agent_turn_id;
     END IF;
     IF NEW.status IN ('consumed', 'skipped', 'error') THEN

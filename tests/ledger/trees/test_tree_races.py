@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.ledger.agents import ALICE, PROJECT, begin, claim, command, finish, finish_on, lease, send, value
-from tests.support.ledger.calls import became, call_record, end, ending, request, sleeper, suspend, tell
+from tests.support.ledger.calls import ask_to_stop, became, call_record, end, ending, request, sleeper, suspend, tell
 from tests.support.ledger.trees import answer, batch_of_call, child, forks, in_hand, marked, parent, task_states
 from tests.support.waiting import in_flight, overtaken, until_waiting
 from turnstile.ledger.pool import Pool
@@ -132,6 +132,22 @@ async def test_a_level_of_a_cascade_is_locked_in_the_order_of_ids(agents: Pool) 
         await conn.fetch(lock, high.agent_turn_id)  # the cascade, which waits for the first one, has not got it
     assert len((await stop).turns) == 3
     await end_all(agents, *[await in_hand(agents, task.agent_turn_id) for task in tasks], top)
+
+
+async def test_a_cascade_does_not_wait_for_the_end_of_a_child_that_was_asked_to_stop(agents: Pool) -> None:
+    """That end has its own stop in hand, and may wait for the batch that a deciding cascade holds."""
+    top, [one, two] = await begun(agents, "c1", 2)
+    asked = await ask_to_stop(agents, one.agent_turn_id)
+    ended = (
+        "UPDATE state.agent_inbox SET status = 'consumed', archived_at = now() WHERE inbox_id = $1 RETURNING inbox_id"
+    )
+    async with agents.connection() as conn, conn.transaction():
+        assert await conn.fetch(ended, asked.inbox_id)
+        async with asyncio.timeout(25):
+            await mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False)
+    for each in (one, two):
+        assert await became(agents, InboxId(f"cascade-{each.agent_turn_id}")) == ("pending", None)
+    await end_all(agents, one, two, top)
 
 
 async def test_a_ring_for_a_child_that_ended_meanwhile_is_settled_by_its_claim(agents: Pool) -> None:
