@@ -37,6 +37,7 @@ from turnstile.schema.people.approvals import ApprovalRule, rules_of
 from turnstile.schema.profiles import (
     DOWNSTREAM_PLACEHOLDERS,
     OUTPUT_REPAIRS,
+    REQUEST_PARAMS,
     ROSTER_PLACEHOLDERS,
     LlmConfig,
     Memory,
@@ -179,7 +180,7 @@ def pin(
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
         profile_name=profile.name,
-        llm_config=_with_runtime(profile.llm_config, runtime),
+        llm_config=with_runtime(profile.llm_config, runtime),
         max_steps=min(max_steps, profile.max_steps, runtime.max_steps or max_steps),
         must_end_with=profile.end_tools,
         tools=tools.rows,
@@ -274,9 +275,11 @@ def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
     return rows
 
 
-def _with_runtime(config: LlmConfig, runtime: RuntimeConfig) -> LlmConfig:
-    chosen = runtime.model_dump(exclude_none=True, include=set(LlmConfig.model_fields))
-    return config.model_copy(update=chosen)
+def with_runtime(config: LlmConfig, runtime: RuntimeConfig) -> LlmConfig:
+    """The model and parameters of a turn: what its request says, else the profile."""
+    chosen = runtime.model_dump(exclude_none=True, include={*LlmConfig.model_fields})
+    params = runtime.model_dump(exclude_none=True, include={*REQUEST_PARAMS})
+    return config.model_copy(update={**chosen, "params": {**config.params, **params}})
 
 
 def _cards(turn: TurnRef, prompt: str, specs: Sequence[JsonObject]) -> tuple[Card, ...]:

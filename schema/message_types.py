@@ -11,7 +11,7 @@ from typing import Final, assert_never
 from turnstile.schema.states import MessageType
 
 TYPED_ANSWERS: Final = 2
-"""The level of the protocol from which on a turn may have an `output_schema`."""
+"""The level of the protocol from which on a turn may have an `output_schema`, and the settings of sampling."""
 PROTOCOL_LEVEL: Final = TYPED_ANSWERS
 """What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row, which
 is sent once `state.protocol_level` has its level: to a bridge that does not know it, its rows are an `error`. It rises

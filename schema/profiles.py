@@ -22,6 +22,7 @@ from turnstile.schema.base import STORED, JsonObject, Strict, known_fields
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import CardId
+from turnstile.schema.message_types import TYPED_ANSWERS
 from turnstile.schema.parameters import checked_schema, object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME, SUBMIT_RESULT, TOOL_NAME
@@ -331,6 +332,22 @@ class RuntimeConfig(Strict):
     """Instead of the profile's."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=3600)
     """Instead of the profile's."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Instead of the profile's."""
+    stop: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=16)
+    """Texts that end an answer, instead of the profile's."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Instead of the profile's."""
+    reasoning_effort: str | None = Field(default=None, min_length=1, max_length=32)
+    """Instead of the profile's."""
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """A parameter of the provider, instead of the profile's in `params`; so are the three after it."""
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """How much a word that was said already is avoided."""
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls."""
+    verbosity: str | None = Field(default=None, min_length=1, max_length=32)
+    """How long answers are, in the provider's terms, such as `low`."""
     max_steps: int | None = Field(default=None, ge=1, le=1000)
     """Lowers the profile's."""
     instructions: str | None = Field(default=None, min_length=1, max_length=_PROMPT_LIMIT)
@@ -363,6 +380,11 @@ class RuntimeConfig(Strict):
             raise ValueError("either output_schema or choices: each says what the answer is")
         return self
 
+    @property
+    def needs_level(self) -> int | None:
+        """The level of the protocol that all who run must speak (§18): those below it overlook a setting."""
+        return TYPED_ANSWERS if any(getattr(self, name) is not None for name in _SINCE_TYPED_ANSWERS) else None
+
     def texts(self) -> list[str]:
         """The texts that count towards the size of the request (protocol §6)."""
         output = [] if self.output_schema is None else [self.output_schema]
@@ -377,6 +399,9 @@ class RuntimeConfig(Strict):
 
 
 _TEXT = ("instructions", "choices", "output_schema")
+REQUEST_PARAMS = ("frequency_penalty", "presence_penalty", "parallel_tool_calls", "verbosity")
+"""Settings of an enqueue that are parameters of the provider."""
+_SINCE_TYPED_ANSWERS = ("output_schema", "top_p", "stop", "seed", "reasoning_effort", *REQUEST_PARAMS)
 
 
 class StoredConfig(RuntimeConfig):

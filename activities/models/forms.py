@@ -20,6 +20,8 @@ from turnstile.schema.profiles import PROVIDER_PARAMS, LlmConfig
 
 _NAMED = {"temperature", "top_p", "max_tokens", "stop", "seed", "reasoning_effort"}
 _REASONING = ("reasoning_effort", "thinking")
+_OF_TOOLS = ("tool_choice", "parallel_tool_calls")
+"""Parameters that providers refuse in a request without tools."""
 _CHOICE: list[JsonValue] = [
     {"type": "string"},
     {"type": "number"},
@@ -41,7 +43,8 @@ def request_form(request: ModelRequest, provider: str, origin: str | None = None
         **_parameters(request.config),
     }
     if not request.tools:
-        form.pop("tool_choice", None)
+        for name in _OF_TOOLS:
+            form.pop(name, None)
     else:
         form["tools"] = [_tool(tool, provider) for tool in request.tools]
     if provider in SIGNED and lacks_signed_thoughts(messages):

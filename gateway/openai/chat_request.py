@@ -1,14 +1,27 @@
 """What `/openai/v1/chat/completions` takes. Pure."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Final, Self, cast
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, StrictBool, model_validator
 
 from turnstile.gateway.http.problems import BadField
-from turnstile.gateway.openai.fields import OpenAiRequest, OutputFormat, is_empty, notes_of, output_format, unsupported
+from turnstile.gateway.openai.fields import (
+    Effort,
+    Note,
+    OpenAiRequest,
+    OutputFormat,
+    Penalty,
+    Stop,
+    is_empty,
+    notes_of,
+    output_format,
+    unsupported,
+)
 from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
 from turnstile.schema.base import JsonObject
+from turnstile.schema.profiles import REQUEST_PARAMS
 from turnstile.schema.wire.box_requests import CARD_LIMIT
 
 _SPEAKERS: Final[Mapping[str, Speaker]] = {
@@ -18,7 +31,7 @@ _SPEAKERS: Final[Mapping[str, Speaker]] = {
     "assistant": "assistant",
 }
 _UNSUPPORTED_ROLES: Final = frozenset({"tool", "function"})
-_KINDS: Final = frozenset({"text"})
+_KINDS: Final = ("text",)
 _PASSED: Final = frozenset(
     {
         *("role", "content", "id", "name", "cache_control", "annotations", "refusal", "provider_specific_fields"),
@@ -26,6 +39,11 @@ _PASSED: Final = frozenset(
     }
 )
 """Fields of a message of which a turn reads the content alone."""
+
+
+_OBEYED: Final = {"temperature", "top_p", "stop", "seed", "reasoning_effort", *REQUEST_PARAMS}
+"""Fields that are settings of a turn, by the same names."""
+_RECORDED: Final = {"metadata", "user", "safety_identifier", "prompt_cache_key"}
 
 
 class StreamOptions(OpenAiRequest):
@@ -49,10 +67,11 @@ class ChatCreate(OpenAiRequest):
         "logprobs": (False,),
         "modalities": (["text"],),
         "n": (1,),
+        "parallel_tool_calls": (True,),
         "presence_penalty": (0, 0.0),
         "service_tier": ("auto", "default"),
         "stop": ([],),
-        "store": (False,),
+        "store": (False, True),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
         "top_p": (1, 1.0),
@@ -75,12 +94,20 @@ class ChatCreate(OpenAiRequest):
     """The same by its later name."""
     response_format: JsonValue = None
     """What the answer shall be: any text, a JSON object, or a value of a JSON schema."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Instead of the profile's, as the seven after it."""
+    stop: Stop | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    reasoning_effort: Effort | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    parallel_tool_calls: StrictBool | None = None
+    verbosity: Effort | None = None
     metadata: dict[str, str] | None = None
-    """Notes, which are recorded."""
-    user: str | None = Field(default=None, max_length=512)
-    """Recorded."""
-    safety_identifier: str | None = Field(default=None, max_length=512)
-    """Recorded."""
+    """Notes, which are recorded, as the three after it."""
+    user: Note | None = None
+    safety_identifier: Note | None = None
+    prompt_cache_key: Note | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -89,10 +116,10 @@ class ChatCreate(OpenAiRequest):
             raise BadField("max_tokens and max_completion_tokens are the same limit: send only one", "max_tokens")
         if self.stream_options is not None and not self.stream:
             raise BadField("stream_options: allowed only with stream", "stream_options")
-        output_format(self.response_format, "response_format")  # refused before anything is looked up
+        _ = self.output_format  # refused before anything is looked up
         return self
 
-    @property
+    @cached_property
     def output_format(self) -> OutputFormat | None:
         """What the answer shall be; raises as `output_format` does."""
         return output_format(self.response_format, "response_format")
@@ -101,8 +128,8 @@ class ChatCreate(OpenAiRequest):
         """The settings that the turn overrides or adds."""
         most, later, form = self.max_tokens, self.max_completion_tokens, self.output_format
         settings: JsonObject = {
+            **self.model_dump(include=_OBEYED),
             "output_schema": None if form is None else form.output_schema,
-            "temperature": self.temperature,
             "max_tokens": most if later is None else later,
             "instructions": instructions,
         }
@@ -110,7 +137,7 @@ class ChatCreate(OpenAiRequest):
 
     def notes(self) -> JsonObject:
         """The turn's metadata."""
-        return notes_of(self.metadata, user=self.user, safety_identifier=self.safety_identifier)
+        return notes_of(**self.model_dump(include=_RECORDED))
 
 
 def message_texts(messages: Sequence[JsonValue]) -> list[SpokenText]:
@@ -133,7 +160,8 @@ def _text(message: JsonValue, param: str) -> SpokenText:
         # a client sends back what it got, which has fields that mean nothing here
         if name not in _PASSED and not is_empty(value):
             raise unsupported(f"{param}.{name}", value)
-    content = fields.get("content")
+    content, refusal = fields.get("content"), fields.get("refusal")
     if content is None and role == "assistant":
-        return SpokenText("assistant", "")
-    return SpokenText(_SPEAKERS[role], text_in(content, f"{param}.content", _KINDS))
+        return SpokenText("assistant", refusal if isinstance(refusal, str) else "")
+    kinds = (*_KINDS, "refusal") if role == "assistant" else _KINDS
+    return SpokenText(_SPEAKERS[role], text_in(content, f"{param}.content", kinds))

@@ -6,17 +6,28 @@ and as hints do that only change what an answer costs.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple, cast
 
-from pydantic import JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.parameters import checked_schema
 from turnstile.schema.profiles import NOT_SUPPORTED
 
-PASSED = frozenset({"cache_control", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"})
+PASSED = frozenset({"cache_control", "prompt_cache_options", "prompt_cache_retention"})
 """Fields of a request that change nothing of what is answered here, whatever their value."""
+Effort = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_-]+$")]
+"""A word of the provider's, such as `low`."""
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=512)]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Field(max_length=16),
+]
+"""Texts that end an answer; one may stand alone."""
+Note = Annotated[str, Field(max_length=512)]
+"""A text that is recorded with the turn, and read by no model."""
 NOTES = "openai"
 """The key in a turn's metadata under which a request's own notes are."""
 
@@ -25,7 +36,7 @@ class OpenAiRequest(Strict):
     """A request in OpenAI's words; raises `Unsupported`, which names the field, for what it does not have."""
 
     harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {}
-    """Values of fields that it does not have, each of which changes nothing."""
+    """Values of fields, each of which changes nothing: OpenAI's defaults."""
     within: ClassVar[str] = ""
     """Of a part of a request: the field that it is, and a dot."""
 
@@ -35,12 +46,11 @@ class OpenAiRequest(Strict):
         if not isinstance(body, dict):
             return body
         fields = cast("JsonObject", body)
-        for name, value in fields.items():
-            known = cls.harmless.get(name)
-            if name in cls.model_fields or name in PASSED or value is None or (known and _passes(value, known)):
-                continue
-            raise unsupported(f"{cls.within}{name}", value, cls.harmless.get(name, ()))
-        return {name: value for name, value in fields.items() if name in cls.model_fields and value is not None}
+        meant = {name: v for name, v in fields.items() if v is not None and not _passes(v, cls.harmless.get(name, ()))}
+        for name, value in meant.items():
+            if name not in cls.model_fields and name not in PASSED:
+                raise unsupported(f"{cls.within}{name}", value, cls.harmless.get(name, ()))
+        return {name: value for name, value in meant.items() if name in cls.model_fields}
 
 
 def unsupported(param: str, sent: JsonValue = None, accepted: Sequence[JsonValue] = (), hint: str = "") -> Unsupported:
@@ -58,10 +68,7 @@ def unsupported(param: str, sent: JsonValue = None, accepted: Sequence[JsonValue
 _HINTS: Mapping[str, str] = {
     "tools": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
     "functions": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
-    "reasoning_effort": "omit it; the profile's llm_config sets it",
-    "reasoning": "omit it; the profile's llm_config sets it",
-    "stop": "omit it; the profile's llm_config sets it",
-    "seed": "omit it; the profile's llm_config sets it",
+    "logit_bias": "omit it: its tokens are of one model, and the profile says which models answer",
 }
 
 

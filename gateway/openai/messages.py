@@ -78,11 +78,11 @@ def _text_of(part: JsonValue, param: str, kinds: Collection[str]) -> str:
         raise unsupported(
             f"{param}.type", hint=f"{what} was sent, but agents accept only {' and '.join(sorted(kinds))}"
         )
-    fields = cast("JsonObject", part)
+    fields, where = cast("JsonObject", part), "refusal" if kind == "refusal" else "text"
     for name, value in fields.items():
         # a client sends back what it got: annotations and logprobs of a text, which has none here
-        if name not in _PASSED and not is_empty(value):
+        if name not in _PASSED and name != where and not is_empty(value):
             raise unsupported(f"{param}.{name}", value)
-    if not isinstance(text := fields.get("text"), str):
-        raise BadField(f"{param}.text: a string is required", f"{param}.text")
+    if not isinstance(text := fields.get(where), str):
+        raise BadField(f"{param}.{where}: a string is required", f"{param}.{where}")
     return text

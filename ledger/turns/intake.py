@@ -45,7 +45,6 @@ from turnstile.schema.ids import (
     turn_card_id,
     uuid7,
 )
-from turnstile.schema.message_types import TYPED_ANSWERS
 from turnstile.schema.states import HeadStatus, MessageType, ReplyStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
@@ -302,7 +301,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequ
         "budget": (request.budget.stored() or None) if request.budget is not None else None,
         "metadata": request.metadata,
         "cards": [new_card(card) for card in command.cards],
-        "needs_level": TYPED_ANSWERS if request.runtime_config.output_schema is not None else None,
+        "needs_level": request.runtime_config.needs_level,
     }
     row = await query("enqueue_turn").one(conn, request=json.dumps(new), claimed_targets=list(claimed_targets))
     match row["verdict"]:

@@ -128,6 +128,13 @@ class TextConfig(BaseModel):
 
     format: JsonObject = Field(default_factory=lambda: JsonObject(type="text"))
     """Its type, and of `json_schema` name and schema."""
+    verbosity: str | None = None
+
+
+class ReasoningConfig(BaseModel):
+    """How much the models think."""
+
+    effort: str | None = None
 
 
 class Response(BaseModel):
@@ -146,9 +153,10 @@ class Response(BaseModel):
     model: str
     output: list[Item] = Field(default_factory=list[Item])
     conversation: Named | None = None
-    parallel_tool_calls: Literal[True] = True
+    parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
+    reasoning: ReasoningConfig | None = None
     safety_identifier: str | None = None
     store: bool = True
     """As it was asked for; it is kept as any turn is."""

@@ -1,13 +1,16 @@
 """A request for a response: what of OpenAI's is read, and what it is to a turn. Pure."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, StrictBool, field_validator, model_validator
 
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.openai.fields import (
     NOTES,
+    Effort,
+    Note,
     OpenAiRequest,
     OutputFormat,
     is_empty,
@@ -56,6 +59,15 @@ class TextRequest(OpenAiRequest):
     within: ClassVar[str] = "text."
 
     format: JsonValue = None
+    verbosity: Effort | None = None
+
+
+class ReasoningRequest(OpenAiRequest):
+    """How much a model thinks."""
+
+    within: ClassVar[str] = "reasoning."
+
+    effort: Effort | None = None
 
 
 class ResponseCreate(OpenAiRequest):
@@ -63,7 +75,7 @@ class ResponseCreate(OpenAiRequest):
 
     harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
         "include": ([], ["reasoning.encrypted_content"]),
-        "reasoning": ({},),
+        "parallel_tool_calls": (True,),
         "service_tier": ("auto", "default"),
         "stream_options": ({}, {"include_obfuscation": False}),
         "tool_choice": ("auto", "none"),
@@ -80,15 +92,18 @@ class ResponseCreate(OpenAiRequest):
     conversation: JsonValue = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     metadata: dict[str, str] | None = None
+    parallel_tool_calls: StrictBool | None = None
     previous_response_id: str | None = None
-    prompt_cache_key: str | None = Field(default=None, max_length=512)
-    safety_identifier: str | None = Field(default=None, max_length=512)
+    prompt_cache_key: Note | None = None
+    reasoning: ReasoningRequest | None = None
+    safety_identifier: Note | None = None
     store: bool = True
     """Given back; the turn is kept as any other."""
     stream: bool = False
     temperature: float | None = Field(default=None, ge=0, le=2)
     text: TextRequest | None = None
-    user: str | None = Field(default=None, max_length=512)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    user: Note | None = None
 
     @field_validator("background", "store", "stream", mode="before")
     @classmethod
@@ -102,8 +117,7 @@ class ResponseCreate(OpenAiRequest):
         if self.conversation is not None and self.previous_response_id is not None:
             message = "conversation and previous_response_id exclude each other: send only one"
             raise MutuallyExclusive(message, "previous_response_id")
-        if self.text is not None:
-            output_format(self.text.format, "text.format")  # refused before anything is looked up
+        _ = self.output_format  # refused before anything is looked up
         return self
 
     def conversation_id(self) -> str | None:
@@ -135,7 +149,7 @@ class ResponseCreate(OpenAiRequest):
             raise BadField("input: the message is empty", "input")
         return texts
 
-    @property
+    @cached_property
     def output_format(self) -> OutputFormat | None:
         """What the answer shall be; raises as `output_format` does."""
         return None if self.text is None else output_format(self.text.format, "text.format")
@@ -147,7 +161,11 @@ class ResponseCreate(OpenAiRequest):
             "output_schema": None if form is None else form.output_schema,
             "instructions": instructions,
             "max_tokens": self.max_output_tokens,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "temperature": self.temperature,
+            "top_p": self.top_p,
+            "verbosity": None if self.text is None else self.text.verbosity,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -232,7 +250,7 @@ def _message_in(item: JsonObject, param: str) -> SpokenText | ItemRef:
     speaker = _SPEAKERS.get(role) if isinstance(role, str) else None
     if speaker is None:
         raise BadField(f"{param}.role: must be user, assistant, system or developer", f"{param}.role")
-    kinds = ("output_text", "input_text") if speaker == "assistant" else ("input_text",)
+    kinds = ("output_text", "input_text", "refusal") if speaker == "assistant" else ("input_text",)
     text = text_in(item.get("content"), f"{param}.content", kinds)
     if speaker == "assistant" and isinstance(named, str):
         return ItemRef(named, f"{param}.id", text, is_needed=False)

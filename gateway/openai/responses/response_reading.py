@@ -21,7 +21,6 @@ from turnstile.gateway.openai.responses.objects import (
     OutputDetails,
     Response,
     Status,
-    TextConfig,
     Usage,
     UserMessage,
 )
@@ -189,21 +188,25 @@ def begun(view: TurnView, request: TurnRequest, status: Status) -> Response:
             "model": notes.get("model", view.agent_id),
             "instructions": config.get("instructions"),
             "max_output_tokens": config.get("max_tokens"),
+            "parallel_tool_calls": config.get("parallel_tool_calls", True),
+            "reasoning": {"effort": config.get("reasoning_effort")} if "reasoning_effort" in config else None,
             "temperature": config.get("temperature"),
-            "text": _text_config(notes.get("text_format"), config.get("output_schema")),
+            "text": _text_config(notes.get("text_format"), config),
+            "top_p": config.get("top_p"),
             "conversation": Named(id=view.conversation_id) if view.conversation_id else None,
         }
     )
 
 
-def _text_config(noted: JsonValue, schema: JsonValue) -> TextConfig:
+def _text_config(noted: JsonValue, config: JsonObject) -> JsonObject:
     match noted:
         case {"type": "json_schema"}:
-            return TextConfig(format={**noted, "schema": schema})
+            form: JsonObject = {"format": {**noted, "schema": config.get("output_schema")}}
         case dict():
-            return TextConfig(format=noted)
+            form = {"format": noted}
         case _:
-            return TextConfig()
+            form = {}
+    return {**form, "verbosity": config.get("verbosity")}
 
 
 _NOTED = ("background", "metadata", "previous_response_id", "prompt_cache_key", "safety_identifier", "store", "user")

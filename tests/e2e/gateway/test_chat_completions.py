@@ -100,9 +100,18 @@ async def only_turn(tenant: Tenant) -> TurnView:
 
 async def test_a_question_is_answered(gpt: AsyncOpenAI, tenant: Tenant) -> None:
     await tenant.agent("player")
-    made = await ask(
-        gpt, says("so it is"), temperature=0.5, max_completion_tokens=50, user="ada", metadata={"order": "4711"}
-    )
+    settings: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "seed": 7,
+        "reasoning_effort": "low",
+        "verbosity": "low",
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "parallel_tool_calls": False,
+    }
+    noted: dict[str, Any] = {"user": "ada", "prompt_cache_key": "k", "metadata": {"order": "4711"}}
+    made = await ask(gpt, says("so it is"), **settings, **noted, stop="END", max_completion_tokens=50, store=True)
     turn = await only_turn(tenant)
     assert (made.id, made.model, made.object) == (f"chatcmpl-{turn.agent_turn_id}", ALICE, "chat.completion")
     [choice] = made.choices
@@ -116,8 +125,16 @@ async def test_a_question_is_answered(gpt: AsyncOpenAI, tenant: Tenant) -> None:
         "ON e.target_agent_turn_id = i.agent_turn_id WHERE i.agent_turn_id = $1 AND e.primitive = 'enqueue'",
         turn.agent_turn_id,
     )
-    assert json.loads(row["metadata"]) == {"openai": {"user": "ada", "metadata": {"order": "4711"}}}
-    assert json.loads(row["payload"])["runtime_config"] == {"temperature": 0.5, "max_tokens": 50}
+    assert json.loads(row["metadata"]) == {"openai": noted}
+    assert json.loads(row["payload"])["runtime_config"] == {**settings, "stop": ["END"], "max_tokens": 50}
+    rerun = await tenant.client.request(
+        "rerun", {"agent_turn_id": turn.agent_turn_id, "runtime_config": {"seed": None}}
+    )
+    [again] = await tenant.rows(
+        "SELECT payload FROM state.agent_inbox WHERE agent_turn_id = $1", rerun["agent_turn_id"]
+    )
+    del settings["seed"]
+    assert json.loads(again["payload"])["runtime_config"] == {**settings, "stop": ["END"], "max_tokens": 50}
 
 
 async def test_the_messages_are_all_that_a_turn_knows(gpt: AsyncOpenAI, tenant: Tenant) -> None:
@@ -369,14 +386,8 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("response_format.type", {"type": "grammar"}),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "alloy", "format": "wav"}),
-    ("stop", "END"),
-    ("seed", 1),
-    ("top_p", 0.5),
     ("logit_bias", {"1": 1}),
-    ("presence_penalty", 1),
-    ("reasoning_effort", "low"),
     ("prediction", {"type": "content", "content": "x"}),
-    ("store", True),
     ("service_tier", "flex"),
     ("web_search_options", {}),
     ("something_new", "k"),

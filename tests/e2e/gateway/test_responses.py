@@ -122,9 +122,22 @@ class Folded:
 async def test_a_response_is_a_turn(ai: AsyncOpenAI, tenant: Tenant) -> None:
     await tenant.agent("player")
     script = json.dumps({"steps": [{"text": "so it is"}]})
-    made = await ai.responses.create(model=ALICE, input=script, metadata={"order": "4711"}, user="ada")
+    made = await ai.responses.create(
+        model=ALICE,
+        input=script,
+        metadata={"order": "4711"},
+        user="ada",
+        top_p=0.5,
+        reasoning={"effort": "low"},
+        text={"verbosity": "low"},
+        parallel_tool_calls=False,
+    )
     assert (made.status, made.output_text, made.error) == ("completed", "so it is", None)
     assert (made.model, made.metadata, made.user) == (ALICE, {"order": "4711"}, "ada")
+    assert (made.top_p, made.parallel_tool_calls) == (0.5, False)
+    assert made.reasoning is not None
+    assert made.text is not None
+    assert (made.reasoning.effort, made.text.verbosity) == ("low", "low")
     assert made.usage is not None
     assert made.usage.total_tokens > 0
     assert await ai.responses.retrieve(made.id) == made
@@ -372,8 +385,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{"type": "web_search"}]}),
     ("tool_choice", {"tool_choice": "required"}),
     ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
-    ("text.verbosity", {"text": {"verbosity": "low"}}),
-    ("reasoning", {"reasoning": {"effort": "low"}}),
+    ("reasoning.summary", {"reasoning": {"effort": "low", "summary": "auto"}}),
     ("include", {"include": ["message.output_text.logprobs"]}),
     ("truncation", {"truncation": "auto"}),
     ("prompt", {"prompt": {"id": "p"}}),
