@@ -3,26 +3,20 @@
 A case is identified by its number: the same number generates the same message.
 """
 
-import asyncio
 import functools
-import gc
 import json
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import pytest
 from pydantic import BaseModel
 
 from turnstile.schema.interface.catalog import ENTRIES
 from turnstile.schema.verbs import VERBS
 from turnstile.schema.wire import headers
 
-HELD_SECONDS = 0.05
-"""The most CPU that one callback of a loop may take."""
 IDS = ["alice", "bob", "demo", "public", "a.b", "*", ">", "", "a b", "ä", "x" * 129, "\0", "01a20068-5f33-71eb-a3ad"]
 TEXTS = [
     *(
@@ -283,19 +277,3 @@ class Tally:
 
 Report = Callable[[str], None]
 """Takes a line for the end of the run."""
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The most CPU that one callback of the loop took, so far; collections would look at what all tests left."""
-    worst, run = [0.0], asyncio.events.Handle._run
-
-    def timed(handle: asyncio.Handle) -> None:
-        began = time.thread_time()
-        run(handle)
-        worst[0] = max(worst[0], time.thread_time() - began)
-
-    monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
-    gc.disable()
-    yield worst
-    gc.enable()

@@ -9,16 +9,18 @@ import gc
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.activities.models.asking import LIMITS, question
+from tests.activities.models.asking import LIMITS, StepRequest, question
 from tests.activities.models.http_stub import Ending, HttpReply
 from tests.activities.models.provider_stub import sse
 from tests.activities.models.test_answers import BODY, EVENTS, MODELS, TABLE, RawStub, model_of_stub
-from tests.support.fuzz import BYTES, HELD_SECONDS, Dice, Report, Tally, held
+from tests.support.cpu import Held, held
+from tests.support.fuzz import BYTES, Dice, Report, Tally
 from turnstile.activities.models import LitellmModel
 from turnstile.schema.json_reading import storable
 
@@ -87,21 +89,22 @@ def _bent(dice: Dice, piece: bytes) -> bytes:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("cases", [60, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_any_stream_is_an_answer_or_an_error_soon(
-    stub: RawStub, model: LitellmModel, held: list[float], cases: int, fuzz_report: Report
+    stub: RawStub, model: LitellmModel, held: Held, cases: int, fuzz_report: Report
 ) -> None:
     tally, limits = Tally(), replace(LIMITS, model_attempts=1)
     for prefix, _, case in TABLE[::7]:  # clients are made, and modules imported, at the first request
         stub.replies = [case.reply]
         await question(model, MODELS[prefix], limits=limits)
+
+    async def ask(reply: HttpReply, prefix: str) -> StepRequest:
+        stub.replies = [reply]
+        async with asyncio.timeout(CASE_SECONDS):
+            return await question(model, MODELS[prefix], limits=limits)
+
     for number in (*FOUND, *range(cases)):
         dice = Dice.of(number)
         prefix, _, case = dice.pick.choice(TABLE)
-        stub.replies = [mutated(dice, case.reply)]
-        await asyncio.sleep(0)  # what this test does itself is no hold
-        held[0] = 0.0
-        async with asyncio.timeout(CASE_SECONDS):
-            result = await question(model, MODELS[prefix], limits=limits)
-        assert held[0] < HELD_SECONDS, (number, prefix, held[0])
+        result = await held.cheap(partial(ask, mutated(dice, case.reply), prefix), (number, prefix))
         if not number % 1_000:
             gc.collect()
         if result.error is not None:

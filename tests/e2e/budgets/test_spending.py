@@ -115,7 +115,7 @@ async def test_a_step_that_does_not_fit_any_more_ends_the_turn(tenant: Tenant) -
 
 async def test_every_attempt_reserves_and_a_refused_one_gives_back(tenant: Tenant) -> None:
     """One that was refused used nothing; of one that broke in its midst nobody knows what it used."""
-    refused: JsonObject = {"error": {"code": "rate_limited"}}
+    refused: JsonObject = {"error": {"code": "model_overloaded"}}
     broken: JsonObject = {"text": "Half of it", "error": {"code": "model_stream_broken", "after_chunks": 1}}
     agent = await tenant.agent("player", llm=LLM)
     await priced(tenant)

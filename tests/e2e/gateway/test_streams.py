@@ -9,12 +9,14 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.support.gateway import Folded, Sent, client, events_of, serving, token_of
+from tests.support.processes.nats_server import eventually
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant
 from turnstile.schema.access import GatewayRole
@@ -26,8 +28,6 @@ pytestmark = pytest.mark.shared_stack
 
 WORDS = "".join(f"word-{number} " for number in range(300))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 75, "delay_seconds": 0.02}]})
-SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 75, "delay_seconds": 0.08}]})
-"""Not over before a busy machine has stopped a gateway in the middle of it."""
 STEPS = json.dumps(
     {
         "steps": [
@@ -231,24 +231,31 @@ async def test_a_viewer_may_watch_and_not_stop(url: str, web: httpx.AsyncClient,
         assert folded.text == {f"{turn}-s1": WORDS}
 
 
-async def test_a_gateway_that_stops_tells_its_streams_to_come_back(here: Stack, tenant: Tenant) -> None:
-    await tenant.agent("player")
+async def test_a_gateway_that_stops_tells_its_streams_to_come_back(here: Stack, tenant: Tenant, tmp_path: Path) -> None:
+    await tenant.agent("paced")
+    pace = tmp_path / "pace"
+    pace.write_text("5")
     token, folded = await token_of(here, tenant.project), Folded()
     first = serving(here)
     async with client(await first.__aenter__(), token) as web:
-        turn = await begun(web, SLOW)
+        turn = await begun(web, json.dumps({"words": WORDS, "pace": str(pace)}))
         ending: asyncio.Task[object] | None = None
         async with web.stream("GET", f"/v1/turns/{turn}/events") as response:
             async for sent in events_of(response):
                 folded.take(sent)
-                if folded.chunks == 5 and ending is None:
+                if folded.chunks and ending is None:
                     ending = asyncio.create_task(first.__aexit__(None, None, None))
         assert ending is not None
         await ending
     assert folded.order[-1] == "reconnect"
     assert folded.outcome is None
     async with serving(here) as url, client(url, token) as web:
-        assert await follow(web, f"/v1/turns/{turn}/events", folded)
+        before = folded.chunks
+        following = asyncio.create_task(follow(web, f"/v1/turns/{turn}/events", folded))
+        pace.write_text("10")
+        await eventually(lambda: folded.chunks > before)
+        pace.write_text("300")
+        assert await following
     assert (folded.lost, folded.doubled) == (0, 0)
     assert folded.text[f"{turn}-s1"] == WORDS
 

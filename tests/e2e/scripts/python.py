@@ -77,6 +77,21 @@ def _played(request: ModelRequest, told: str) -> ScriptLine:
     return ScriptLine.model_validate(tried[min(request.attempt, len(tried)) - 1])
 
 
+async def paced(request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    """Says `words`, no more of them than the file `pace` says by then; its instruction names both."""
+    told = json.loads(next(message.content for message in request.messages if message.role == "user"))
+    words, pace = str(told["words"]).split(), Path(told["pace"])
+    for number, word in enumerate(words):
+        while number >= _number(pace):  # noqa: ASYNC110 -- the test is another process
+            await asyncio.sleep(0.01)
+        yield ContentDelta(f"{word} ")
+    yield ModelDone("stop")
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text() or 0)
+
+
 async def noting(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     """As `player`, with a pause, and before that it notes the request in the directory `notes` of its instruction."""
     told = json.JSONDecoder().raw_decode(
@@ -125,6 +140,7 @@ SCRIPTS: dict[str, Script] = {
     "mirror": mirror,
     "mirror_at_last": mirror_at_last,
     "gated": gated,
+    "paced": paced,
     "buggy": buggy,
     "three_steps": three_steps,
     "player": player,

@@ -1,13 +1,14 @@
 """Hostile XML ends as one error with a code, soon and small; what surrounds a document harmlessly is taken off."""
 
 import socket
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cpu import cheap
 from tests.support.memory import resident_bytes
 from turnstile.schema.pump.documents import BadPayload, DocumentLimits, PayloadCode, read_root, repaired
 from turnstile.schema.pump.payloads import Payload
@@ -102,9 +103,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_documents_are_refused_soon(name: str) -> None:
     document, code = HOSTILE[name]
-    begun = time.process_time()
-    assert refused(document) == code
-    assert time.process_time() - begun < 1.0
+    assert cheap(1.0, lambda: refused(document)) == code
 
 
 @pytest.mark.long
@@ -127,12 +126,9 @@ def test_limits_are_parameters() -> None:
 
 
 def test_what_is_large_but_allowed_is_read() -> None:
-    begun = time.process_time()
-    box = Box(b=(1,) * 19_000)
-    assert Box.from_xml(box.to_xml()) == box
-    text = Box(c="<&>\r" * 50_000)
-    assert Box.from_xml(text.to_xml()) == text
-    assert time.process_time() - begun < 2.0
+    for box in (Box(b=(1,) * 19_000), Box(c="<&>\r" * 50_000)):
+        document = cheap(0.5, box.to_xml)
+        assert cheap(0.5, partial(Box.from_xml, document)) == box
 
 
 def test_hints_at_a_schema_are_not_followed(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ a result, by hypothesis.
 import asyncio
 import json
 import os
-import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types.methods import validate_server_result
 
 from tests.sdk.tools.test_mcp_hostile import called, connected, entry_of, nobody, rough, tool, unheard
-from tests.support.fuzz import HELD_SECONDS, Dice, Report, Tally, held
+from tests.support.cpu import HELD_SECONDS, RUNS, Held, cheap, held
+from tests.support.fuzz import Dice, Report, Tally
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.json_reading import read_json, storable_json
 from turnstile.schema.parameters import checks
@@ -245,7 +246,6 @@ def test_a_name_that_models_can_call_is_its_own_key_and_others_have_one(name: st
 
 
 @pytest.mark.fuzz
-@pytest.mark.usefixtures("held")  # no collection looks at all that other tests left
 @pytest.mark.parametrize("cases", [600, pytest.param(20_000, marks=pytest.mark.long)])
 def test_any_line_is_noise_or_messages_and_any_answer_a_result_or_an_error(cases: int, fuzz_report: Report) -> None:
     tally, seeds = Tally(), [{"result": each} for each, _ in RESULTS.values()]
@@ -255,10 +255,7 @@ def test_any_line_is_noise_or_messages_and_any_answer_a_result_or_an_error(cases
         dice = Dice.of(number)
         raw = {"jsonrpc": "2.0", "id": 1, **dice.pick.choice(seed)}
         line = dice.encoded(raw if dice.chance(0.2) else dice.bent(raw)).replace(b"\n", b" ")
-        began = time.thread_time()
-        found = _read(method, line)
-        assert time.thread_time() - began < 0.05, number
-        tally.count(method, found)
+        tally.count(method, cheap(HELD_SECONDS, partial(_read, method, line), number))
     for text in tally.lines():
         fuzz_report(f"lines of MCP servers to {text}")
     assert {"result", "noise"} <= tally.codes("tools/call")
@@ -268,10 +265,10 @@ def test_any_line_is_noise_or_messages_and_any_answer_a_result_or_an_error(cases
 @pytest.mark.fuzz
 @pytest.mark.parametrize("cases", [60, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_any_answer_of_a_server_is_a_result_or_an_error_of_its_call(
-    tmp_path: Path, held: list[float], cases: int, fuzz_report: Report
+    tmp_path: Path, held: Held, cases: int, fuzz_report: Report
 ) -> None:
     """Over a process: a call ends whatever is answered, and the next one works; a lost connection is opened again."""
-    tally, number, lines = Tally(), 0, [line for line, _ in LINES.values()]
+    tally, number, runs, lines = Tally(), 0, 0, [line for line, _ in LINES.values()]
     entry = entry_of(tmp_path, [tool("t")], t={})
     while number < cases:
         async with connected("rough", entry, os.environ) as connection:
@@ -283,7 +280,7 @@ async def test_any_answer_of_a_server_is_a_result_or_an_error_of_its_call(
                 data = line.replace(b"\r", b" ").replace(b"\n", b" ")
                 _plan(tmp_path, data)
                 await asyncio.sleep(0)
-                held[0] = 0.0
+                held.seconds = 0.0
                 try:
                     async with asyncio.timeout(CALL_SECONDS):
                         found = await connection.call("t", {}, meta={}, ask=nobody, progress=unheard)
@@ -291,9 +288,12 @@ async def test_any_answer_of_a_server_is_a_result_or_an_error_of_its_call(
                     json.dumps(result_of(entry, listing.tools["t"], found), allow_nan=False)
                 except TurnstileError as error:
                     came, lost = error.code, error.code == "mcp_disconnected"
-                assert held[0] < HELD_SECONDS, (number, held[0])
+                runs += 1
+                if held.seconds >= HELD_SECONDS and runs < RUNS:
+                    continue  # the same once more: the machine's other users add to a run
+                assert held.seconds < HELD_SECONDS, (number, held.seconds)
                 tally.count("answers", came)
-                number += 1
+                number, runs = number + 1, 0
     for text in tally.lines():
         fuzz_report(f"{text} of a process that speaks MCP")
     assert "result" in tally.codes("answers")

@@ -64,7 +64,7 @@ async def test_now_says_what_each_live_turn_waits_for(operator: httpx.AsyncClien
 
 async def test_a_turn_has_its_cards_calls_attempts_and_costs(operator: httpx.AsyncClient, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
-        lost: JsonObject = {"error": {"code": "rate_limited", "message": "slow down"}}
+        lost: JsonObject = {"error": {"code": "model_overloaded", "message": "slow down"}}
         asked_of: JsonObject = calling(("search", {"q": "tea"}), text="Let me **look**.")
         first: JsonObject = {**asked_of, "usage": {"total_tokens": 120}}
         turn = await hand.start(
@@ -82,7 +82,7 @@ async def test_a_turn_has_its_cards_calls_attempts_and_costs(operator: httpx.Asy
         "Step 1",
         "Step 2",
         "2 model attempts, 1 failed",
-        "rate limited",
+        "model overloaded",
         "search success",
         "Run again from here",
         "queued",
