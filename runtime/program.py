@@ -61,7 +61,8 @@ class Program:
     ) -> None:
         """With `late_seconds`, tasks that have not ended so long after the signal are canceled."""
         self._end_seconds = end_seconds
-        self._late_seconds = late_seconds
+        self.late_seconds = late_seconds
+        """When after the signal tasks that have not ended are canceled; may be set until then."""
         self._new_loop = new_loop
         self._left: list[str] = []
         self._signaled_at: float | None = None
@@ -99,14 +100,14 @@ class Program:
     def _told(self, task: "asyncio.Task[T]", on_signal: Callable[["asyncio.Task[T]"], object]) -> None:
         self._signaled_at = time.monotonic()
         on_signal(task)
-        if self._late_seconds is not None:
-            asyncio.get_running_loop().call_later(self._late_seconds, self._hurry, task)
+        if self.late_seconds is not None:
+            asyncio.get_running_loop().call_later(self.late_seconds, self._hurry, task)
 
     def _left_seconds(self) -> float:
         """What tasks and threads have that the program leaves: less, the later it is after the signal."""
-        if self._late_seconds is None or self._signaled_at is None:
+        if self.late_seconds is None or self._signaled_at is None:
             return _LEFT_SECONDS
-        over = self._signaled_at + self._late_seconds + _CANCELED_SECONDS
+        over = self._signaled_at + self.late_seconds + _CANCELED_SECONDS
         return min(_LEFT_SECONDS, max(0.1, over - time.monotonic()))
 
     def _hurry(self, task: "asyncio.Task[Any]") -> None:
@@ -119,7 +120,7 @@ class Program:
         loop = asyncio.get_running_loop()
         if not self.was_late:
             self.was_late = True
-            log.error("not ended %g s after the signal, and canceled: %s", self._late_seconds, unfinished(task))
+            log.error("not ended %g s after the signal, and canceled: %s", self.late_seconds, unfinished(task))
             loop.call_later(_CANCELED_SECONDS, self._abandon, task)
         for other in asyncio.all_tasks():
             other.cancel()

@@ -43,3 +43,13 @@ async def unless_stopped(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -
             task.cancel()
             await asyncio.wait([task])
     return None if task.cancelled() else task.result()
+
+
+async def await_first(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of the events is set, or the time is over."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

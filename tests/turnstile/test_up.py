@@ -7,10 +7,12 @@ import resource
 import signal
 import subprocess
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from tests.turnstile.support import PROGRAM, launch, processes_of, read_until, turnstile, until_gone
+from turnstile.embedded.ports import free_port
 
 
 async def test_help_is_fast() -> None:
@@ -100,6 +102,27 @@ async def kill_server(data: Path, program: str) -> None:
     """SIGKILL, by its id, for the server of this directory whose command line has these words."""
     [pid] = [pid for pid, command in await processes_of(data) if program in command]
     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+async def test_it_runs_as_many_workers_as_its_settings_say(tmp_path: Path) -> None:
+    """Behind its health and metrics; one that is killed is started again; all end with it in five seconds."""
+    variables = {"TURNSTILE__WORKER__PROCESSES": "2", "TURNSTILE__OBSERVABILITY__METRICS_PORT": str(free_port())}
+    process = await launch("up", cwd=tmp_path, **variables)
+    await read_until(process.stdout, "serves")
+    assert (await turnstile("health", cwd=tmp_path)).out.strip() == f"up (process {process.pid}): serving"
+    port = variables["TURNSTILE__OBSERVABILITY__METRICS_PORT"]
+    with await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/metrics") as answer:
+        metrics = answer.read().decode()
+    assert metrics.count("# TYPE turnstile_database_round_trips_total counter") == 1
+    assert all(f'turnstile_database_round_trips_total{{process="{number}"}}' in metrics for number in (1, 2))
+    found = await turnstile("doctor", cwd=tmp_path)
+    assert found.out.count(": serves worker_generic") == 2, found.out
+    await kill_server(tmp_path, "--member")
+    await read_until(process.stderr, "it is started again")
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 25) == 0
+    await until_gone(tmp_path)
 
 
 @pytest.mark.long

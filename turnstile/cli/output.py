@@ -26,7 +26,7 @@ from rich.text import Text
 from turnstile.cli.errors import Failure
 from turnstile.schema.amounts import amount
 from turnstile.schema.visible import escape, visible
-from turnstile.telemetry.logs import TextFormatter, json_lines
+from turnstile.telemetry.logs import JsonFormatter, TextFormatter, json_lines
 
 _WIDE = 200
 _INDENT = 4
@@ -85,6 +85,12 @@ class Output:
             logging.getLogger(name).setLevel(logging.INFO if self.verbose else logging.WARNING)
         for name in _WARNINGS_ONLY:
             logging.getLogger(name).setLevel(logging.WARNING)
+
+    def log_process_id(self) -> None:
+        """From now on each line of the log has the id of this process, which shares the log with others."""
+        for handler in logging.getLogger().handlers:
+            as_json = isinstance(handler.formatter, JsonFormatter)
+            handler.setFormatter(JsonFormatter(process=True) if as_json else TextFormatter("%(process)d %(message)s"))
 
     def document(self, value: JsonValue | BaseModel | Sequence[BaseModel]) -> None:
         """Print one JSON document."""

@@ -55,7 +55,9 @@ def _run(program: Program, command: Callable[[Session], Awaitable[None]], sessio
     def on_signal(task: asyncio.Task[None]) -> None:
         session.stop.set()
         if serves:
-            session.out.remark("stopping; Ctrl-C again ends it at once")
+            program.late_seconds = session.late_seconds
+            if session.announces_stop:
+                session.out.remark("stopping; Ctrl-C again ends it at once")
         else:
             task.cancel()
 

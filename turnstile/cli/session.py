@@ -16,6 +16,7 @@ from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.embedded import Endpoints
 from turnstile.processes import addresses
+from turnstile.runtime.program import LATE_SECONDS
 from turnstile.schema.amounts import amount
 from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
@@ -49,6 +50,10 @@ class Session:
         """Set by the first signal."""
         self.on_interrupt: Callable[[], object] | None = None
         """Called for Ctrl-C instead of ending the command, while it is set."""
+        self.late_seconds = LATE_SECONDS
+        """When after the signal a command that serves is canceled, if it has not ended."""
+        self.announces_stop = True
+        """Whether a command that serves prints that it stops."""
         self.exit_code = 0
         """The exit code of a command that ends without an error."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turnstile.ledger.operations.exclusive import LOCK_TIMES, ExclusiveLock, LockTaken, try_hold
+from turnstile.runtime.waiting import await_first
 from turnstile.schema.errors import ServerUnavailable, TargetHeld
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,11 @@ class ExclusiveTarget:
                 if logged != str(error):
                     logged = str(error)
                     log.warning("%s: waiting for its lock: %s", who, error)
-            await _first(stop, seconds=_LOOK_SECONDS)
+            await await_first(stop, seconds=_LOOK_SECONDS)
 
 
 async def _while_held(hold: ExclusiveLock, stop: asyncio.Event, serve: Serve, who: str) -> None:
-    await _first(stop, hold.lost, seconds=LOCK_TIMES.settle)
+    await await_first(stop, hold.lost, seconds=LOCK_TIMES.settle)
     if not stop.is_set() and not hold.lost.is_set():
         log.info("%s: served here", who)
         await _serve(hold, stop, serve)
@@ -70,7 +71,7 @@ async def _serve(hold: ExclusiveLock, stop: asyncio.Event, serve: Serve) -> None
     """Run `serve` until `stop`, the loss of the lock, or its own end; the lock is kept until it has returned."""
     ending = asyncio.Event()
     serving = asyncio.ensure_future(serve(ending))
-    waiting = asyncio.create_task(_first(stop, hold.lost))
+    waiting = asyncio.create_task(await_first(stop, hold.lost))
     try:
         await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
         ending.set()
@@ -79,13 +80,3 @@ async def _serve(hold: ExclusiveLock, stop: asyncio.Event, serve: Serve) -> None
         for task in (serving, waiting):
             task.cancel()
         await asyncio.wait([serving, waiting])
-
-
-async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait until one of the events is set, or the time is over."""
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waiting:
-            task.cancel()

@@ -30,6 +30,7 @@ from turnstile.processes.gateway import links_of, own_token, serve_gateway
 from turnstile.processes.mcp.beside_up import McpBeside
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
+from turnstile.processes.worker_group import WorkerGroup
 from turnstile.runtime.program import GRACE_SECONDS, LATE_SECONDS, unfinished
 from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.amounts import amount
@@ -48,6 +49,8 @@ ROOM_SECONDS = 1.0
 """Seconds between two looks for room on the disk of a server that waits for it."""
 _KERNEL_SECONDS = GRACE_SECONDS + 0.3
 """What worker, bridge and gateway have to end."""
+_WORKERS_SECONDS = 0.5
+"""What other workers have beyond that; those that are left end with this process."""
 _CANCELED_TIMES = 4
 """How often a kernel that has not ended is canceled, every 0.1 s."""
 _SERVERS_SECONDS = LATE_SECONDS - 0.3
@@ -61,6 +64,12 @@ class ServerDied(TurnstileError):
     """An embedded server ended twice."""
 
     code: str = "server_died"
+
+
+class WorkersDied(TurnstileError):
+    """Worker processes beside this one ended too often."""
+
+    code: str = "workers_died"
 
 
 class StoppedEarly(Exception):
@@ -95,9 +104,11 @@ async def run_up(
     say: Callable[[str], None],
     ready: Callable[[Running], None],
     watch: WatchTimes | None = None,
+    worker_words: Sequence[str] = (),
 ) -> None:
     """Run until `stop` is set, then drain; calls `ready` once everything serves.
 
+    Of `[worker].processes` one is this process; the others are `turnstile worker` with these options.
     Raises `EmbeddedError` (another `up` holds the data, its disk is full, a server does not start), `ServerDied`, and
     what `turnstile.processes.run` raises.
     """
@@ -129,7 +140,10 @@ async def run_up(
             def serves(url: str) -> None:
                 ready(Running(servers.announce_gateway(url), servers.embedded, migrated))
 
-            await _serve(settings, servers, local, stop, say, serves, health, watch or WatchTimes(), OneTimeLinks(data))
+            count = settings.worker.processes - 1
+            group = health.group = WorkerGroup(settings, count, worker_words, first=2) if count else None
+            times = watch or WatchTimes()
+            await _serve(settings, servers, local, stop, say, serves, health, times, OneTimeLinks(data), group)
     except StoppedEarly:
         return
 
@@ -229,12 +243,22 @@ async def _serve(
     health: Health,
     watch: WatchTimes,
     once: OneTimeLinks,
+    group: WorkerGroup | None,
 ) -> None:
     halt, kernel = asyncio.Event(), asyncio.Event()
+
+    async def workers() -> None:
+        """Run the other workers; raises `WorkersDied` if they end too often."""
+        if group is None:
+            await halt.wait()
+        elif code := await group.run(halt):
+            raise WorkersDied(f"workers ended too often, the last with code {code}: the lines above say how")
 
     async def gateway(opened: Servers) -> None:
         """Serve HTTP once the kernel does; `ready` gets the address."""
         await unless_stopped(halt, kernel.wait())
+        if group is not None:
+            await unless_stopped(halt, group.serves.wait())
         url = servers.endpoints.database_url
         links, port = links_of(settings, servers.endpoints), servers.gateway_port
         opening = opened.conn, opened.telemetry, halt, ready
@@ -252,17 +276,21 @@ async def _serve(
         )
     )
     guard = asyncio.create_task(_guard(servers, say, watch))
+    beside = asyncio.create_task(workers(), name="workers")
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({program, guard, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({program, guard, beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         halt.set()
         guard.cancel()
         stopping.cancel()
         await _end(program)
         await asyncio.wait({guard, stopping})
+        await asyncio.wait({beside}, timeout=_WORKERS_SECONDS)
     if not guard.cancelled():
         guard.result()
+    if beside.done():
+        beside.result()
     if program.done() and not program.cancelled():
         program.result()
 

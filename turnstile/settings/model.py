@@ -167,6 +167,7 @@ class WorkerSettings(Strict):
     worker_targets: Annotated[
         list[Token], BeforeValidator(_listed), AfterValidator(_distinct), AfterValidator(_well_named)
     ] = Field(default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256)
+    processes: int = Field(default=1, ge=1, le=256)
     max_concurrency: int = Field(default=100, ge=1, le=10_000)
     max_cached_turns: int = Field(default=500, ge=10, le=100_000)
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)

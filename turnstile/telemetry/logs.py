@@ -25,6 +25,11 @@ _LONGEST_KIND = 200
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON line: time, level, logger, message, and the ids of the log context."""
 
+    def __init__(self, *, process: bool = False) -> None:
+        """With `process`, each line has the process id, too."""
+        super().__init__()
+        self._process = process
+
     def format(self, record: logging.LogRecord) -> str:
         """The line, without a line end."""
         line: dict[str, object] = {
@@ -33,6 +38,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._process:
+            line["process"] = record.process
         line |= {name: value for name, value in bound().items() if name not in line}
         if record.exc_info and (error := record.exc_info[1]) is not None:
             line["error"] = type(error).__name__

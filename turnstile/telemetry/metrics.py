@@ -11,18 +11,21 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
+from urllib.request import urlopen
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from turnstile.embedded.ports import LOOPBACK
 from turnstile.ledger.operations.monitor import Backlog
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.budgets.limits import MICRO
 from turnstile.schema.errors import ConfigError, TurnstileError
-from turnstile.telemetry.health import Health
+from turnstile.telemetry.health import Group, Health
 
 LABEL_LIMIT = 100
 WIDE_LIMIT = 2000
@@ -240,6 +243,43 @@ class TrafficCollector(Collector):
         return trips, messages
 
 
+class GroupCollector(Collector):
+    """The metrics of a group of processes with the label `process`; one that does not answer is left out.
+
+    They are fetched on a scrape. `own` are those of this process if it is one of them: the first.
+    """
+
+    def __init__(self, group: Group, own: CollectorRegistry | None = None) -> None:
+        self._group = group
+        self._own = own
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: it fetches nothing before the first scrape."""
+        return []
+
+    def collect(self) -> Iterable[Family]:
+        """The families of all of them."""
+        families: dict[str, Family] = {}
+        if self._own is not None:
+            _add(families, self._own.collect(), "1")
+        for process, port in self._group.metrics_ports().items():
+            with contextlib.suppress(OSError):
+                _add(families, text_string_to_metric_families(_fetch_metrics(port)), process)
+        return families.values()
+
+
+def _add(families: dict[str, Family], more: Iterable[Family], process: str) -> None:
+    for family in more:
+        empty = Family(family.name, family.documentation, family.type, family.unit)
+        into = families.setdefault(family.name, empty)
+        into.samples += [sample._replace(labels={**sample.labels, "process": process}) for sample in family.samples]
+
+
+def _fetch_metrics(port: int) -> str:
+    with urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=_QUERY_TIMEOUT) as answer:
+        return cast("bytes", answer.read()).decode()
+
+
 @asynccontextmanager
 async def serving_metrics(
     host: str,
@@ -259,15 +299,37 @@ async def serving_metrics(
         meter.registry.register(TrafficCollector(traffic))
     if query is not None:
         meter.registry.register(BacklogCollector(query, asyncio.get_running_loop()))
+    registry = meter.registry
+    if health is not None and health.group is not None:
+        registry = CollectorRegistry()
+        registry.register(GroupCollector(health.group, meter.registry))
+    async with _serving(host, port, registry, health):
+        yield meter
+
+
+@asynccontextmanager
+async def serving_group_metrics(host: str, port: int, group: Group, health: Health) -> AsyncGenerator[None]:
+    """The metrics of these processes, each with the label `process`, and `health` at `/health`.
+
+    Raises `ConfigError` if the port is taken.
+    """
+    registry = CollectorRegistry()
+    registry.register(GroupCollector(group))
+    async with _serving(host, port, registry, health):
+        yield
+
+
+@asynccontextmanager
+async def _serving(host: str, port: int, registry: CollectorRegistry, health: Health | None) -> AsyncGenerator[None]:
     try:
-        server, thread = start_http_server(port, host, meter.registry)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
         problem = f"[observability].metrics_port: {host}:{port} cannot be served ({error.strerror}): choose another"
         raise ConfigError(problem) from None
     if health is not None and (metrics := server.get_app()) is not None:
         server.set_app(health.beside(metrics))
     try:
-        yield meter
+        yield
     finally:
         await asyncio.to_thread(server.shutdown)
         server.server_close()

@@ -21,6 +21,7 @@ async def health(session: "Session") -> None:
 
     from turnstile.embedded.ports import LOOPBACK
     from turnstile.schema.errors import ServerUnavailable
+    from turnstile.telemetry.health import fetch_status
 
     section = session.settings.observability
     if not section.metrics_port:
@@ -28,7 +29,7 @@ async def health(session: "Session") -> None:
         return
     everywhere = ip_address(section.metrics_host).is_unspecified
     host = "localhost" if everywhere else section.metrics_host
-    status = await _fetch_status(host, section.metrics_port)
+    status = await fetch_status(host, section.metrics_port)
     if status is None:
         raise ServerUnavailable(f"no answer from a worker or bridge at {host}:{section.metrics_port}")
     session.out.result({"standing": status}, status)
@@ -41,7 +42,7 @@ async def _print_data_directory(session: "Session", host: str) -> None:
     import asyncio
 
     from turnstile.schema.errors import ServerUnavailable
-    from turnstile.telemetry.health import find_health_files
+    from turnstile.telemetry.health import fetch_status, find_health_files
 
     files = find_health_files(session.options.data)
     if not files:
@@ -50,7 +51,7 @@ async def _print_data_directory(session: "Session", host: str) -> None:
             f"no worker, bridge or `turnstile up` runs {where}; a process without a data directory serves its health "
             "at [observability].metrics_port"
         )
-    statuses = [file or "stuck" for file in await asyncio.gather(*(_fetch_status(host, file.port) for file in files))]
+    statuses = [file or "stuck" for file in await asyncio.gather(*(fetch_status(host, file.port) for file in files))]
     worst = next((s for s in statuses if s != "serving"), "serving")
     if session.out.as_json:
         listed: list[JsonValue] = [
@@ -63,28 +64,3 @@ async def _print_data_directory(session: "Session", host: str) -> None:
             session.out.line(f"{file.role} (process {file.pid}): {status}")
     if worst != "serving":
         session.exit_code = REFUSED
-
-
-async def _fetch_status(host: str, port: int) -> str | None:
-    """The status that the process at this address reports; None if there is no answer."""
-    import asyncio
-
-    from turnstile.telemetry.health import ANSWER_SECONDS, PATH
-
-    try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS):
-            return await _get(host, port, PATH)
-    except (OSError, TimeoutError):
-        return None
-
-
-async def _get(host: str, port: int, path: str) -> str:
-    """The body of the response to a GET; plain HTTP/1.0, since importing a client library would take longer."""
-    import asyncio
-
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-        return (await reader.read()).decode(errors="replace").rpartition("\r\n\r\n")[2].strip()[:40]
-    finally:
-        writer.close()

@@ -2,16 +2,19 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turnstile.runtime.event_loop import spare_collector
+from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import split_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from turnstile.cli.session import Session
 
@@ -37,7 +40,8 @@ async def up(session: "Session") -> None:
         print_addresses(session.out, session.settings, data, running)
 
     session.out.remark(f"starting in {data.absolute()}")
-    await run_up(session.settings, data, session.stop, say=session.out.remark, ready=ready)
+    words = tuple(_passed_on(session, data))
+    await run_up(session.settings, data, session.stop, say=session.out.remark, ready=ready, worker_words=words)
 
 
 async def demo(
@@ -87,11 +91,66 @@ async def migrate(session: "Session") -> None:
     print_migration(session.out, await migrate_all(session.settings, session.endpoints()))
 
 
-async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
-    """Run a worker: it executes the turns of the settings' worker_targets."""
+async def worker(
+    session: "Session",
+    no_standby: _NoStandby = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Workers to run behind this process, instead of [worker].processes."),
+    ] = None,
+    member: Annotated[int | None, typer.Option(hidden=True, help="Descriptor that takes where this serves.")] = None,
+) -> None:
+    """Run a worker: it executes the turns of the settings' worker_targets.
+
+    With --processes N it runs N workers, each in a process of its own, behind one signal, one health and one log.
+    """
     from turnstile.processes.run import run_worker
 
-    await _serve(session, "worker", partial(run_worker, standby=not no_standby))
+    count = 1 if member is not None else processes or session.settings.worker.processes
+    if count > 1:
+        await _serve_group(session, count, no_standby=no_standby)
+        return
+    if member is not None:
+        session.announces_stop = False
+        session.out.log_process_id()
+    await _serve(session, "worker", partial(run_worker, standby=not no_standby), member)
+
+
+async def _serve_group(session: "Session", count: int, *, no_standby: bool) -> None:
+    from contextlib import AsyncExitStack
+
+    from turnstile.embedded import find_data
+    from turnstile.processes.worker_group import WorkerGroup
+    from turnstile.runtime.program import END_SECONDS
+    from turnstile.runtime.waiting import unless_stopped
+    from turnstile.telemetry.health import serving_health
+    from turnstile.telemetry.metrics import serving_group_metrics
+
+    settings, observability = session.settings, session.settings.observability
+    session.endpoints()  # raises here what each worker would
+    if no_standby and split_targets(settings.worker.worker_targets)[1]:
+        raise ConfigError(f"{count} workers cannot have one svc1_ target: leave out --no-standby, or --processes")
+    session.late_seconds = END_SECONDS  # each worker has its own time
+    words = (*_passed_on(session, session.options.data), *(("--no-standby",) if no_standby else ()))
+    group = WorkerGroup(settings, count, words)
+
+    async def announce() -> None:
+        await unless_stopped(session.stop, group.serves.wait())
+        if not session.stop.is_set():
+            session.out.remark(f"worker serves {_serves(settings.worker.worker_targets)}, by {count} processes")
+
+    async with AsyncExitStack() as stack:
+        health = await stack.enter_async_context(serving_health(find_data(session.options.data), "worker"))
+        health.group = group
+        health.serves()
+        if observability.metrics_port:
+            host, port = observability.metrics_host, observability.metrics_port
+            await stack.enter_async_context(serving_group_metrics(host, port, group, health))
+        announcing = asyncio.create_task(announce(), name="announcement")
+        try:
+            session.exit_code = await group.run(session.stop)
+        finally:
+            announcing.cancel()
 
 
 async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
@@ -125,17 +184,32 @@ async def gateway(session: "Session") -> None:
         )
 
 
-async def _serve(session: "Session", role: str, run: "Callable[..., Awaitable[None]]") -> None:
+async def _serve(
+    session: "Session", role: str, run: "Callable[..., Awaitable[None]]", member: int | None = None
+) -> None:
+    """Run a worker or a bridge. A `member` of a group reports its health to the group, which prints for all."""
     from turnstile.embedded import find_data
     from turnstile.telemetry.health import serving_health
 
     def ready() -> None:
         spare_collector()
-        session.out.remark(f"{role} serves {targets}")
+        if member is None:
+            session.out.remark(f"{role} serves {targets}")
 
     endpoints, targets = session.endpoints(), _serves(session.settings.worker.worker_targets)
-    async with serving_health(find_data(session.options.data), role) as health:
+    async with serving_health(find_data(session.options.data), role, report=member) as health:
         await run(session.settings, endpoints, session.stop, ready=ready, health=health)
+
+
+def _passed_on(session: "Session", data: "Path | None") -> "Iterator[str]":
+    """The common options of this command, for one that it starts."""
+    options = session.options
+    if options.config is not None:
+        yield from ("--config", str(options.config))
+    if data is not None:
+        yield from ("--data", str(data.absolute()))
+    if options.verbose:
+        yield "--verbose"
 
 
 def _serves(worker_targets: list[str]) -> str:
