@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.cpu import no_collection
 from tests.support.databases import Databases
 from tests.support.processes.hatchery import shared_hatchery
 from tests.support.processes.shared_stack import SharedStack
@@ -169,8 +170,12 @@ async def session_loop(request: pytest.FixtureRequest) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that ran into its timeout tells what its tasks waited for."""
-    report = yield
+    """A test that ran into its timeout tells what its tasks waited for.
+
+    CPython 3.11 raises `SystemError` where a finalizer that a collection runs parses a source while one is parsed.
+    """
+    with no_collection():
+        report = yield
     if call.excinfo is not None and "Timeout (>" in str(call.excinfo.value) and LOOP in item.config.stash:
         report.sections.append(("Waiting tasks", tasks_of(item.config.stash[LOOP])))
     return report

@@ -95,13 +95,14 @@ async def test_a_heartbeat_tells_the_attempts_and_once_more_at_a_failure() -> No
     async def fails() -> None:
         attempts = Attempts()
         async with beating(attempts.heartbeat_details):
-            await asyncio.sleep(BEAT_SECONDS * 1.2)
+            while not beats:  # noqa: ASYNC110 -- the environment sets no event
+                await asyncio.sleep(BEAT_SECONDS / 10)
             attempts.begin(1, MODEL)
             attempts.end("rate_limited")
             raise RuntimeError("crash")
 
     with pytest.raises(RuntimeError, match="crash"):
         await environment.run(fails)
-    first, [[last]] = beats
-    assert first == ([],)
+    *before, [[last]] = beats
+    assert before[0] == ([],)
     assert last["error_code"] == "rate_limited"

@@ -88,9 +88,9 @@ async def test_a_bridge_and_a_client_work(guarded: NatsServer) -> None:
         await caller.command("enqueue", {}, "r-1")
         assert (await anext(events)).payload["request_id"] == "r-1"
     await bridge.store(wakeup(ProjectId("p1"), CHANNEL, "t"), b"{}")
-    await asyncio.wait_for(rung.wait(), 5)
+    await asyncio.wait_for(rung.wait(), 25)
     stop.set()
-    await asyncio.wait_for(asyncio.gather(*running), 5)
+    await asyncio.wait_for(asyncio.gather(*running), 25)
     await service.stop()
     await bridge.verify()
     await client.verify()

@@ -87,7 +87,7 @@ async def test_one_that_does_not_wait_leaves_nothing_for_the_reconnect(
     started = time.monotonic()
     with pytest.raises(ServerUnavailable, match="acknowledged no message"):
         await publisher.publish([event(project, b"required", required=True), event(project, b"best effort")])
-    assert time.monotonic() - started < 2  # as long as an acknowledgement is waited for
+    assert time.monotonic() - started < 8  # less than the ten seconds in which another publisher sends it again
     server.start()
     await eventually(lambda: conn.connected.is_set() and other.connected.is_set())
     await publisher.publish([event(project, b"again", required=True)])
@@ -141,7 +141,7 @@ async def test_a_deleted_stream_is_declared_again(conn: NatsConnection, project:
 
 async def test_best_effort_is_not_waited_for(conn: NatsConnection) -> None:
     publisher = NatsPublisher(conn)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(15):  # ten acknowledgements would be waited for 20 seconds
         for _ in range(10):
             await publisher.publish([Message("nobody.stores.this", b"{}")])
     assert (publisher.counts.unconfirmed, publisher.counts.lost) == (10, 0)

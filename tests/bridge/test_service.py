@@ -1,7 +1,6 @@
 """Verbs over request/reply: concurrency, forged replies, errors, sizes, draining and discovery."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -45,6 +44,17 @@ async def slow(_: VerbRequest) -> Reply:
     return Reply(status=ReplyStatus.ACCEPTED)
 
 
+def together(count: int) -> VerbHandler:
+    """Answers once so many requests are in hand."""
+    barrier = asyncio.Barrier(count)
+
+    async def handler(_: VerbRequest) -> Reply:
+        await barrier.wait()
+        return Reply(status=ReplyStatus.ACCEPTED)
+
+    return handler
+
+
 async def echo(request: VerbRequest) -> Reply:
     told = f"{request.project_id} {request.channel_id} {request.source} {request.command_id}"
     return EchoReply(status=ReplyStatus.ACCEPTED, text=f"{told} {encode(request.payload.read()).decode()}")
@@ -67,6 +77,7 @@ async def parsing(request: VerbRequest) -> Reply:
 
 VERBS: dict[str, VerbHandler] = {
     "slow": slow,
+    "together": together(20),
     "echo": echo,
     "stop": who,
     "steer": who,
@@ -138,18 +149,13 @@ async def test_a_client_asks_as_its_environment_says(client: BridgeClient, monke
 async def test_a_subject_whose_end_names_nobody_is_refused(other: NatsConnection, project: ProjectId) -> None:
     subject = subjects.bridge_request(project, CHANNEL, "steer")
     for end in ("", ".operator", f".{'x' * 128}.y"):
-        answer = await other.request(subject + end, b"{}", timeout=5)
+        answer = await other.request(subject + end, b"{}", timeout=25)
         assert decode_object(answer.data)["error_code"] == "bad_request", end
 
 
 @pytest.mark.usefixtures("service")
 async def test_requests_run_side_by_side(client: BridgeClient) -> None:
-    await client.request("slow", {})
-    started = time.perf_counter()
-    replies = await asyncio.gather(*(client.request("slow", {}) for _ in range(20)))
-    seconds = time.perf_counter() - started
-    print(f"20 requests of 50 ms: {seconds * 1e3:.0f} ms")  # noqa: T201 - shown with -s
-    assert seconds < 0.5
+    replies = await asyncio.gather(*(client.request("together", {}) for _ in range(20)))
     assert all(reply["status"] == "accepted" for reply in replies)
 
 

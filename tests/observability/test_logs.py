@@ -81,7 +81,7 @@ async def test_everything_is_logged_as_json_with_ids_and_without_content(
     await tenant.ended(turn_of(stopped))
     await tenant.client.request("enqueue", {"agent_id": ALICE, "nonsense": MARKER})
     assert {asked.view.status, tooled.view.status} == {"success"}
-    failed = await until(lambda: lines_of(processes.worker.log, "failed: RuntimeError"), 20, "a handler fails")
+    failed = await until(lambda: lines_of(processes.worker.log, "failed: RuntimeError"), 25, "a handler fails")
     ids = {"project_id": tenant.project, "thread_id": sent["thread_id"], "message_id": sent["message_id"]}
     assert ids.items() <= failed[0].items()
     await processes.worker.kill()

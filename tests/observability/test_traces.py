@@ -246,7 +246,7 @@ async def test_a_caller_without_a_trace_gets_one(stack: Stack, collector: Collec
     agent = await stack.register()
     subject = subjects.bridge_request(PROJECT, CHANNEL, "enqueue")
     asked = json.dumps({"agent_id": agent, "instruction": "[]"}).encode()
-    reply = json.loads((await stack.conn.request(subject, asked, timeout=10)).data)
+    reply = json.loads((await stack.conn.request(subject, asked, timeout=25)).data)
     trace = f"00-{reply['trace_id']}-{'1' * 16}-01"
     spans = await spans_of(collector, trace, 5)
     [root] = tree(spans, "")

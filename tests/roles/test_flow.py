@@ -114,7 +114,7 @@ async def word_count(cast: Cast, guarded: GuardedNats) -> AsyncIterator[None]:
     await until(pulls, 60, "the tool's process waits for commands")
     yield
     process.send_signal(signal.SIGTERM)
-    _, told = await asyncio.wait_for(process.communicate(), 10)
+    _, told = await asyncio.wait_for(process.communicate(), 25)
     assert process.returncode == 0
     assert "violation" not in told.decode().lower()
 

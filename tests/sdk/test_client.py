@@ -59,8 +59,8 @@ async def test_waiting_for_a_task_that_ends_at_once(
             await conn.send(
                 agent_event(project, CHANNEL, AGENT, "task"), task(AgentTurnId(turn)), headers={"CG-Version": "v1r4"}
             )
-        assert (await waiter.wait(AgentTurnId("t2"), 5)).status is TurnStatus.SUCCESS
-        assert (await waiter.wait(AgentTurnId("t1"), 5)).agent_turn_id == "t1"
+        assert (await waiter.wait(AgentTurnId("t2"), 25)).status is TurnStatus.SUCCESS
+        assert (await waiter.wait(AgentTurnId("t1"), 25)).agent_turn_id == "t1"
         with pytest.raises(TimeoutError):
             await waiter.wait(AgentTurnId("t3"), 0.01)
 
@@ -78,7 +78,7 @@ async def test_a_closed_connection_ends_the_watch(server: NatsServer, project: P
     await conn.verify()
     await conn.close()
     with pytest.raises(ServerUnavailable):
-        await asyncio.wait_for(watching, 5)
+        await asyncio.wait_for(watching, 25)
 
 
 async def test_a_request_that_would_close_the_connection(client: BridgeClient) -> None:

@@ -20,7 +20,7 @@ async def test_waits_for_a_server_and_names_it_without_the_password() -> None:
         assert f"nats://127.0.0.1:{server.port}" in said[0]
         assert "s3cret" not in said[0]
         server.start()
-        conn = await asyncio.wait_for(waiting, 8)
+        conn = await asyncio.wait_for(waiting, 25)
         assert conn.max_payload == 1_048_576
         await conn.verify()
         await conn.close()

@@ -64,7 +64,7 @@ async def test_replicas_are_raised_by_a_migration_and_never_lowered(cluster: Nat
     async def current() -> bool:
         return (await stored(conn, 3)).status == "ok"
 
-    await until(current, 20.0, "three servers have the stream")
+    await until(current, 25, "three servers have the stream")
     conn.storage = StreamStorage()
     await declare_streams(conn, raise_replicas=True)
     assert (await info(conn))["num_replicas"] == 3
@@ -82,5 +82,5 @@ async def test_replicas_are_raised_by_a_migration_and_never_lowered(cluster: Nat
     async def behind() -> bool:
         return "not up to date: n2" in (await stored(conn, 3)).says
 
-    await until(behind, 20.0, "doctor misses one")
+    await until(behind, 25, "doctor misses one")
     await conn.close()

@@ -39,7 +39,7 @@ async def conn(server: NatsServer) -> AsyncIterator[NatsConnection]:
 
 
 async def api(conn: NatsConnection, subject: str, body: JsonObject | None = None) -> dict[str, Any]:
-    answer = await conn.request(f"$JS.API.{subject}", encode(body) if body else b"", timeout=5)
+    answer = await conn.request(f"$JS.API.{subject}", encode(body) if body else b"", timeout=25)
     return cast("dict[str, Any]", decode_object(answer.data))
 
 

@@ -130,7 +130,7 @@ async def stage(client: Client) -> AsyncIterator[Stage]:
 
 async def ended(handle: Handle) -> int:
     """The version with which it ended."""
-    return (await asyncio.wait_for(handle.result(), 15)).version
+    return (await asyncio.wait_for(handle.result(), 25)).version
 
 
 async def test_it_ends_when_nothing_is_open(stage: Stage) -> None:

@@ -369,7 +369,7 @@ async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_
             assert (swept.mended, swept.failed is None) == (0, False)
     finally:
         await own_servers.restart("nats")
-        await asyncio.wait_for(stack.conn.connected.wait(), 10)
+        await asyncio.wait_for(stack.conn.connected.wait(), 25)
     told = [record.getMessage() for record in caplog.records if "acknowledged no message" in record.getMessage()]
     assert len(told) == 1, told
     assert told[0].startswith("safety net: rule unannounced failed and is tried again at each tick: NATS at ")
@@ -420,7 +420,7 @@ async def test_a_worker_signs_on_while_the_engine_answers_and_counts_as_new_afte
         assert before is not None
         await asyncio.sleep(0.3)
         assert await signed_on() == before
-    again = await until(lambda: signed_on(before["last_seen_at"]), 10, "it signs on again")
+    again = await until(lambda: signed_on(before["last_seen_at"]), 25, "it signs on again")
     stop.set()
     await signing
     assert before["started_at"] == first["started_at"] <= before["last_seen_at"] < again["started_at"]
@@ -502,5 +502,5 @@ async def test_an_enqueue_into_the_ledger_while_nats_is_down_is_delivered(
     ended = await tenant.ended(turn)
     log.info("announced %.1f s after NATS was back", time.monotonic() - back)
     assert ended.deliverable() == "It is done."
-    await asyncio.wait_for(stack.conn.connected.wait(), 10)
+    await asyncio.wait_for(stack.conn.connected.wait(), 25)
     assert await tenant.task_events() == {turn: 1}

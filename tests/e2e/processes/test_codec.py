@@ -146,7 +146,7 @@ async def test_who_cannot_read_a_live_turn_does_not_start(stack: Stack, keys: tu
         blind = rekeyed(stack, *keys)
         for run in (run_worker, run_bridge):
             with pytest.raises(ConfigError, match=told):
-                await asyncio.wait_for(run(blind.settings, stack.endpoints, asyncio.Event()), 20)
+                await asyncio.wait_for(run(blind.settings, stack.endpoints, asyncio.Event()), 25)
         [check] = [each for each in await examine(blind.settings, None, []) if each.name == "Temporal"]
         assert check.status == "fail"
         assert told in check.says
@@ -166,7 +166,7 @@ async def test_a_worker_with_a_wrong_key_says_so_and_no_turn_is_held_up(
     async with running_here(stack, run_bridge):
         async with running_here(rekeyed(stack, WRONG), run_worker):
             turns = [turn_of(await tenant.enqueue(agent)) for agent in agents]
-            await until(lambda: logged(caplog, "another than it was encrypted under"), 20, "the worker says so")
+            await until(lambda: logged(caplog, "another than it was encrypted under"), 25, "the worker says so")
             await tenant.client.request("stop", {"agent_turn_id": turns[0]})
             assert (await tenant.ended(turns[0])).view.status == "canceled"
         async with running_here(stack, run_worker):

@@ -114,7 +114,7 @@ async def test_a_standby_serves_once_the_holder_has_ended(
         first = await tenant.turn(agent)
         standby = running_here(stack)
         await standby.__aenter__()
-        await until(lambda: says("standing by", 2), 10, "the others stand by")
+        await until(lambda: says("standing by", 2), 25, "the others stand by")
         assert said(SERVED) == 2
     try:
         await until(lambda: says(SERVED, 4), 25, "the others serve")

@@ -168,14 +168,14 @@ async def test_a_turn_in_the_middle_is_done_again_and_stops_are_obeyed(
     first = turn_of(await tenant.enqueue(SUM, "wait"))
     queued = turn_of(await tenant.enqueue(SUM, "next"))
     async with serving(stack, handle, crashes=True):
-        await until(lambda: has_begun("wait"), 20, "the handler has the turn")
+        await until(lambda: has_begun("wait"), 25, "the handler has the turn")
     assert await tenant.count("state.agent_state_head", "status = 'running'") == 1
     async with serving(stack, handle):
         assert (await tenant.ended(first)).deliverable() == "wait at 2"
         assert (await tenant.ended(queued)).deliverable() == "next at 1"
         stopped = turn_of(await tenant.enqueue(SUM, "wait"))
         bug, late = [turn_of(await tenant.enqueue(AgentId("other"), text)) for text in ("bug", "late")]
-        await until(lambda: has_begun("late"), 20, "the late one has begun")
+        await until(lambda: has_begun("late"), 25, "the late one has begun")
         assert await tenant.count("state.agent_state_head", "status = 'running'") == 2
         await tenant.client.request("stop", {"agent_turn_id": stopped})
         codes = [(await tenant.ended(turn)).view.error_code for turn in (stopped, bug, late)]

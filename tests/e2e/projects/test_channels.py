@@ -117,7 +117,7 @@ async def told(two: Two, case: Case, used: Ids) -> JsonObject:
     if case.verb in ("raise_budget", "steer", "rerun", "stop"):
         caller = OPERATOR
     subject = subjects.bridge_request(two.blue.project, BLUE, case.verb, caller)
-    answer = await two.blue.stack.conn.request(subject, encode(case.arguments), timeout=10, headers=dict(case.told))
+    answer = await two.blue.stack.conn.request(subject, encode(case.arguments), timeout=25, headers=dict(case.told))
     reply = decode_object(answer.data)
     if reply["status"] == "accepted" and case.verb in ("enqueue", "rerun"):
         ended = await two.blue.ended(AgentTurnId(str(reply["agent_turn_id"])))

@@ -273,7 +273,7 @@ async def test_what_replicas_of_a_tool_ask_each_other_fits_its_schema(here: Stac
 
 
 async def test_the_verbs_that_are_served_are_those_of_the_catalog(here: Stack) -> None:
-    told = decode_object((await here.conn.request("$SRV.INFO.turnstile", b"", timeout=5)).data)
+    told = decode_object((await here.conn.request("$SRV.INFO.turnstile", b"", timeout=25)).data)
     endpoints: Any = told["endpoints"]
     served = {each["name"]: each["subject"] for each in endpoints}
     assert set(served) == {verb.name for verb in VERBS}, "add a line to VERBS of schema/interface/catalog.py"

@@ -562,7 +562,7 @@ async def by_request(tenant: Tenant, case: Case) -> JsonObject:
     if caller is not None and declared is not None and Party.OPERATOR in declared.callers:  # nobody else may
         caller = OPERATOR
     subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb, caller)
-    answer = await tenant.stack.conn.request(subject, encode(case.arguments), timeout=10, headers=dict(case.told))
+    answer = await tenant.stack.conn.request(subject, encode(case.arguments), timeout=25, headers=dict(case.told))
     return decode_object(answer.data)
 
 
@@ -672,7 +672,7 @@ async def test_its_own_project_knows_each_of_them(both: Both) -> None:
 
 
 async def test_the_matrix_has_every_verb_and_every_argument(both: Both) -> None:
-    told = await both.own.stack.conn.request("$SRV.INFO.turnstile", b"", timeout=5)
+    told = await both.own.stack.conn.request("$SRV.INFO.turnstile", b"", timeout=25)
     endpoints = json.loads(told.data)["endpoints"]
     made = [make(both.ids, both.its) for make in MATRIX.values()]
     assert {case.verb for case in made} == set(REQUESTS)

@@ -128,7 +128,7 @@ async def test_from_outside_nobody_passes_for_a_listener_or_the_pump(
 ) -> None:
     subject = subjects.bridge_request(caller.tenant.project, CHANNEL, "send")
     data = json.dumps({"to": "worker", "payload": "<order><do>tell</do></order>"}).encode()
-    answer = await caller.tenant.stack.conn.request(subject, data, timeout=10, headers=told)
+    answer = await caller.tenant.stack.conn.request(subject, data, timeout=25, headers=told)
     heard = await caller.heard(SendReply.model_validate_json(answer.data))
     assert json.loads(heard.said)["from_id"] == known_as
 

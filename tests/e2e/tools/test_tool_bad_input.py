@@ -114,7 +114,7 @@ async def refused(hand: Hand, wrong: Wrong) -> JsonObject:
     """The reply to a wrong report."""
     data = wrong.payload if isinstance(wrong.payload, bytes) else json.dumps(wrong.payload).encode()
     subject = subjects.bridge_request(hand.tenant.project, CHANNEL, "report")
-    answer = await hand.tenant.stack.conn.request(subject, data, timeout=10, headers=wrong.told or {})
+    answer = await hand.tenant.stack.conn.request(subject, data, timeout=25, headers=wrong.told or {})
     return decode_object(answer.data)
 
 

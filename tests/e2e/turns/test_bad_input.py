@@ -319,7 +319,7 @@ async def test_an_illegal_row_that_names_a_turn_in_hand_ends_it(client: Tenant, 
     assert (ended.view.status, ended.view.error_code) == ("failed", "protocol_violation")
     tmp_path.joinpath("1").touch()
     handle = client.stack.temporal.get_workflow_handle(f"turn-{turn}")
-    result = await asyncio.wait_for(handle.result(), 10)
+    result = await asyncio.wait_for(handle.result(), 25)
     assert result["outcome"] is None  # the step that woke late has found its gate gone
     assert await client.task_events() == {turn: 1}
     assert [card.type for card in ended.cards] == ["task.deliverable"]

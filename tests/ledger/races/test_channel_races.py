@@ -174,5 +174,5 @@ async def test_cards_that_expire_lock_their_boxes_in_order(counting: Counting) -
         expiring = asyncio.ensure_future(counting.run(lambda conn: conn.fetch(late)))
         await until_waiting(counting)
         for box in boxes[1:]:
-            await asyncio.wait_for(conn.fetch(hold, PROJECT, box), 5)
+            await asyncio.wait_for(conn.fetch(hold, PROJECT, box), 25)
     await expiring

@@ -35,7 +35,7 @@ def example(name: str, *arguments: str, **environment: str) -> Generator[None]:
     try:
         yield
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=25) == 0
     finally:
         process.kill()
         process.wait()

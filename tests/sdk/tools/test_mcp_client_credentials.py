@@ -55,7 +55,9 @@ async def test_a_token_is_asked_for_as_often_as_it_ends_and_its_issuer_is_kept(
         assert entry.oauth.issuer == url
         async with connected("guarded", entry, os.environ) as connection:
             assert await added(connection) == {"result": 3}
-    assert notes.read_text().splitlines() == [f"token kernel client_credentials {scope or 'tools'}"] * 3
+    asked = notes.read_text().splitlines()
+    assert set(asked) == {f"token kernel client_credentials {scope or 'tools'}"}
+    assert 3 <= len(asked) <= 5  # a busy machine may outlast a token once more; nine requests are sent
     file = ServerFile(tmp_path / "mcp.yaml")
     file.put("guarded", entry)
     assert SECRET not in file.path.read_text()

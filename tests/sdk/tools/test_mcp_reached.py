@@ -165,9 +165,9 @@ async def test_a_question_that_may_be_of_several_calls_waits_and_comes_to_none_t
 
     async with asyncio.timeout(25):
         a, b = asyncio.create_task(call("quiet", 1, one)), asyncio.create_task(call("other", 2, two))
-        await until(both_run, 5, "both run: nothing says yet that a question would not name its call")
+        await until(both_run, 25, "both run: nothing says yet that a question would not name its call")
         asks = asyncio.create_task(owners.owner())
-        await until(unnamed, 5, "a question came without its call")
+        await until(unnamed, 25, "a question came without its call")
         a.cancel()
         await asyncio.gather(a, return_exceptions=True)
         assert await asks is None  # it may have been the one that was given up

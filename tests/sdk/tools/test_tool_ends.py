@@ -75,7 +75,7 @@ def test_it_can_be_stopped_while_it_waits_for_nats(server: NatsServer) -> None:
         said(process, "waiting for NATS")
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=15)
+        _, rest = process.communicate(timeout=25)
         assert process.returncode == 0
         assert "Traceback" not in rest
         assert time.monotonic() - began < 5
@@ -89,7 +89,7 @@ def test_it_can_be_stopped_when_nats_has_gone(server: NatsServer) -> None:
         server.kill()
         said(process, f"NATS at {server.url}: ")  # the end of its connection, or its reset
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=15)
+        _, rest = process.communicate(timeout=25)
         assert process.returncode == 0
         assert "Traceback" not in rest
 
@@ -99,6 +99,6 @@ def test_a_function_that_does_not_hear_that_it_is_to_end_is_named_and_left_behin
     with running("-c", DEAF, "--nats", server.url) as process:
         said(process, "serving deaf")
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=15)
+        _, rest = process.communicate(timeout=25)
         assert process.returncode == 0
         assert "left behind, as it does not end: tool deaf at <string>" in rest

@@ -41,11 +41,11 @@ async def test_a_full_disk_is_told_as_one_and_what_was_accepted_is_done_when_it_
             assert time.monotonic() - began < 9, "before a client is out of patience"
         stopped = await client.request("stop", {"agent_turn_id": waits})
         assert stopped["status"] == "accepted", stopped
-        assert (await waiter.wait(waits, 15)).status is TurnStatus.CANCELED
+        assert (await waiter.wait(waits, 25)).status is TurnStatus.CANCELED
         async with asyncio.timeout(25):
             answer = await anext(event.payload async for event in events if event.suffix == "enqueue_ack")
         assert (answer["status"], answer["request_id"]) == ("accepted", "r1"), answer
-        assert (await waiter.wait(AgentTurnId(str(answer["agent_turn_id"])), 15)).status is TurnStatus.SUCCESS
+        assert (await waiter.wait(AgentTurnId(str(answer["agent_turn_id"])), 25)).status is TurnStatus.SUCCESS
 
 
 async def test_a_result_outlasts_a_full_disk(stack: Stack, target: str) -> None:
@@ -102,7 +102,7 @@ async def test_a_step_keeps_its_answer_until_it_is_written(stack: Stack, target:
         async with raising(stack.pool, FULL, on=STEPS):
             turn = await _enqueue(stack, agent, [tool.call])
             await asyncio.sleep(1.5)
-        assert (await waiter.wait(turn, 15)).status is TurnStatus.SUCCESS
+        assert (await waiter.wait(turn, 25)).status is TurnStatus.SUCCESS
     async with stack.pool.connection() as conn:
         rows = await conn.fetch(
             "SELECT metadata -> 'attempts' AS attempts FROM state.agent_steps WHERE agent_turn_id = $1 ORDER BY 1",

@@ -182,7 +182,7 @@ def purse(tenant: Tenant) -> Generator[None]:
     try:
         yield
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=25) == 0
     finally:
         process.kill()
         process.wait()

@@ -170,7 +170,7 @@ async def test_ctrl_c_ends_a_chat_that_waits_for_a_line(tenant: Tenant) -> None:
         terminal.type("/new")
         await terminal.until("conversation chat-")  # only between two turns
         terminal.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(terminal.process.wait(), 20) == 130
+        assert await asyncio.wait_for(terminal.process.wait(), 25) == 130
 
 
 async def test_a_ctrl_c_during_the_end_of_a_turn_is_never_ignored(tenant: Tenant) -> None:
@@ -180,14 +180,14 @@ async def test_a_ctrl_c_during_the_end_of_a_turn_is_never_ignored(tenant: Tenant
         terminal.type("one")
         await terminal.until("nothing)")
         terminal.process.send_signal(signal.SIGINT)
-        answer = await asyncio.wait_for(terminal.process.stdout.readline(), 20)
+        answer = await asyncio.wait_for(terminal.process.stdout.readline(), 25)
         while answer.strip() == b"":  # the end of the answer's line, or of the output
             if not answer:
                 break
-            answer = await asyncio.wait_for(terminal.process.stdout.readline(), 20)
+            answer = await asyncio.wait_for(terminal.process.stdout.readline(), 25)
         assert answer in {b"", b"stopping\n"} or b"the turn had already ended" in answer, answer
         terminal.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(terminal.process.wait(), 20) == 130
+        assert await asyncio.wait_for(terminal.process.wait(), 25) == 130
 
 
 async def test_a_chat_with_a_profile_has_an_instance(tenant: Tenant) -> None:
@@ -261,7 +261,7 @@ async def test_commands_and_mistyped_ones_never_reach_the_model(tenant: Tenant) 
         terminal.type("//etc/passwd")
         await terminal.until("nothing)")
         terminal.type("/exit")
-        assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+        assert await asyncio.wait_for(terminal.process.wait(), 25) == 0
     [asked] = await tenant.rows(
         "SELECT content ->> 'text' AS text FROM public.cards WHERE tenant_id = $1"
         " AND metadata ->> 'type' = 'task.instruction'",

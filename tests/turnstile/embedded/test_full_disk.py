@@ -165,7 +165,7 @@ async def test_a_server_that_dies_on_a_full_disk_is_started_when_there_is_room_h
     await says("nats answers again", 3)
     os.kill(nats.pid("nats"), signal.SIGKILL)
     with pytest.raises(up.ServerDied, match="It had been started again once before"):
-        await asyncio.wait_for(reviving, 10)
+        await asyncio.wait_for(reviving, 25)
 
 
 async def test_little_room_is_told_before_it_ends(disk: SmallDisk, nats: EmbeddedServers) -> None:

@@ -112,7 +112,7 @@ async def test_a_notification_is_repeated_with_its_id_until_it_is_taken(
     receiver.answer = lambda _: answers.pop(0)
     task = await ask(client, HELLO)
     await client.create_task_push_notification_config(config(receiver.url, task, id="slow", token=TOKEN))
-    await until(lambda: _status(tenant, "done"), 20, "the receiver is told")
+    await until(lambda: _status(tenant, "done"), 25, "the receiver is told")
     assert len({note.id for note in receiver.notes}) == 1
     assert receiver.states(task.id) == ["COMPLETED"] * 3
     assert await tenant.count("state.push_receivers", "token IS NOT NULL") == 0
@@ -126,7 +126,7 @@ async def test_a_receiver_that_is_gone_is_given_up_and_told(client: Client, rece
     receiver.answer = lambda _: GONE
     task = await ask(client, HELLO)
     await client.create_task_push_notification_config(config(receiver.url, task))
-    await until(lambda: _status(tenant, "given_up"), 20, "the receiver is given up")
+    await until(lambda: _status(tenant, "given_up"), 25, "the receiver is given up")
     assert await tenant.count("state.rejections", "error_code = 'receiver_given_up'") == 1
 
 

@@ -216,4 +216,4 @@ async def test_files_are_refused_by_name(plain: Client) -> None:
     wanted = saying("look")
     wanted.message.parts.add(url="https://example.com/a.png")
     with pytest.raises(ContentTypeNotSupportedError, match=r"parts\[1\]"):
-        await asyncio.wait_for(anext(plain.send_message(wanted)), 10)
+        await asyncio.wait_for(anext(plain.send_message(wanted)), 25)
