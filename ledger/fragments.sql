@@ -47,10 +47,16 @@ jsonb_build_object('__type__', 'ToolResultContent', 'status', {status},
                    'after_execution', {after_execution}, 'result', NULL,
     'error', jsonb_build_object('code', {code}, 'message', {message}))
 
--- fragment: result_metadata(author_id, tool_name, step_id, agent_turn_id, trace_id)
+-- fragment: lineage(parent_step_id)
+-- What the metadata of a turn's cards says of the step on whose behalf the turn runs; nothing for a root.
+CASE WHEN {parent_step_id} IS NULL THEN '{}'::jsonb ELSE jsonb_build_object('parent_step_id', {parent_step_id}) END
+
+-- fragment: result_metadata(author_id, tool_name, step_id, agent_turn_id, trace_id, parent_step_id)
 -- The metadata of a result card that SQL makes.
 jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', {author_id}, 'function_name', {tool_name},
     'step_id', {step_id}, 'agent_turn_id', {agent_turn_id}, 'trace_id', {trace_id})
+    || CASE WHEN {parent_step_id} IS NULL THEN '{}'::jsonb
+            ELSE jsonb_build_object('parent_step_id', {parent_step_id}) END
 
 -- fragment: mark_of_turn(wanted)
 -- The CTE of a gate that reads the mark of a turn in a tree: the head is locked first, then the node FOR SHARE, so that

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import assert_never
 
+from pydantic import BaseModel
+
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.ledger.delegation.provision import ProvisionCaller, provision_agent
 from turnstile.ledger.delegation.targets import Kind, Target, find_targets, policy_of, references
@@ -31,6 +33,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.delegation.arguments import (
+    Arguments,
     DelegateArguments,
     ExpertArguments,
     ForkArguments,
@@ -40,7 +43,7 @@ from turnstile.schema.delegation.arguments import (
     arguments_of,
 )
 from turnstile.schema.delegation.policy import DelegationPolicy
-from turnstile.schema.delegation.provision import provision_arguments
+from turnstile.schema.delegation.provision import ProvisionArguments, provision_arguments
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import (
@@ -236,11 +239,13 @@ def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Car
 def _new_agent(call: ParentCall, task: TaskArguments, target: Target, turn: AgentTurnId) -> NewAgent:
     """The roster row of an agent that is made; a clone belongs to its source.
 
-    It is an instance of its profile that was made for this turn: retention removes it with the turn.
+    It is an instance of its profile that was made for this turn: retention removes it with the turn. One that a program
+    of v1r4 makes stays, as there.
     """
     profile = target.profile_name or ""
     metadata: JsonObject = {"spawned_by": call.agent_id, "profile_name": profile}
-    metadata |= {INSTANCE_OF: profile.lower(), "agent_turn_id": turn}
+    if call.peer_card_id is None:
+        metadata |= {INSTANCE_OF: profile.lower(), "agent_turn_id": turn}
     owner = call.agent_id
     if task.target_strategy == "clone" and target.agent_id is not None:
         metadata["derived_from"] = owner = target.agent_id
@@ -287,20 +292,21 @@ class Delegation:
             case PmoTool.PROVISION_AGENT:
                 return await self._provision(call)
             case PmoTool.DELEGATE_ASYNC:
-                arguments = arguments_of(tool, DelegateArguments, call.arguments)
+                arguments = _arguments(call, DelegateArguments)
                 return await self._one(call, tool, arguments, waits=arguments.wait)
             case PmoTool.LAUNCH_PRINCIPAL:
-                return await self._one(call, tool, arguments_of(tool, LaunchArguments, call.arguments).task())
+                return await self._one(call, tool, _arguments(call, LaunchArguments).task())
             case PmoTool.ASK_EXPERT:
-                question = arguments_of(tool, ExpertArguments, call.arguments)
-                return await self._one(call, tool, question.task(call.output_box_id), waits=question.wait)
+                question = _arguments(call, ExpertArguments)
+                waits = question.wait if call.peer_card_id is None else call.arguments.get("wait") is True
+                return await self._one(call, tool, question.task(call.output_box_id or None), waits=waits)
             case PmoTool.FORK_JOIN:
-                return await self._fork(call, tool, arguments_of(tool, ForkArguments, call.arguments))
+                return await self._fork(call, tool, _arguments(call, ForkArguments))
             case _:
                 assert_never(tool)
 
     async def _provision(self, call: ParentCall) -> JsonObject:
-        arguments = provision_arguments(call.arguments)
+        arguments = provision_arguments(_known(call, ProvisionArguments))
         policy = await self.pool.run(lambda conn: policy_of(conn, call.project_id, call.profile_box_id))
         caller = ProvisionCaller(
             project_id=call.project_id,
@@ -372,6 +378,17 @@ class Delegation:
         project, channel = call.project_id, call.channel_id
         targets = await self.pool.run(lambda conn: find_targets(conn, project, channel, call.agent_turn_id, names))
         return DelegatingCall(call, policy, targets, self.limits.depth_limit, waits=waits)
+
+
+def _arguments(call: ParentCall, model: type[Arguments]) -> Arguments:
+    return arguments_of(call.tool_name, model, _known(call, model))
+
+
+def _known(call: ParentCall, model: type[BaseModel]) -> JsonObject:
+    """The call's arguments; of a program of v1r4 those that the tool has: its UI worker adds `metadata` to all."""
+    if call.peer_card_id is None:
+        return call.arguments
+    return {name: value for name, value in call.arguments.items() if name in model.model_fields}
 
 
 def _rings(tasks: Sequence[ForkedTask]) -> list[Message]:

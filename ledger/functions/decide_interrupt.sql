@@ -101,7 +101,8 @@ BEGIN
         WHERE b.box_id = h.output_box_id;
         INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
         VALUES (asked -> 'card' ->> 'card_id', project, asked -> 'card' -> 'content', w.tool_call_id,
-            asked -> 'card' -> 'metadata');
+            asked -> 'card' -> 'metadata' || CASE WHEN h.parent_step_id IS NULL THEN '{}'
+                ELSE jsonb_build_object('parent_step_id', h.parent_step_id) END);
         INSERT INTO public.box_cards (box_id, position, card_id)
         VALUES (h.output_box_id, place, asked -> 'card' ->> 'card_id');
     END IF;

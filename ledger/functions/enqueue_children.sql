@@ -4,9 +4,10 @@
 -- fails its task alone, as `budget_exceeded`, and refusal says what there was. What one child cannot have fails its
 -- task at once, and may decide the batch. Returns a row without task_index with the verdict on the whole (accepted, or
 -- the code of a refusal, with which nothing is written) and a row for each child that was enqueued or refused; none for
--- those that were before. OFFSET 0: see prunable_threads.
+-- those that were before. peer_card: the card of a call that has no waiting row (peer_call). OFFSET 0: see
+-- prunable_threads.
 CREATE OR REPLACE FUNCTION state.enqueue_children(project text, call text, batch text, children jsonb,
-    max_queued_turns integer, max_live_turns integer)
+    max_queued_turns integer, max_live_turns integer, peer_card text)
 RETURNS TABLE (task_index integer, verdict text, agent_id text, agent_turn_id text, inbox_id text, turn_epoch bigint,
                leased_at timestamptz, worker_target text, channel_id text, context_headers jsonb, context_box_id uuid,
                output_box_id uuid, refusal jsonb)
@@ -16,6 +17,7 @@ DECLARE
     w state.turn_waiting_tools;
     h state.agent_state_head;
     b state.pmo_batches;
+    peer record;
     root text;
     stopping timestamptz;
     channel text;
@@ -34,8 +36,13 @@ DECLARE
     written uuid[] := '{}';
     plans jsonb := '[]';
 BEGIN
-    SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project;
-    IF NOT FOUND THEN
+    IF peer_card IS NULL THEN
+        SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project;
+    ELSE
+        SELECT x.* INTO peer FROM state.peer_call(project, peer_card) x;
+        w := peer.w;
+    END IF;
+    IF w.tool_call_id IS DISTINCT FROM call THEN
         verdict := 'unknown_call';
         RETURN NEXT;
         RETURN;
@@ -56,16 +63,25 @@ BEGIN
             FROM jsonb_array_elements(children) c) || w.agent_id)
         ORDER BY x.agent_id FOR NO KEY UPDATE) held;
     SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = w.agent_id AND x.project_id = project;
-    IF batch IS NULL THEN
+    IF batch IS NOT NULL THEN
+        SELECT x.* INTO b FROM state.pmo_batches x
+        WHERE x.batch_id = batch AND x.project_id = project FOR NO KEY UPDATE;
+    END IF;
+    IF peer_card IS NOT NULL THEN
+        SELECT x.* INTO peer FROM state.peer_call(project, peer_card) x;
+        w := peer.w;
+        h := peer.h;
+        root := w.agent_turn_id;
+    ELSIF batch IS NULL THEN
         SELECT x.* INTO w FROM state.turn_waiting_tools x
         WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
     ELSE
-        SELECT x.* INTO b FROM state.pmo_batches x
-        WHERE x.batch_id = batch AND x.project_id = project FOR NO KEY UPDATE;
         SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project;
     END IF;
-    SELECT n.root_turn_id, n.stopping_at INTO root, stopping FROM state.turn_nodes n
-    WHERE n.agent_turn_id = w.agent_turn_id FOR SHARE;
+    IF root IS NULL THEN
+        SELECT n.root_turn_id, n.stopping_at INTO root, stopping FROM state.turn_nodes n
+        WHERE n.agent_turn_id = w.agent_turn_id FOR SHARE;
+    END IF;
     decided := CASE
         WHEN batch IS NOT NULL AND (b.batch_id IS NULL OR b.parent_tool_call_id <> call) THEN 'not_your_batch'
         WHEN batch IS NOT NULL AND b.status <> 'running' THEN 'accepted'

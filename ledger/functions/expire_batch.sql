@@ -9,10 +9,10 @@ DECLARE
 BEGIN
     SELECT x.* INTO b FROM state.pmo_batches x
     WHERE x.batch_id = batch AND x.status = 'running' FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND OR (b.deadline_at > now() AND EXISTS (
+    IF NOT FOUND OR (b.deadline_at > now() AND (b.peer_card_id IS NOT NULL OR EXISTS (
             SELECT FROM state.turn_waiting_tools w
             WHERE w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
-              AND w.wait_status = 'waiting')) THEN
+              AND w.wait_status = 'waiting'))) THEN
         RETURN NULL;
     END IF;
     verdict := CASE WHEN b.partial_at_deadline AND b.failed_count + b.open_count < b.task_count THEN 'partial'

@@ -1,19 +1,25 @@
 -- Answers the parent's call with what the batch came to: card, inbox row, waiting row, edges. False if the call waits
 -- no more. The batch is locked; what it lists is read with a snapshot newer than the lock. A batch with a key is one of
 -- a tool's (protocol §12.10): its call is not answered, and what it came to is kept in its row for the tool, which
--- hears the same whenever it asks. A task without a budget that fits says what there was. OFFSET 0: see
--- prunable_threads.
+-- hears the same whenever it asks. A call of a program of v1r4 has no waiting row (peer_call). A task without a budget
+-- that fits says what there was. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.tell_parent(b state.pmo_batches, verdict text, late text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     w state.turn_waiting_tools;
+    peer record;
     i state.agent_inbox;
     told jsonb;
     trace text;
     depth integer;
 BEGIN
-    SELECT x.* INTO w FROM state.turn_waiting_tools x
-    WHERE x.tool_call_id = b.parent_tool_call_id AND x.project_id = b.project_id FOR NO KEY UPDATE;
+    IF b.peer_card_id IS NULL THEN
+        SELECT x.* INTO w FROM state.turn_waiting_tools x
+        WHERE x.tool_call_id = b.parent_tool_call_id AND x.project_id = b.project_id FOR NO KEY UPDATE;
+    ELSE
+        SELECT x.* INTO peer FROM state.peer_call(b.project_id, b.peer_card_id) x;
+        w := peer.w;
+    END IF;
     IF w.wait_status IS DISTINCT FROM 'waiting' THEN
         RETURN false;  -- the parent was over first, or its tool has answered
     END IF;
@@ -39,8 +45,12 @@ BEGIN
             SELECT x.card_id, x.content FROM public.cards x
             WHERE x.card_id = t.deliverable_card_id AND x.tenant_id = b.project_id OFFSET 0) c ON true
         WHERE t.batch_id = b.batch_id) r;
-    SELECT x.* INTO i FROM state.agent_inbox x
-    WHERE x.agent_turn_id = b.parent_agent_turn_id AND x.message_type IN ('turn', 'ui_action') LIMIT 1;
+    IF b.peer_card_id IS NULL THEN
+        SELECT x.* INTO i FROM state.agent_inbox x
+        WHERE x.agent_turn_id = b.parent_agent_turn_id AND x.message_type IN ('turn', 'ui_action') LIMIT 1;
+    ELSE
+        i.context_headers := peer.context_headers;
+    END IF;
     trace := split_part(i.context_headers ->> 'traceparent', '-', 2);
     depth := coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0);
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id,

@@ -146,9 +146,7 @@ WHERE o.agent_turn_id IS NULL
            THEN c.metadata ->> 'type' NOT IN ('tool.result', 'task.steer')
                 AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
                 AND NOT (c.metadata ->> 'type' = 'tool.call' AND EXISTS (
-                    SELECT FROM state.agent_inbox a
-                    WHERE a.correlation_id = c.tool_call_id AND a.project_id = c.tenant_id
-                      AND a.message_type = 'command_anchor'))
+                    SELECT FROM state.peer_call(c.tenant_id, c.card_id)))
            ELSE b.box_id::text = t.context_box_id
                 OR (b.box_id::text <> t.output_box_id AND c.created_at - interval '1 minute' > x.created_at) END
   AND (:since_id::text IS NULL OR (c.card_id >= :since_id AND c.card_id < '1'))

@@ -314,7 +314,8 @@ WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL AND e.edge
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: edges_have_their_turn :many
--- Protocol §4.3: every edge enqueue/request has the inbox row of its turn.
+-- Protocol §4.3: every edge enqueue/request has the inbox row of its turn. One that names no turn is a call of v1r4's
+-- bench.
 SELECT jsonb_build_object('project_id', e.project_id, 'agent_id', e.target_agent_id,
                           'agent_turn_id', e.target_agent_turn_id,
                           'edge_id', e.edge_id) AS ids, 'no inbox row enqueues the turn of this edge' AS detail
@@ -322,7 +323,7 @@ FROM state.execution_edges e
 LEFT JOIN state.agent_inbox t ON t.agent_turn_id = e.target_agent_turn_id
     AND t.project_id = e.project_id AND t.agent_id = e.target_agent_id
     AND t.message_type IN {turn_types}
-WHERE e.primitive = 'enqueue' AND t.inbox_id IS NULL
+WHERE e.primitive = 'enqueue' AND t.inbox_id IS NULL AND e.target_agent_turn_id IS NOT NULL
   AND (:since_id::text IS NULL OR (e.edge_id >= 'enqueue-' || :since_id AND e.edge_id < 'enqueue-1'))
   AND (:project_id::text IS NULL OR e.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

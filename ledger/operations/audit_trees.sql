@@ -39,7 +39,8 @@ WHERE b.batch_id = 'batch-' || b.parent_tool_call_id
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: running_batches_hold_their_call :many
--- Protocol §6 join: the call of a batch that runs is held by it and waits, or its turn is over.
+-- Protocol §6 join: the call of a batch that runs is held by it and waits, or its turn is over. A call of a program of
+-- v1r4 has no waiting row.
 SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_agent_turn_id,
                           'tool_call_id', b.parent_tool_call_id,
                           'batch_id', b.batch_id) AS ids,
@@ -47,7 +48,7 @@ SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_
                 'its call is not there') AS detail
 FROM {of_turns_since(state.pmo_batches, parent_agent_turn_id)} b
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
-WHERE b.batch_id = 'batch-' || b.parent_tool_call_id AND b.status = 'running'
+WHERE b.batch_id = 'batch-' || b.parent_tool_call_id AND b.status = 'running' AND b.peer_card_id IS NULL
   AND (w.wait_status, w.held_by) IS DISTINCT FROM ('waiting', b.batch_id)
   AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = b.parent_agent_turn_id {by_key})
   AND (:project_id::text IS NULL OR b.project_id = :project_id)

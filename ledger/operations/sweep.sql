@@ -288,9 +288,10 @@ RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.
 
 -- name: list_undecided :many
 -- Rule 'batch': batches that run although their deadline has passed, or although their call waits no more.
+-- A program of v1r4 may have made the call in the name of an agent that no worker of ours serves: all look after it.
 SELECT b.batch_id FROM state.pmo_batches b
-JOIN resource.project_agents a ON a.agent_id = b.parent_agent_id AND a.project_id = b.project_id
-WHERE b.status = 'running' AND a.worker_target = ANY (:worker_targets::text[])
+LEFT JOIN resource.project_agents a ON a.agent_id = b.parent_agent_id AND a.project_id = b.project_id
+WHERE b.status = 'running' AND (a.worker_target = ANY (:worker_targets::text[]) OR b.peer_card_id IS NOT NULL)
   AND (b.deadline_at < now() - make_interval(secs => :older_seconds::float8) OR EXISTS (
       SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = b.parent_agent_turn_id {by_key})
        OR b.call_key IS NOT NULL AND EXISTS (

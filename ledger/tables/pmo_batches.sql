@@ -27,7 +27,8 @@ CREATE TABLE state.pmo_batches (
     decided_by           text,
     call_key             text,
     call_digest          text,
-    result               jsonb
+    result               jsonb,
+    peer_card_id         text
 ) WITH (fillfactor = 50);
 
 CREATE INDEX batches_running ON state.pmo_batches (deadline_at) WHERE status = 'running';
@@ -42,5 +43,7 @@ COMMENT ON COLUMN state.pmo_batches.call_key IS
     'the name that a tool gave it; null if it is the call''s own, which it holds and answers';
 COMMENT ON COLUMN state.pmo_batches.call_digest IS
     'with call_key: the hash of what was asked, so that a key means one thing';
+COMMENT ON COLUMN state.pmo_batches.peer_card_id IS
+    'the tool.call card, if a program of v1r4 made the call: it has no waiting row';
 COMMENT ON COLUMN state.pmo_batches.result IS
     'with call_key: what it was decided as, for the tool; null while it runs and if it was withdrawn';

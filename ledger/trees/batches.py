@@ -26,7 +26,7 @@ from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card
 from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, ToolCallId
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
 
@@ -169,6 +169,8 @@ class ParentCall(Tolerant):
     memory_context_box_id: BoxId | None
     last_output_box_id: BoxId | None
     deadline: datetime | None
+    peer_card_id: CardId | None = None
+    """The `tool.call` card of a call that a program of v1r4 made (protocol §12.11); None for one of a turn."""
     call_key: str | None = None
     """The name of a batch that the call's tool has under it (`under`); None for the call's own."""
     call_digest: str | None = None
@@ -296,6 +298,7 @@ async def open_batch(conn: Connection, call: ParentCall, batch: Batch, tasks: Se
         "answer": batch.answer,
         "partial_at_deadline": batch.partial_at_deadline,
         "summary_chars": batch.summary_chars,
+        "peer_card_id": call.peer_card_id,
     }
     row = await query("open_batch").one(
         conn,
@@ -328,6 +331,7 @@ async def enqueue_children(
         children=json.dumps([_child(call, child) for child in children]),
         max_queued_turns=limits.max_queued_turns,
         max_live_turns=limits.max_live_turns,
+        peer_card_id=call.peer_card_id,
     )
     verdict = rows[0]["verdict"]
     if verdict != "accepted":
@@ -419,7 +423,7 @@ def _child(call: ParentCall, child: ChildTurn) -> JsonObject:
     """A child as the statement reads it. Depth and lineage are the statement's own."""
     traceparent = child.traceparent or call.context_headers.get(headers.TRACEPARENT, "")
     conversation = call.context_headers.get(headers.CONVERSATION_ID, call.output_box_id)
-    carried = {headers.TRACEPARENT: traceparent, headers.CONVERSATION_ID: conversation}
+    carried = {headers.TRACEPARENT: traceparent} | ({headers.CONVERSATION_ID: conversation} if conversation else {})
     context = headers.context_headers(carried | _tracestate(call))
     new = child.new_agent
     return {

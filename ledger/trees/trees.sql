@@ -39,7 +39,7 @@ SELECT c.task_index, c.verdict, c.agent_id, c.agent_turn_id, c.inbox_id, c.turn_
        c.worker_target, c.channel_id,
        c.context_headers, c.context_box_id::text AS context_box_id, c.output_box_id::text AS output_box_id, c.refusal
 FROM state.enqueue_children(:project_id, :tool_call_id, :batch_id::text, :children::jsonb,
-                            :max_queued_turns::int, :max_live_turns::int) c;
+                            :max_queued_turns::int, :max_live_turns::int, :peer_card_id::text) c;
 
 -- name: list_tasks :many
 -- The tasks of a batch in their order, with the batch's status.

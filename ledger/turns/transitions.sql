@@ -186,7 +186,8 @@ step AS (
 ),
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
-    SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM head
+    SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id,
+           c.metadata || {lineage(head.parent_step_id)} FROM head
     CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[],
                       :card_tool_call_ids::text[],
                       :card_metadatas::jsonb[]) c (card_id, content, tool_calls, tool_call_id, metadata)
@@ -373,7 +374,8 @@ new_cards AS MATERIALIZED (  -- the canceled results, then the given cards, whos
            d.tool_call_id || '-canceled' AS card_id,
            {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
            NULL::jsonb AS tool_calls, d.tool_call_id,
-           {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
+           {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id,
+               go.parent_step_id)} AS metadata
     FROM dropped d CROSS JOIN go
     UNION ALL
 -- end
@@ -381,7 +383,8 @@ new_cards AS MATERIALIZED (  -- the canceled results, then the given cards, whos
 -- only for force
            (SELECT count(*) FROM dropped) +
 -- end
-           c.place AS ordinal, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
+           c.place AS ordinal, c.card_id, c.content, c.tool_calls, c.tool_call_id,
+           c.metadata || {lineage(go.parent_step_id)} AS metadata FROM go
     CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[],
                       :card_tool_call_ids::text[],
                       :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls,

@@ -80,7 +80,8 @@ made AS (
     SELECT call.tool_call_id || '-result', :project_id, jsonb_build_object(
                'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb,
            call.tool_call_id,
-           {result_metadata('tool.' || call.tool_name, call.tool_name, call.step_id, call.agent_turn_id, call.trace_id)}
+           {result_metadata('tool.' || call.tool_name, call.tool_name, call.step_id, call.agent_turn_id, call.trace_id,
+               call.context_headers ->> 'CG-Parent-Step-Id')}
     FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
 ),
 edge AS (
@@ -179,7 +180,8 @@ stand_in AS (
     SELECT p.card_id, :project_id,
            {error_result('failed', state.after_execution_of(:project_id, p.tool_name), 'resume_retry_exhausted',
                'the tool reported a result that never appeared')},
-           p.correlation_id, {result_metadata('system', p.tool_name, p.step_id, :agent_turn_id::text, go.trace_id)}
+           p.correlation_id,
+           {result_metadata('system', p.tool_name, p.step_id, :agent_turn_id::text, go.trace_id, go.parent_step_id)}
     FROM placed p CROSS JOIN go WHERE p.verdict = 'exhausted'
 ),
 boxed AS (
@@ -296,7 +298,8 @@ cards AS (
     SELECT x.tool_call_id || '-timeout', :project_id,
            {error_result('timeout', state.after_execution_of(:project_id, x.tool_name), 'tool_timeout',
                'the tool did not answer in time')},
-           x.tool_call_id, {result_metadata('system', x.tool_name, x.step_id, :agent_turn_id::text, go.trace_id)}
+           x.tool_call_id,
+           {result_metadata('system', x.tool_name, x.step_id, :agent_turn_id::text, go.trace_id, go.parent_step_id)}
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN go
     ON CONFLICT DO NOTHING
 ),

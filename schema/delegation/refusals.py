@@ -22,7 +22,6 @@ Reason = Literal[
     "duplicate_agent",
     "waits_for_itself",
     "text_too_large",
-    "needs_a_turn",
     "internal_error",
 ]
 """What exactly was wrong; it stands in `detail.reason`."""

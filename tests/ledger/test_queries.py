@@ -25,7 +25,7 @@ from turnstile.ledger.access import (
 )
 from turnstile.ledger.access.tasks import TargetDescription, TaskRow
 from turnstile.ledger.budgets import attempts, model_queues, prices
-from turnstile.ledger.delegation import peer_calls, provision, targets
+from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
@@ -180,8 +180,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "end_message": hops._Ended,
     "enqueue_turn": ENQUEUED,
     "find_targets": targets.Target,
-    "find_peer_call": peer_calls.PeerCall,
-    "answer_peer_call": {"inbox_id", "in_hand"},
+    "find_peer_call": set(batches.ParentCall.model_fields) - {"call_key", "call_digest", "guards"},
+    "answer_peer_call": {"inbox_id", "in_hand", "answered"},
     "read_prompt_roster": {"display_name", "profiles"},
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "count_in_hand": recovery.InHand,
@@ -345,7 +345,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("worker_target", "context_headers"),
     },
     "request_stop": waiting.RequestedStop,
-    "find_call": set(batches.ParentCall.model_fields) - {"call_key", "call_digest"},
+    "find_call": set(batches.ParentCall.model_fields) - {"call_key", "call_digest", "peer_card_id"},
     "find_own_batch": batches.OwnBatch,
     "retry_forks": sweep.SilentCall,
     "list_undecided": sweep.Undecided,
@@ -499,10 +499,11 @@ def test_lists_of_message_types_are_of_the_one_table() -> None:
 
 
 def test_a_fragment_is_written_out_with_its_arguments() -> None:
-    call = "{result_metadata('a, b', f(x, y), s.step_id, :turn::text, NULL)}"
+    call = "{result_metadata('a, b', f(x, y), s.step_id, :turn::text, NULL, h.parent_step_id)}"
     [query] = parse(f"-- name: find :many\n-- Rows.\nSELECT {call} FROM s;\n").values()
     assert "'author_id', 'a, b', 'function_name', f(x, y)," in query.sql
     assert "'agent_turn_id', $1::text, 'trace_id', NULL)" in query.sql
+    assert query.sql.count("h.parent_step_id") == 2
     assert query.parameters == ("turn",)
     for wrong, why in (
         ("{nothing}", "there is no fragment nothing"),

@@ -1,6 +1,7 @@
 """Rows that v1r4's bootstrap wrote, and its principal that maps and reduces, with scripted models (protocol §12)."""
 
 import json
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -156,37 +157,58 @@ SAVE_CALL = """
     VALUES ($1, $2, $3::text::jsonb, $4, $5::text::jsonb)"""
 
 
-async def called(tenant: Tenant, tool: str, arguments: JsonObject) -> JsonObject:
-    """What their `ToolCaller` reads, after it has written card and anchor and sent the command, in the chief's name."""
-    call, turn = f"call_{tool}", f"turn_gc_{tool}"
+EDGE = """
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id,
+        source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, correlation_id, enqueue_mode,
+        recursion_depth, trace_id, parent_step_id, metadata, created_at)
+    VALUES ($1, $2, 'public', 'enqueue', 'request', $3, $4, $5, 'sys.pmo', NULL, $6, 'call', 0, $7, $5, $8::text::jsonb,
+        NOW()) ON CONFLICT (project_id, md5(correlation_id), primitive, edge_phase) DO NOTHING"""
+TRACE = "0123456789abcdef0123456789abcdef"
+
+
+async def called(tenant: Tenant, tool: str, arguments: JsonObject, key: str = "", *, by_edge: bool = False) -> Any:
+    """What their `ToolCaller` reads, after it has written card and anchor and sent the command, in the chief's name.
+
+    `by_edge`: what their bench reads, which writes an edge instead, and an epoch into its headers alone.
+    """
+    key = f"{key or tool}-{tenant.project}"
+    call, turn, step = f"call_{key}", f"turn_gc_{key}", f"step_gc_{key}"
     content = {"__type__": "ToolCallContent", "tool_name": tool, "arguments": arguments, "status": "called"}
-    metadata = {"type": "tool.call", "author_id": PRINCIPAL, "agent_turn_id": turn, "step_id": f"step_gc_{tool}"}
-    await tenant.rows(SAVE_CALL, f"card-{tool}", tenant.project, json.dumps(content), call, json.dumps(metadata))
+    metadata = {"type": "tool.call", "author_id": PRINCIPAL, "agent_turn_id": turn, "step_id": step}
+    await tenant.rows(SAVE_CALL, f"card-{key}", tenant.project, json.dumps(content), call, json.dumps(metadata))
     sent = {
-        headers.TRACEPARENT: headers.new_traceparent(),
+        headers.TRACEPARENT: f"00-{TRACE}-0123456789abcdef-01",
         headers.DEPTH: "0",
         headers.PROJECT_ID: tenant.project,
         headers.CHANNEL_ID: "public",
         headers.AGENT_ID: PRINCIPAL,
         headers.TURN_ID: turn,
-        headers.TURN_EPOCH: "0",
+        headers.TURN_EPOCH: "1" if by_edge else "0",
         headers.TOOL_CALL_ID: call,
     }
-    await tenant.rows(ANCHOR, f"anchor-{tool}", tenant.project, PRINCIPAL, call, turn, json.dumps(sent))
-    payload = {"tool_name": tool, "after_execution": "suspend", "tool_call_card_id": f"card-{tool}"}
+    if by_edge:
+        marks = json.dumps({"message_type": "tool_call", "inbox_id": call})
+        await tenant.rows(EDGE, f"edge_{key}", tenant.project, PRINCIPAL, turn, step, call, TRACE, marks)
+    else:
+        await tenant.rows(ANCHOR, f"anchor-{key}", tenant.project, PRINCIPAL, call, turn, json.dumps(sent))
+    payload = {"tool_name": tool, "after_execution": "suspend", "tool_call_card_id": f"card-{key}"}
     subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.pmo.internal.{tool}"
     for _ in range(2):
         await tenant.stack.conn.js.publish(subject, json.dumps(payload).encode(), headers=sent)
 
     async def card() -> JsonObject | None:
         rows = await tenant.rows(
-            "SELECT c.content FROM state.agent_inbox i JOIN cards c ON c.card_id = i.payload ->> 'tool_result_card_id'"
+            "SELECT c.content, c.metadata FROM state.agent_inbox i"
+            " JOIN cards c ON c.card_id = i.payload ->> 'tool_result_card_id'"
             " WHERE i.project_id = $1 AND i.agent_id = $2 AND i.correlation_id = $3 AND i.message_type = 'tool_result'",
             tenant.project,
             PRINCIPAL,
             call,
         )
-        return json.loads(rows[0]["content"]) if rows else None
+        if not rows:
+            return None
+        assert json.loads(rows[0]["metadata"])["trace_id"] == TRACE
+        return json.loads(rows[0]["content"])
 
     return await until(card, 25, f"{tool} is answered")
 
@@ -196,14 +218,45 @@ async def test_calls_of_their_programs_are_served_or_refused(tenant: Tenant) -> 
     mapper = "Associate_WordCount_Mapper"
     asked: JsonObject = {"target_strategy": "new", "target_ref": mapper, "instruction": says("mapped")}
     one = await called(tenant, "delegate_async", {**asked, "metadata": {"source": "theirs"}})
-    result = one["result"]
-    assert isinstance(result, dict)
-    assert (one["status"], result["status"]) == ("success", "accepted")
-    child = await tenant.ended(AgentTurnId(str(result["agent_turn_id"])))
+    assert (one["status"], one["result"]["status"]) == ("success", "accepted")
+    child = await tenant.ended(AgentTurnId(one["result"]["agent_turn_id"]))
     assert child.deliverable() == "mapped"
+    # the lineage check of their demo
+    lineage = {(card.metadata.parent_step_id, card.metadata.trace_id) for card in child.cards}
+    assert lineage == {(f"step_gc_delegate_async-{tenant.project}", TRACE)}
     made = await called(tenant, "provision_agent", {"action": "ensure", "agent_id": "made", "profile_name": mapper})
     assert made["result"] == {"status": "accepted", "agent_id": "made", "roster_updated": True}
     denied = await called(tenant, "launch_principal", {"profile_name": "Principal_WordCount", "instruction": "x"})
-    assert (denied["status"], denied["error"]["code"]) == ("failed", "auth_failed")  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
-    forked = await called(tenant, "fork_join", {"tasks": [asked]})
-    assert forked["result"]["error_detail"] == {"reason": "needs_a_turn"}  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+    assert (denied["status"], denied["error"]["code"]) == ("failed", "auth_failed")
+    audit = await tenant.rows("SELECT 1 FROM state.rejections WHERE project_id = $1", tenant.project)
+    assert not audit
+
+
+async def test_calls_of_their_programs_that_wait_are_answered_by_what_their_children_come_to(tenant: Tenant) -> None:
+    await bootstrapped(tenant)
+    mapper = "Associate_WordCount_Mapper"
+    await called(tenant, "provision_agent", {"action": "ensure", "agent_id": "made", "profile_name": mapper})
+    one: JsonObject = {"target_strategy": "new", "target_ref": mapper, "instruction": says("one")}
+    two: JsonObject = {"target_strategy": "reuse", "target_ref": "made", "instruction": says("two")}
+    forked = await called(tenant, "fork_join", {"tasks": [one, {**one, "instruction": says("two")}], "fail_fast": True})
+    assert (forked["status"], forked["result"]["status"]) == ("success", "success")
+    assert [task["summary"] for task in forked["result"]["results"]] == ["one", "two"]
+    benched = await called(tenant, "fork_join", {"tasks": [two], "deadline_seconds": 60}, "bench", by_edge=True)
+    assert [task["agent_id"] for task in benched["result"]["results"]] == ["made"]
+    [batch] = await tenant.rows(  # as their bench looks for it
+        "SELECT status FROM state.pmo_batches WHERE project_id = $1 AND parent_tool_call_id = 'call_bench-' || $1",
+        tenant.project,
+    )
+    assert batch["status"] == "success"
+    waits = await called(tenant, "delegate_async", {**one, "wait": True})
+    assert (waits["status"], waits["result"]["value"]) == ("success", "one")
+    slow: JsonObject = {"tasks": [{**one, "instruction": says("x", delay_seconds=60)}], "deadline_seconds": 1}
+    late = await called(tenant, "fork_join", slow, "late")
+    assert late["result"]["status"] == "timeout"
+    denied = await called(
+        tenant,
+        "fork_join",
+        {"tasks": [{"target_strategy": "new", "target_ref": "Principal_WordCount", "instruction": "x"}]},
+        "denied",
+    )
+    assert (denied["status"], denied["error"]["code"]) == ("failed", "auth_failed")

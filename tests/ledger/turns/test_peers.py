@@ -23,8 +23,9 @@ from tests.support.ledger.calls import (
     written_report,
 )
 from tests.support.ledger.invariants import assert_invariants
-from turnstile.ledger.delegation.peer_calls import PeerCall, answer_peer_call, find_peer_call
+from turnstile.ledger.delegation.peer_calls import answer_peer_call, find_peer_call
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.batches import ParentCall
 from turnstile.schema.ids import AgentId, CardId, ToolCallId, new_box_id, uuid7
 from turnstile.schema.states import AfterExecution, TurnStatus
 
@@ -292,7 +293,7 @@ async def test_a_call_of_their_programs_is_found_by_card_and_anchor_and_answered
     await rows(agents, card, "card", PROJECT, json.dumps(content), json.dumps(metadata))
     call = ToolCallId("c")
 
-    async def find(card_id: str = "card") -> PeerCall | None:
+    async def find(card_id: str = "card") -> ParentCall | None:
         return await agents.run(lambda conn: find_peer_call(conn, PROJECT, call, CardId(card_id)))
 
     assert await find() is None  # without an anchor it is nobody's
