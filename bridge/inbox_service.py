@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from pydantic import JsonValue
+
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, SafetyRule, WatchdogTimes
@@ -22,14 +24,7 @@ from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.lease import Claim, LiveTurn
 from turnstile.ledger.turns.steps import begin_step
 from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped
-from turnstile.rules.tool_specs import (
-    OUTPUT_INVALID,
-    RESULT_FIELDS_MISSING,
-    Accepted,
-    has_fields,
-    typed,
-    wanted_fields,
-)
+from turnstile.rules.tool_specs import code_delivers, wanted_fields
 from turnstile.rules.turn_config import output_schema_of
 from turnstile.rules.turn_ends import STOPPED, Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, StepRecord
@@ -212,7 +207,8 @@ class InboxService(Claims):
         if answered.cancelled():
             return _failure(turn, begun, FAILED, "CancelledError")
         try:
-            value, flaw = _checked(begun, cast("str | JsonObject", answered.result()))
+            given = cast("str | JsonObject", answered.result())
+            value, flaw = code_delivers(given, output_schema_of(begun), wanted_fields(begun.context).fields)
             card = _deliverable(turn, begun.head.step_count + 1, value, partial=flaw is not None)
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])
@@ -223,17 +219,12 @@ class InboxService(Claims):
         return card, Ending(status, card.card_id, flaw, stats={"steps": begun.head.step_count + 1})
 
 
-def _checked(begun: BegunStep, value: str | JsonObject) -> tuple[str | JsonObject, str | None]:
-    """The deliverable, and the code of what it lacks of what was asked for."""
-    if (schema := output_schema_of(begun)) is not None:
-        answer = typed(value, schema)
-        return {"value": value}, None if isinstance(answer, Accepted) else OUTPUT_INVALID
-    fields = wanted_fields(begun.context).fields
-    return value, RESULT_FIELDS_MISSING if fields and not has_fields(fields, value) else None
-
-
-def _deliverable(turn: TurnRef, step: int, value: str | JsonObject, *, partial: bool) -> Card:
-    content = TextContent(text=storable(value)) if isinstance(value, str) else JsonContent(data=storable_object(value))
+def _deliverable(turn: TurnRef, step: int, value: JsonValue, *, partial: bool) -> Card:
+    content = (
+        TextContent(text=storable(value))
+        if isinstance(value, str)
+        else JsonContent(data=storable_object(cast("JsonObject", value)))
+    )
     return make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),
         CardType.DELIVERABLE,

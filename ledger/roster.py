@@ -18,6 +18,7 @@ from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonCo
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
 from turnstile.schema.ids import worker_target as checked_target
+from turnstile.schema.message_types import CODE_AGENTS
 from turnstile.schema.profiles import Profile, memory_problem
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
@@ -117,8 +118,9 @@ async def _tool_texts(pool: Pool, project: ProjectId, profile: Profile) -> list[
 
 
 def _settings(profile: Profile, box: BoxId) -> JsonObject:
-    """What an enqueue must know of the profile; nothing of one that has neither memory nor instances nor a budget."""
+    """What an enqueue must know of the profile; nothing of one with neither memory, instances, budget nor `run_by`."""
     settings = profile.model_dump(mode="json", include={"memory", "instances"})
+    settings |= {} if profile.run_by is None else {"needs_level": CODE_AGENTS}
     settings |= {"budget": limits} if profile.budget and (limits := profile.budget.stored()) else {}
     return {"profile_box_id": box, **settings} if settings else {}
 

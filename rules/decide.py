@@ -317,7 +317,7 @@ def _thought(request: StepRequest, answer: ModelAnswer, calls: Sequence[_Call]) 
     ]
     content = TextContent(text=answer.text, reasoning=answer.kept)
     card_id = step_card_id(request.step_id, "thought")
-    other = None if answer.model == request.config.llm_config.model else answer.model
+    other = None if answer.model == request.config.model.model else answer.model
     card = request.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None, model=other)
     return (card,)
 

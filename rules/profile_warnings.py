@@ -69,8 +69,11 @@ def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
             yield f"must_end_with names {name!r}, which is not a tool of the project yet{_nearest(name, ending)}"
         elif name != SUBMIT_RESULT and not profile.allows(name):
             yield f"must_end_with names {name!r}, which allowed_tools does not offer"
+    if profile.run_by is not None and profile.run_by not in tools:
+        near = _nearest(profile.run_by, tools)
+        yield f"run_by names {profile.run_by!r}, which is not a tool of the project yet{near}"
     for name in profile.interrupt_on:
-        if not profile.allows(name):
+        if name != profile.run_by and not profile.allows(name):
             near = _nearest(name, allowed)
             yield f"interrupt_on names {name!r}, which allowed_tools does not offer{near}"
 

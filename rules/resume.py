@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from turnstile.rules.tool_specs import Accepted, Refusal, typed
+from turnstile.rules.tool_specs import code_delivers
 from turnstile.rules.turn_step import ReportedCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -18,7 +18,9 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     JsonContent,
+    ResultField,
     Role,
+    TextContent,
     ToolResultContent,
     make_card,
     readable_content,
@@ -59,34 +61,39 @@ def termination(
         return None
     failed = [entry for entry in ending if entry[1].status is not TurnStatus.SUCCESS]
     call, content = (failed or ending)[0]
-    if output_schema is None or content.status is not TurnStatus.SUCCESS:
-        return ended_by(turn, call, content)
-    match typed(_delivered(content), output_schema):
-        case Accepted(deliverable):
-            return Termination(TurnStatus.SUCCESS, _deliverable(turn, deliverable), call.tool_result_card_id, None)
-        case Refusal(code, value=value):
-            card = _deliverable(turn, value, partial=True)
-            return Termination(TurnStatus.PARTIAL, card, call.tool_result_card_id, code)
+    return ended_by(turn, call, content, output_schema)
 
 
-def ended_by(turn: TurnRef, call: ReportedCall, content: ToolResultContent) -> Termination:
-    """The end of a turn by the result of this call."""
-    deliverable = _deliverable(turn, _delivered(content))
-    code = None if content.error is None else content.error.code
-    return Termination(content.status, deliverable, call.tool_result_card_id, code)
+def ended_by(
+    turn: TurnRef,
+    call: ReportedCall,
+    content: ToolResultContent,
+    output_schema: JsonObject | None = None,
+    fields: Sequence[ResultField] = (),
+    *,
+    speaks: bool = False,
+) -> Termination:
+    """The end of a turn by the result of this call: as partial, where a success lacks what was asked for.
 
-
-def _deliverable(turn: TurnRef, data: JsonValue, *, partial: bool | None = None) -> Card:
-    return make_card(
+    `speaks`: whether a text that is the result is what the agent says.
+    """
+    value, status = _delivered(content), content.status
+    code, lack = None if content.error is None else content.error.code, None
+    if status is TurnStatus.SUCCESS:
+        value, lack = code_delivers(value, output_schema, fields)
+    if lack is not None:
+        status, code = TurnStatus.PARTIAL, lack
+    card = make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),
         CardType.DELIVERABLE,
         Role.ASSISTANT,
-        JsonContent(data=data),
+        TextContent(text=value) if speaks and isinstance(value, str) else JsonContent(data=value),
         author=SYSTEM_AUTHOR,
         turn=turn.agent_turn_id,
         trace=turn.trace_id,
-        partial=partial,
+        partial=None if lack is None else True,
     )
+    return Termination(status, card, call.tool_result_card_id, code)
 
 
 def result_of(card: Card | None) -> ToolResultContent | None:

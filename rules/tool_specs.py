@@ -253,6 +253,21 @@ def has_fields(fields: Sequence[ResultField], deliverable: JsonValue) -> bool:
         return False
 
 
+def code_delivers(
+    value: JsonValue, output_schema: JsonObject | None, fields: Sequence[ResultField]
+) -> tuple[JsonValue, str | None]:
+    """The deliverable of code that gave this value, which has no other try, and the code of what it lacks.
+
+    Where fields are wanted, an object of their names and values is as good as a list of them.
+    """
+    if output_schema is not None:
+        return {_VALUE: value}, None if isinstance(typed(value, output_schema), Accepted) else OUTPUT_INVALID
+    if not fields or has_fields(fields, value):
+        return value, None
+    submitted = value if not isinstance(value, dict) else _submitted({"result": value})
+    return (submitted, None) if has_fields(fields, submitted) else (value, RESULT_FIELDS_MISSING)
+
+
 def check_fields(fields: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:
     """A sentence for the model that says why `got` is not `wanted`; None if every wanted field is there once."""
     counts = Counter(field.name for field in got)

@@ -9,12 +9,13 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
 from pydantic import Field, ValidationError
 
 from turnstile.rules.holds import ASK_HUMAN_ROW
 from turnstile.rules.text import function_name
-from turnstile.rules.tool_specs import build_tool_specs, last_specs, wanted_fields
+from turnstile.rules.tool_specs import ToolSpecs, build_tool_specs, last_specs, wanted_fields
 from turnstile.rules.turn_step import BegunStep
 from turnstile.schema.base import STORED, JsonObject, Tolerant
 from turnstile.schema.cards import (
@@ -32,7 +33,7 @@ from turnstile.schema.cards import (
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import step_card_id, step_id
+from turnstile.schema.ids import CardId, step_card_id, step_id
 from turnstile.schema.people.approvals import ApprovalRule, rules_of
 from turnstile.schema.profiles import (
     DOWNSTREAM_PLACEHOLDERS,
@@ -56,7 +57,10 @@ class TurnConfig(Tolerant):
     """The pinned limits of a turn, without any text of the profile."""
 
     profile_name: str
-    llm_config: LlmConfig
+    llm_config: LlmConfig | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The model; None with `run_by`."""
+    run_by: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The tool whose call is the turn's only step (protocol §21)."""
     max_steps: int
     must_end_with: list[str]
     tools: dict[str, ToolRow]
@@ -75,6 +79,13 @@ class TurnConfig(Tolerant):
     """The longest result of a call that the model sees whole."""
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
+
+    @property
+    def model(self) -> LlmConfig:
+        """The model that it asks; raises `ModelError` if a tool does the turn."""
+        if self.llm_config is None:
+            raise ModelError("model_request_invalid", "the turn asks no model", retryable=False)
+        return self.llm_config
 
     def tool(self, called: str) -> ToolRow | None:
         """The offered tool that a model calls so."""
@@ -164,23 +175,18 @@ def pin(
     if begun.head.turn_config is not None:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
-    if profile.llm_config is None:
+    if profile.llm_config is None and profile.run_by is None:
         message = f"profile {profile.name} has no llm_config: it is for actions of people only"
         raise ModelError("model_request_invalid", message, retryable=False)
     runtime = _settings(begun)
-    rows = tool_rows(begun.head.tools)
-    known = {row.tool_name for row in rows}
-    offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
-    named = frozenset(profile.allowed_tools or ())
-    rows += [row for row in offered if row.tool_name in named - known]
     schema = _output_schema(profile, runtime, begun)
-    submits = not profile.hides_submit_result or schema is not None or bool(wanted_fields(begun.context).fields)
-    tools = build_tool_specs(rows, profile.allowed_tools, runtime.choices, schema, submit_result=submits)
+    tools = _tools(profile, runtime, schema, begun)
     for warning in tools.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
         profile_name=profile.name,
-        llm_config=with_runtime(profile.llm_config, runtime),
+        llm_config=None if profile.llm_config is None else with_runtime(profile.llm_config, runtime),
+        run_by=profile.run_by,
         max_steps=min(max_steps, profile.max_steps, runtime.max_steps or max_steps),
         must_end_with=profile.end_tools,
         tools=tools.rows,
@@ -192,13 +198,42 @@ def pin(
         inline_result_chars=inline_result_chars,
         context_position=begun.context_position,
     )
+    instructions = asked(turn, begun) if runtime.remember else ()
+    if profile.run_by is not None:
+        return PinnedConfig(config, "", (), instructions)
     parent = begun.head.parent_step_id or ""
     ids = turn.placeholders(step_id(turn.agent_turn_id, 1), parent)
     prompt = render_prompt(profile.system_prompt_template, {**ids, **roster})
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
-    instructions = _asked(turn, begun) if runtime.remember else ()
     return PinnedConfig(config, prompt, tools.specs, (*instructions, *_cards(turn, prompt, tools.specs)))
+
+
+def _tools(profile: Profile, runtime: RuntimeConfig, schema: JsonObject | None, begun: BegunStep) -> ToolSpecs:
+    """What its model is offered; of a turn that a tool does, the row of that tool, if it is there."""
+    rows = tool_rows(begun.head.tools)
+    if profile.run_by is not None:
+        return ToolSpecs((), {row.tool_name: row for row in rows if row.tool_name == profile.run_by}, ())
+    known = {row.tool_name for row in rows}
+    offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
+    named = frozenset(profile.allowed_tools or ())
+    rows += [row for row in offered if row.tool_name in named - known]
+    submits = not profile.hides_submit_result or schema is not None or bool(wanted_fields(begun.context).fields)
+    return build_tool_specs(rows, profile.allowed_tools, runtime.choices, schema, submit_result=submits)
+
+
+def run_by_of(begun: BegunStep) -> str | None:
+    """The tool that does the turn in place of a model, without a check of the profile; None if a model does."""
+    if (pinned := begun.head.turn_config) is not None:
+        return cast("str | None", pinned.get("run_by"))
+    for card in reversed(begun.profile):
+        if card.type == CardType.PROFILE:
+            match card.content:
+                case {"data": {"run_by": str(tool)}}:
+                    return tool
+                case _:
+                    return None
+    return None
 
 
 def output_schema_of(begun: BegunStep) -> JsonObject | None:
@@ -214,15 +249,20 @@ def _output_schema(profile: Profile, runtime: RuntimeConfig, begun: BegunStep) -
     return None if asks_otherwise else profile.output_schema
 
 
-def _asked(turn: TurnRef, begun: BegunStep) -> tuple[Card, ...]:
-    """The card of the turn's own instruction; of a rerun that of the turn that was asked, unless the copy has it."""
-    rerun, there = begun.head.rerun, {card.card_id for card in begun.output}
+def asked(turn: TurnRef, begun: BegunStep, *, anew: bool = True) -> tuple[Card, ...]:
+    """The card of the turn's own instruction; of a rerun that of the turn that was asked.
+
+    `anew`: unless the output box has it, as the copy that a rerun begins with may.
+    """
+    rerun, there = begun.head.rerun, {card.card_id for card in begun.output} if anew else set[CardId]()
     turns = {turn.agent_turn_id, *(() if rerun is None else rerun.line)}
     cards = (card for card in begun.context if card.type == CardType.INSTRUCTION and card.card_id not in there)
     return tuple(card for card in cards if card.metadata.agent_turn_id in turns)
 
 
 def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> PinnedConfig:
+    if stored.get("run_by") is not None:
+        return PinnedConfig(TurnConfig.model_validate(stored), "", (), ())
     cards = {card.type: card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id}
     prompt, tools = cards.get(CardType.RENDERED_PROMPT), cards.get(CardType.TOOLS)
     if prompt is None or tools is None:

@@ -194,7 +194,9 @@ class Profile(Strict):
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
     """The most steps of one turn."""
     llm_config: LlmConfig | None = Field(default=None, exclude_if=_is_absent)
-    """The model and its parameters; only a profile of `ui_worker` needs none."""
+    """The model and its parameters; only a profile of `ui_worker`, or with `run_by`, has none."""
+    run_by: str | None = Field(default=None, pattern=TOOL_NAME, exclude_if=_is_absent)
+    """The tool that does its turns in place of a model (protocol §21)."""
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
@@ -228,8 +230,12 @@ class Profile(Strict):
 
     @model_validator(mode="after")
     def _has_model(self) -> Self:
-        if self.llm_config is None and self.worker_target not in UI_TARGETS:
-            raise ValueError("llm_config is missing: write its model, as in {model: openai/gpt-4o}")
+        if self.llm_config is not None and self.run_by is not None:
+            raise ValueError("either llm_config or run_by: a turn asks a model, or a tool does it")
+        if self.llm_config is None and self.run_by is None and self.worker_target not in UI_TARGETS:
+            raise ValueError("llm_config is missing: write its model, as in {model: openai/gpt-4o}; or run_by, a tool")
+        if self.run_by in BUILT_IN:
+            raise ValueError(f"{self.run_by} is built in, and does no turns: run_by names a tool of the project")
         return self
 
     @property

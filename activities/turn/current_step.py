@@ -13,7 +13,7 @@ from turnstile.activities.budgets.gate import BudgetExhausted, BudgetGate, Write
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.ledger.budgets.attempts import SoftLimit
 from turnstile.ledger.turns.turn_publisher import TurnPublisher
-from turnstile.rules.action_turn import action_ended
+from turnstile.rules.action_turn import call_ended
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.arguments import Patience
 from turnstile.rules.decide import StepRequest, Suspend, partial_thought, repairs
@@ -23,7 +23,7 @@ from turnstile.rules.results import ResultView
 from turnstile.rules.resume import Termination, termination
 from turnstile.rules.timing import timing, turn_stats
 from turnstile.rules.tool_specs import wanted_fields
-from turnstile.rules.turn_config import PinnedConfig, TurnConfig
+from turnstile.rules.turn_config import PinnedConfig, TurnConfig, run_by_of
 from turnstile.rules.turn_ends import Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
 from turnstile.runtime.ports import Model, ModelMessage
@@ -64,11 +64,16 @@ class CurrentStep:
         """The step's id."""
         return step_id(self.turn.agent_turn_id, self.number)
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether its turn asks a model; else one call is the whole turn (protocol §7.10, §21)."""
+        return asks_model(self.begun.head.message_type) and run_by_of(self.begun) is None
+
     def termination(self) -> Termination | None:
         """How the results of the last step's calls end the turn; None if they do not."""
         head, output = self.begun.head, self.begun.output
-        if not asks_model(head.message_type):
-            return action_ended(self.turn, head, output)
+        if not self.asks_model:
+            return call_ended(self.turn, self.begun)
         if not head.answered:
             return None
         if head.turn_config is None:
@@ -122,7 +127,7 @@ class CurrentStep:
 
     def llm_config(self, pinned: PinnedConfig) -> LlmConfig:
         """The configuration of its model: that which answered in the step before, where another one had failed."""
-        config = pinned.config.llm_config
+        config = pinned.config.model
         if not config.fallbacks:
             return config
         thoughts = (card for card in reversed(self.memory.own) if card.type == CardType.THOUGHT)

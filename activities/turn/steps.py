@@ -34,7 +34,7 @@ from turnstile.ledger.turns.ends import recall_step
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.turn_publisher import TurnPublisher, end_stopped, end_unstepped
 from turnstile.ledger.turns.waiting import apply_reports
-from turnstile.rules.action_turn import action_call, wanted_call
+from turnstile.rules.action_turn import action_call, agent_call, wanted_call
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
 from turnstile.rules.outgoing import CallOrigin
@@ -235,9 +235,8 @@ class StepActivities(Endings):
         record_begun(self.telemetry, step.turn, head)
         if (ended := step.termination()) is not None:
             return await self.terminate(step, ended)
-        has_model = asks_model(head.message_type)
-        await self._publish_start(step, Activity.THINKING if has_model else Activity.EXECUTING_TOOL)
-        if not has_model:
+        await self._publish_start(step, Activity.THINKING if step.asks_model else Activity.EXECUTING_TOOL)
+        if not step.asks_model:
             return await self._call_tool(step)
         pinned: PinnedConfig | None = None
         try:
@@ -299,21 +298,29 @@ class StepActivities(Endings):
         await events.publish(*opening, started, *events.steers(steer_cards, SteerStatus.TAKEN, step.key))
 
     async def _call_tool(self, step: CurrentStep) -> StepResult:
-        """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
+        """Make the call that is the turn: of a UI action (protocol §7.10), or of an agent in code (§21)."""
         head = step.begun.head
         place = CallOrigin(step.turn, step.key, head.parent_step_id or "", self.limits.patience)
+        pinned: PinnedConfig | None = None
         try:
             step.check_attempts(self.limits)
             if step.gate is not None:
                 step.gate.check_time()
-            sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
+            if asks_model(head.message_type):
+                pinned = await self._pin(step)
+                sent = agent_call(place, step.begun, pinned.config)
+            else:
+                sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
         except BudgetExhausted as error:
-            return await self.run_out(step, None, error)
+            return await self.run_out(step, pinned, error)
         except (Refused, ModelError, CardUnreadable) as error:
             # The error's message may quote the arguments, and an outcome holds no content.
-            return await self.fail(step, None, error.code, "the tool could not be called")
+            return await self.fail(step, pinned, error.code, "the tool could not be called")
         decision = Suspend((sent.card,), (sent.command,), (sent.wait_seconds,), (sent.hold,))
-        return await self._suspend(step, decision, decision.cards, step.figures(None))
+        opening = () if pinned is None else pinned.cards
+        return await self._suspend(
+            step, decision, (*opening, *step.begun.steers, *decision.cards), step.figures(pinned)
+        )
 
     async def _count_failure(self, step: CurrentStep) -> tuple[int, int]:
         return await self.keep(step, lambda conn: retry_step(conn, step.turn, step.number))
@@ -422,8 +429,8 @@ class StepActivities(Endings):
 
     async def _stop(self, step: CurrentStep) -> StepResult:
         """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""
-        if step.number > 1 and not asks_model(step.begun.head.message_type):
-            # A UI action has one step, and it is committed (§7.10).
+        if step.number > 1 and not step.asks_model:
+            # Its only step is committed.
             return await self._stop_between(step.turn, step.number)
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (*step.begun.steers, partial)  # it says something with these in mind

@@ -78,7 +78,9 @@ BEGIN
     END IF;
     verdict := CASE
         WHEN r.over_rate THEN 'rate_limited'
-        WHEN r.needs_level IS NOT NULL AND state.is_behind(r.needs_level) THEN 'upgrade_under_way'
+        WHEN (r.needs_level IS NOT NULL OR a.settings ? 'needs_level')
+            AND state.is_behind(greatest(r.needs_level, state.as_count(a.settings ->> 'needs_level')))
+        THEN 'upgrade_under_way'
         WHEN a.agent_id IS NULL AND r.instance_of IS NULL THEN 'unknown_agent'
         WHEN a.status NOT IN ('active', 'paused', 'dormant') THEN 'agent_inactive'
         WHEN r.profile_name IS NOT NULL AND a.profile_name IS NULL THEN 'unknown_profile'

@@ -90,12 +90,14 @@ class LiveWorker(Tolerant):
 
 
 class ToolTarget(Tolerant):
-    """The target subject of a tool, and the schema of its arguments."""
+    """The target subject of a tool, and the schema of its arguments; or a tool that is not there."""
 
     project_id: ProjectId
     tool_name: str
     target_subject: str | None
     parameters: Json[JsonValue] | None = None
+    missed_by: str | None = None
+    """A profile whose `run_by` names it, of a tool that is not there."""
 
 
 async def list_target_uses(conn: Connection) -> list[TargetUse]:

@@ -116,6 +116,16 @@ FROM state.workers w WHERE w.worker_target <> '_bridge'
 ORDER BY w.instance, w.worker_target LIMIT :row_limit::int;
 
 -- name: list_tool_targets :many
--- The tools of all projects, where their calls go, and the schemas of their arguments.
-SELECT t.project_id, t.tool_name, t.target_subject, t.parameters
-FROM resource.tools t ORDER BY t.project_id, t.tool_name LIMIT :row_limit::int;
+-- The tools of all projects, where their calls go, and the schemas of their arguments; and those that are not there,
+-- each with a profile that is run by it.
+SELECT * FROM (
+    SELECT t.project_id, t.tool_name, t.target_subject, t.parameters, NULL AS missed_by FROM resource.tools t
+    UNION ALL
+    SELECT p.project_id, c.content #>> '{data,run_by}', NULL, NULL, min(p.name) FROM resource.profiles p
+    JOIN public.box_cards b ON b.box_id = state.as_uuid(p.profile_box_id)
+    JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' = 'sys.profile'
+    WHERE p.settings ? 'needs_level' AND NOT EXISTS (
+        SELECT FROM resource.tools t
+        WHERE t.project_id = p.project_id AND t.tool_name = c.content #>> '{data,run_by}')
+    GROUP BY 1, 2) x
+WHERE x.tool_name IS NOT NULL ORDER BY x.project_id, x.tool_name LIMIT :row_limit::int;

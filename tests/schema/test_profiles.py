@@ -77,6 +77,12 @@ def test_a_list_without_submit_result_hides_it_unless_the_profile_demands_it(
 def test_only_a_profile_of_a_ui_target_needs_no_model() -> None:
     without: JsonObject = {"name": "ui", "worker_target": "ui_worker", "llm_config": {}}
     assert Profile.model_validate(without).llm_config is None
+    in_code: JsonObject = {"name": "coder", "run_by": "coder"}
+    assert Profile.model_validate(in_code).model_dump(exclude_unset=True) == in_code
+    with pytest.raises(ValidationError, match="either llm_config or run_by"):
+        Profile.model_validate({**in_code, "llm_config": {"model": "m"}})
+    with pytest.raises(ValidationError, match="is built in"):
+        Profile.model_validate({**in_code, "run_by": "submit_result"})
     with pytest.raises(ValidationError, match="llm_config is missing"):
         Profile.model_validate({**without, "worker_target": "worker_generic"})
 

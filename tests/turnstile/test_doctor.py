@@ -168,11 +168,17 @@ async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: S
     assert tool.says.startswith("no process listens on cg.v1r4.demo.*.cmd.tool.doctored.count")
 
 
-async def test_a_schema_that_cannot_be_enforced_is_told(stack: Stack) -> None:
+async def test_a_schema_that_cannot_be_enforced_and_an_agents_tool_that_is_gone_are_told(stack: Stack) -> None:
     await put_tool(stack.pool, DEMO, counting().definitions()[0])
+    for name, tool in (("counter", "count_words"), ("baker", "bake")):
+        await put_profile(stack.pool, DEMO, Profile(name=name, run_by=tool))
     await rows(stack.pool, """UPDATE resource.tools SET parameters = '{"properties": {"q": {"pattern": "(?=a)"}}}'""")
     async with running_here(stack, run_both):
-        tool = (await told(stack))["tool count_words of demo"]
+        found = await told(stack)
+    await rows(stack.pool, "DELETE FROM resource.profiles WHERE name IN ('counter', 'baker')")
+    gone, tool = found["tool bake of demo"], found["tool count_words of demo"]
+    assert gone.status == "fail"
+    assert gone.says == "it is not there, and does the turns of the profile baker: they fail as unknown_tool"
     assert tool.status == "warn"
     assert "has pattern at /properties/q/pattern, which cannot be enforced" in tool.says
 

@@ -242,6 +242,9 @@ def _tools(roster: _Roster, consumers: list[Consumer] | None) -> list[Check]:
 
 def _tool(tool: ToolTarget, consumers: Sequence[Consumer]) -> Check:
     name = f"tool {tool.tool_name} of {tool.project_id}"
+    if tool.missed_by is not None:
+        says = f"it is not there, and does the turns of the profile {tool.missed_by}: they fail as unknown_tool"
+        return Check(name=name, status="fail", says=says, hint="store it with `turnstile tool put`")
     pattern = _pattern(tool)
     if pattern is None:
         says = f"its target_subject {tool.target_subject!r} is no subject of a tool"

@@ -119,7 +119,7 @@ _VERSIONS = 50
 _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _OPEN = frozenset(
     {
-        *("name", "worker_target", "tags", "allowed_tools", "must_end_with", "max_steps", "instances"),
+        *("name", "worker_target", "tags", "allowed_tools", "must_end_with", "max_steps", "instances", "run_by"),
         *("memory", "delegation_policy", "budget", "interrupt_on"),
         *(f"llm_config.{name}" for name in ("model", "temperature", "top_p", "max_tokens", "timeout_seconds", "stop")),
         *("llm_config.seed", "llm_config.reasoning_effort"),
