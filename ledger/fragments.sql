@@ -107,7 +107,8 @@ LEFT JOIN LATERAL (
    AND q.tool_call_id = {call}.tool_call_id AND q.status = 'open' ORDER BY q.created_at DESC, q.interrupt_id LIMIT 1)
 
 -- fragment: interrupts_of_page
--- Whether a question `t` is one of those that a page shows, by what is given.
+-- Whether a question `t` is one of those that a page shows, by what is given: without a reason, all that people answer.
+CASE WHEN :reason::text IS NULL THEN t.reason <> 'client_tool' ELSE :reason IN (t.reason, 'any') END AND
 (:channel_id::text IS NULL OR t.channel_id = :channel_id) AND (:agent_id::text IS NULL OR t.agent_id = :agent_id)
 AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
     SELECT b.created_at, b.interrupt_id FROM state.interrupts b
@@ -187,7 +188,8 @@ i.agent_turn_id, i.agent_id, i.channel_id, nullif(i.payload ->> 'conversation_id
 i.correlation_id, i.created_at, {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at,
 o.error_code, left(o.error, 2000) AS error,
 o.agent_turn_id IS NULL AND EXISTS (SELECT FROM state.interrupts q
-                                    WHERE q.agent_turn_id = i.agent_turn_id AND q.status = 'open') AS asks,
+                                    WHERE q.agent_turn_id = i.agent_turn_id AND q.status = 'open'
+                                      AND q.reason <> 'client_tool') AS asks,
 d.content::text AS delivered, coalesce(d.metadata ->> 'partial' = 'true', false) AS partial
 
 -- fragment: task_joins
@@ -223,7 +225,8 @@ AND {task_of_profile}
  LEFT JOIN state.agent_state_head h ON h.agent_id = {turn}.agent_id
      AND h.project_id = {turn}.project_id AND h.active_agent_turn_id = {turn}.agent_turn_id
  LEFT JOIN LATERAL (
-     SELECT x.interrupt_id FROM state.interrupts x WHERE x.agent_turn_id = {turn}.agent_turn_id AND x.status = 'open'
+     SELECT x.interrupt_id FROM state.interrupts x
+     WHERE x.agent_turn_id = {turn}.agent_turn_id AND x.status = 'open' AND x.reason <> 'client_tool'
      ORDER BY x.created_at DESC, x.interrupt_id DESC LIMIT 1) q ON true)
 
 -- fragment: of_turns_since(rows, turn)

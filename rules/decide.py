@@ -6,7 +6,8 @@ from typing import Any
 
 from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.outgoing import CallOrigin, Outgoing, Unsendable, outgoing
+from turnstile.rules.holds import client_hold
+from turnstile.rules.outgoing import CallOrigin, Outgoing, Unsendable, client_call, outgoing
 from turnstile.rules.results import read_result
 from turnstile.rules.resume import result_of
 from turnstile.rules.text import function_name
@@ -172,12 +173,22 @@ def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
     row = None if request.is_last else request.config.tool(call.answered.name)
     if row is None and call.answered.name == READ_RESULT and not request.is_last:
         return _read(request, call)
+    if not request.is_last and (schema := request.config.client_tools.get(call.answered.name)) is not None:
+        return _held_for_client(request, call, schema)
     if row is None:
         return _refusal(request, call, "unknown_tool", _unknown(request, call))
     place = CallOrigin(request.turn, request.step_id, request.parent_step_id, request.patience)
     outcome = outgoing(
         place, call.id, row, call.answered.arguments_text, request.config.interrupt_on.get(row.tool_name)
     )
+    return _refusal(request, call, outcome.code, outcome.message) if isinstance(outcome, Unsendable) else outcome
+
+
+def _held_for_client(request: StepRequest, call: _Call, schema: JsonObject) -> Outgoing | Card:
+    config, name = request.config, call.answered.name
+    place = CallOrigin(request.turn, request.step_id, request.parent_step_id, request.patience)
+    hold = client_hold(name, config.client_tool_seconds, config.client_gone)
+    outcome = client_call(place, call.id, name, schema, call.answered.arguments_text, hold)
     return _refusal(request, call, outcome.code, outcome.message) if isinstance(outcome, Unsendable) else outcome
 
 
@@ -271,7 +282,7 @@ def _accept(request: StepRequest, thought: tuple[Card, ...], call: _Call, data: 
 
 
 def _unknown(request: StepRequest, call: _Call) -> str:
-    tools = () if request.is_last else map(function_name, request.config.tools)
+    tools = () if request.is_last else (*map(function_name, request.config.tools), *request.config.client_tools)
     names = [*tools, *request.config.choices, SUBMIT_RESULT]
     return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
 

@@ -5,7 +5,7 @@ arguments, forced ones included. The arguments of a question are checked here, s
 asks under its call (protocol §13.8).
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -69,6 +69,19 @@ def hold_of(
         on_expiry=needed.on_expiry,
         requester_may_decide=needed.requester_may_decide,
         tool_pin=ToolPin(target_subject=row.target_subject, parameters=row.parameters),
+    )
+
+
+def client_hold(tool: str, seconds: float, if_gone: Literal["timeout", "cancel"]) -> Hold:
+    """A call of a client's tool: the turn's requester answers it, or rejects it where it could not be run (§19)."""
+    return Hold(
+        reason=InterruptReason.CLIENT_TOOL,
+        message=f"The client runs its own tool {tool}.",
+        allowed_decisions=(Decision.RESPOND, Decision.REJECT),
+        expires_after_seconds=seconds,
+        on_expiry=if_gone,
+        requester_may_decide=True,
+        only_requester=True,
     )
 
 

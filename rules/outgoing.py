@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from turnstile.rules.arguments import Patience, ready
+from turnstile.rules.arguments import Patience, ready, schema_violation
 from turnstile.rules.holds import call_card, hold_of, is_question, question_of
+from turnstile.rules.text import bad_arguments, parse_arguments
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import StepId, ToolCallId
@@ -72,6 +74,20 @@ def outgoing(
     except BadRequest as error:
         return Unsendable("bad_arguments", f"A person cannot be asked about this call of {row.tool_name}: {error}")
     return Outgoing(card, _command(call, row, card, subject), filled.wait_seconds, hold)
+
+
+def client_call(
+    place: CallOrigin, call: ToolCallId, tool: str, schema: JsonObject, arguments_text: str, hold: Hold
+) -> Outgoing | Unsendable:
+    """A call that the turn's requester runs: it is checked and held, and its command is never published (§19)."""
+    arguments = parse_arguments(arguments_text)
+    if arguments is None:
+        return Unsendable("invalid_arguments", bad_arguments(tool, arguments_text))
+    if (problem := schema_violation(tool, schema, arguments)) is not None:
+        return Unsendable("invalid_arguments", problem)
+    row = ToolRow(tool_name=tool)
+    card, _ = call_card(place.turn, place.step_id, call, row, arguments, None, frozenset())
+    return Outgoing(card, _command(call, row, card, ""), hold.expires_after_seconds, hold)
 
 
 def _question(

@@ -25,8 +25,17 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
 from turnstile.schema.json_reading import read_json_text, storable_json
 from turnstile.schema.parameters import SchemaTooCostly, checks
-from turnstile.schema.profiles import Choice
-from turnstile.schema.tools import BUILT_IN, READ_RESULT, SUBMIT_RESULT, TOOL_NAME, ToolRow, options_of
+from turnstile.schema.profiles import Choice, ClientTool
+from turnstile.schema.tools import (
+    ASK_HUMAN,
+    BUILT_IN,
+    PMO_TOOLS,
+    READ_RESULT,
+    SUBMIT_RESULT,
+    TOOL_NAME,
+    ToolRow,
+    options_of,
+)
 from turnstile.schema.validation import describe_faults
 
 OUTPUT_INVALID = "output_invalid"
@@ -38,6 +47,11 @@ RESULT_FIELDS_MISSING = "result_fields_missing"
 def function_spec(name: str, description: str, parameters: JsonObject) -> JsonObject:
     """An OpenAI-style function tool."""
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def called_function(name: str) -> JsonObject:
+    """The OpenAI-style `tool_choice` that names a function."""
+    return {"type": "function", "function": {"name": name}}
 
 
 SUBMIT_RESULT_SPEC: JsonObject = function_spec(
@@ -133,11 +147,12 @@ def build_tool_specs(
     output_schema: JsonObject | None = None,
     *,
     submit_result: bool = True,
+    client_tools: Sequence[ClientTool] = (),
 ) -> ToolSpecs:
     """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: an empty one allows none.
 
     None allows all. If a choice and a row have one name, the choice is offered. `submit_result`: whether it is; with
-    `output_schema` it takes such a value.
+    `output_schema` it takes such a value. The names of `client_tools` are nobody else's (`taken_name`).
     """
     chosen = {choice.name for choice in choices}
     taken: set[str] = set()
@@ -168,7 +183,16 @@ def build_tool_specs(
             taken.add(called)
     submit = SUBMIT_RESULT_SPEC if output_schema is None else submit_value_spec(output_schema)
     built_in = (submit,) if submit_result else ()
-    return ToolSpecs((*specs, *map(choice_spec, choices), *built_in), offered, tuple(warnings))
+    return ToolSpecs((*specs, *map(choice_spec, (*client_tools, *choices)), *built_in), offered, tuple(warnings))
+
+
+def taken_name(rows: Iterable[str], choices: Iterable[Choice], client_tools: Sequence[ClientTool]) -> str | None:
+    """The first name of a client's tool that another tool has, whether it is offered or not; None if there is none.
+
+    So no caller masks a tool of the operator's, nor one that the project may get from the kernel (protocol §19).
+    """
+    taken = {*map(function_name, rows), *(choice.name for choice in choices), *BUILT_IN, *PMO_TOOLS, ASK_HUMAN}
+    return next((tool.name for tool in client_tools if tool.name in taken), None)
 
 
 def last_specs(specs: Sequence[JsonObject], choices: Iterable[str]) -> tuple[JsonObject, ...]:
@@ -185,8 +209,8 @@ def _name(spec: JsonObject) -> str | None:
             return None
 
 
-def choice_spec(choice: Choice) -> JsonObject:
-    """The spec of a choice; it always has `properties`, since some providers require them."""
+def choice_spec(choice: ClientTool) -> JsonObject:
+    """The spec of a choice, or of a client's tool; it always has `properties`, since some providers require them."""
     return function_spec(choice.name, choice.description, {"properties": {}, **choice.parameters})
 
 

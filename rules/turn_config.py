@@ -9,13 +9,13 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
+from typing import Literal, cast
 
 from pydantic import Field, ValidationError
 
 from turnstile.rules.holds import ASK_HUMAN_ROW
 from turnstile.rules.text import function_name
-from turnstile.rules.tool_specs import ToolSpecs, build_tool_specs, last_specs, wanted_fields
+from turnstile.rules.tool_specs import ToolSpecs, build_tool_specs, last_specs, taken_name, wanted_fields
 from turnstile.rules.turn_step import BegunStep
 from turnstile.schema.base import STORED, JsonObject, Tolerant
 from turnstile.schema.cards import (
@@ -36,6 +36,7 @@ from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import CardId, step_card_id, step_id
 from turnstile.schema.people.approvals import ApprovalRule, rules_of
 from turnstile.schema.profiles import (
+    CLIENT_TOOL_SECONDS,
     DOWNSTREAM_PLACEHOLDERS,
     OUTPUT_REPAIRS,
     REQUEST_PARAMS,
@@ -67,6 +68,16 @@ class TurnConfig(Tolerant):
     """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
+    client_tools: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
+    """The parameters of each tool that the turn's requester runs, by its name (protocol §19)."""
+    client_tool_seconds: float = Field(
+        default=CLIENT_TOOL_SECONDS, exclude_if=lambda value: value == CLIENT_TOOL_SECONDS
+    )
+    """How long each call of one is waited for."""
+    client_gone: Literal["timeout", "cancel"] = Field(default="timeout", exclude_if=lambda value: value == "timeout")
+    """What becomes of one that is not answered."""
+    tool_choice: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What the model must call in the first step: `required`, or a function's name."""
     output_schema: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
     """What the deliverable's value must match."""
     output_repairs: int = Field(default=OUTPUT_REPAIRS, exclude_if=lambda value: value == OUTPUT_REPAIRS)
@@ -191,6 +202,10 @@ def pin(
         must_end_with=profile.end_tools,
         tools=tools.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
+        client_tools={tool.name: tool.parameters for tool in runtime.client_tools},
+        client_tool_seconds=runtime.client_tool_seconds or CLIENT_TOOL_SECONDS,
+        client_gone=runtime.client_gone,
+        tool_choice=runtime.tool_choice,
         output_schema=schema,
         output_repairs=output_repairs,
         memory=profile.memory,
@@ -218,8 +233,15 @@ def _tools(profile: Profile, runtime: RuntimeConfig, schema: JsonObject | None, 
     offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
     named = frozenset(profile.allowed_tools or ())
     rows += [row for row in offered if row.tool_name in named - known]
+    own = runtime.client_tools
+    row_names = (str(row.get("tool_name")) for row in begun.head.tools)
+    if (taken := taken_name(row_names, runtime.choices, own)) is not None:
+        message = f"the client's tool {taken} has the name of another tool: choose another one"
+        raise ModelError("tool_name_taken", message, retryable=False)
     submits = not profile.hides_submit_result or schema is not None or bool(wanted_fields(begun.context).fields)
-    return build_tool_specs(rows, profile.allowed_tools, runtime.choices, schema, submit_result=submits)
+    return build_tool_specs(
+        rows, profile.allowed_tools, runtime.choices, schema, submit_result=submits, client_tools=own
+    )
 
 
 def run_by_of(begun: BegunStep) -> str | None:

@@ -368,6 +368,8 @@ class InterruptsQuery(PageQuery, ChannelQuery):
     """Only those with this status."""
     agent_turn_id: str | None = Field(default=None, pattern=TOKEN)
     """Only of this turn."""
+    reason: Literal["tool_call", "input_required", "confirmation", "client_tool"] | None = None
+    """Only those for this reason; by default all that people answer, which calls of `client_tool` are not."""
 
 
 class InterruptPage(Tolerant):

@@ -22,7 +22,7 @@ from turnstile.schema.base import STORED, JsonObject, Strict, known_fields
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import CardId
-from turnstile.schema.message_types import TYPED_ANSWERS
+from turnstile.schema.message_types import CLIENT_TOOLS, TYPED_ANSWERS
 from turnstile.schema.parameters import checked_schema, object_schema, within_bounds
 from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.tools import BUILT_IN, FUNCTION_NAME, SUBMIT_RESULT, TOOL_NAME
@@ -303,15 +303,28 @@ def memory_problem(profile: Profile, tools: Iterable[str]) -> str | None:
     return f"of {limit} tokens (max_context_tokens) the prompt alone takes {prompt} or more, tools {offered} or more"
 
 
-class Choice(Strict):
-    """A tool that is built into one turn: calling it ends the turn, its arguments are the deliverable (§7.4)."""
+class ClientTool(Strict):
+    """A tool of one turn that whoever asks for the turn runs (protocol §19)."""
 
     name: str = Field(pattern=FUNCTION_NAME)
     """The name by which the model calls it."""
-    description: str = Field(min_length=1, max_length=16_384)
-    """When to choose it: the model reads this."""
+    description: str = Field(default="", max_length=16_384)
+    """What it does: the model reads this."""
     parameters: JsonObject = Field(default_factory=lambda: JsonObject(type="object", properties={}))
     """A JSON Schema of type object: its arguments."""
+
+    @field_validator("parameters")
+    @classmethod
+    def _is_schema(cls, value: JsonObject, info: ValidationInfo) -> JsonObject:
+        # the check takes half a millisecond or more, so a step that reads the row passes STORED
+        return value if info.context == STORED else object_schema(value)
+
+
+class Choice(ClientTool):
+    """A tool that is built into one turn: calling it ends the turn, its arguments are the deliverable (§7.4)."""
+
+    description: str = Field(min_length=1, max_length=16_384)
+    """When to choose it: the model reads this."""
 
     @field_validator("name")
     @classmethod
@@ -320,11 +333,10 @@ class Choice(Strict):
             raise ValueError(f"{value} is built in: choose another name")
         return value
 
-    @field_validator("parameters")
-    @classmethod
-    def _is_schema(cls, value: JsonObject, info: ValidationInfo) -> JsonObject:
-        # the check takes half a millisecond or more, so a step that reads the row passes STORED
-        return value if info.context == STORED else object_schema(value)
+
+CLIENT_TOOL_SECONDS = 600.0
+"""How long a call of a client's tool is open, unless its request says otherwise."""
+MOST_CLIENT_TOOLS = 128
 
 
 class RuntimeConfig(Strict):
@@ -363,10 +375,20 @@ class RuntimeConfig(Strict):
     """Tools of this turn only; a call of one ends the turn."""
     output_schema: OutputSchema | None = Field(default=None, exclude_if=lambda value: value is None)
     """A JSON schema: the deliverable is `{value}`, and the value matches it (protocol §18). Not with choices."""
+    client_tools: list[ClientTool] = Field(
+        default_factory=list[ClientTool], max_length=MOST_CLIENT_TOOLS, exclude_if=operator.not_
+    )
+    """Tools of this turn only, whose calls whoever asks for the turn runs (protocol §19)."""
+    client_tool_seconds: float | None = Field(default=None, ge=1, le=7 * 86_400, exclude_if=_is_absent)
+    """How long each of these calls is waited for; null: 600 s."""
+    client_gone: Literal["timeout", "cancel"] = Field(default="timeout", exclude_if=lambda value: value == "timeout")
+    """What an unanswered one becomes: a result `timeout`, or the end of the turn as `canceled`, `client_gone`."""
+    tool_choice: str | None = Field(default=None, max_length=64, exclude_if=_is_absent)
+    """`required`, or the name of a tool: what the model must call in the turn's first step."""
     remember: bool = Field(default=False, exclude_if=operator.not_)
     """Whether to put the instruction into the output box, too, so that later turns with that box read it (§7.3)."""
 
-    @field_validator("choices", mode="before")
+    @field_validator("choices", "client_tools", mode="before")
     @classmethod
     def _bounded(cls, value: object, info: ValidationInfo) -> object:
         if info.context != STORED:
@@ -380,6 +402,13 @@ class RuntimeConfig(Strict):
             raise ValueError("each choice needs a name of its own")
         return value
 
+    @field_validator("client_tools")
+    @classmethod
+    def _tools_differ(cls, value: list[ClientTool]) -> list[ClientTool]:
+        if len({tool.name for tool in value}) < len(value):
+            raise ValueError("each client tool needs a name of its own")
+        return value
+
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if self.output_schema is not None and self.choices:
@@ -389,13 +418,16 @@ class RuntimeConfig(Strict):
     @property
     def needs_level(self) -> int | None:
         """The level of the protocol that all who run must speak (§18): those below it overlook a setting."""
+        if any(getattr(self, name) for name in _SINCE_CLIENT_TOOLS):
+            return CLIENT_TOOLS
         return TYPED_ANSWERS if any(getattr(self, name) is not None for name in _SINCE_TYPED_ANSWERS) else None
 
     def texts(self) -> list[str]:
         """The texts that count towards the size of the request (protocol §6)."""
         output = [] if self.output_schema is None else [self.output_schema]
-        schemas = (json.dumps(s, ensure_ascii=False) for s in (*(c.parameters for c in self.choices), *output))
-        return [self.instructions or "", *(choice.name + choice.description for choice in self.choices), *schemas]
+        tools = (*self.choices, *self.client_tools)
+        schemas = (json.dumps(s, ensure_ascii=False) for s in (*(tool.parameters for tool in tools), *output))
+        return [self.instructions or "", *(tool.name + tool.description for tool in tools), *schemas]
 
     def split(self) -> tuple[JsonObject, JsonObject]:
         """The settings for the inbox row, and the text for a card (protocol §4.4); either may be empty."""
@@ -404,10 +436,11 @@ class RuntimeConfig(Strict):
         return whole, text
 
 
-_TEXT = ("instructions", "choices", "output_schema")
+_TEXT = ("instructions", "choices", "output_schema", "client_tools")
 REQUEST_PARAMS = ("frequency_penalty", "presence_penalty", "parallel_tool_calls", "verbosity")
 """Settings of an enqueue that are parameters of the provider."""
 _SINCE_TYPED_ANSWERS = ("output_schema", "top_p", "stop", "seed", "reasoning_effort", *REQUEST_PARAMS)
+_SINCE_CLIENT_TOOLS = ("client_tools", "tool_choice")
 
 
 class StoredConfig(RuntimeConfig):

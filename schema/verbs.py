@@ -132,8 +132,8 @@ class Route:
     """Its operation id."""
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
-    right: Right
-    """What a token needs."""
+    right: Right | frozenset[Right]
+    """What a token needs; of several one is enough, and which depends on what is asked about."""
     summary: str
     key: str | None = None
     """The argument that the path names. The gateway looks its owner up, whose channel is asked."""
@@ -354,7 +354,7 @@ DECIDE = Verb(
         method="POST",
         path="/v1/interrupts/{interrupt_id}/decision",
         key="interrupt_id",
-        right=Right.DECIDE,
+        right=frozenset({Right.ASK, Right.DECIDE}),
         summary="Decide an interrupt: approve, edit, reject or respond. The first decision counts.",
         body=api.InterruptDecision,
         answer=api.Decided,

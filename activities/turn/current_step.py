@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import JsonValue
+
 from turnstile.activities.budgets.gate import BudgetExhausted, BudgetGate, Write
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.ledger.budgets.attempts import SoftLimit
@@ -22,7 +24,7 @@ from turnstile.rules.messages import build_messages
 from turnstile.rules.results import ResultView
 from turnstile.rules.resume import Termination, termination
 from turnstile.rules.timing import timing, turn_stats
-from turnstile.rules.tool_specs import wanted_fields
+from turnstile.rules.tool_specs import called_function, wanted_fields
 from turnstile.rules.turn_config import PinnedConfig, TurnConfig, run_by_of
 from turnstile.rules.turn_ends import Ending, fallback_ending
 from turnstile.rules.turn_step import BegunStep, MadeBox, StepRecord
@@ -127,7 +129,11 @@ class CurrentStep:
 
     def llm_config(self, pinned: PinnedConfig) -> LlmConfig:
         """The configuration of its model: that which answered in the step before, where another one had failed."""
-        config = pinned.config.model
+        config, choice = pinned.config.model, pinned.config.tool_choice
+        if choice is not None and not any(card.type == CardType.THOUGHT for card in self.memory.own):
+            wanted: JsonValue = "required" if choice == "required" else called_function(choice)
+            params = {name: value for name, value in config.params.items() if name != "tool_choice"}
+            config = config.model_copy(update={"tool_choice": wanted, "params": params})
         if not config.fallbacks:
             return config
         thoughts = (card for card in reversed(self.memory.own) if card.type == CardType.THOUGHT)

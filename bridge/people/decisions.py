@@ -69,7 +69,9 @@ class PeopleVerbs:
             raise Refused("unknown_interrupt", "the channel has no such interrupt")
         answer = _answer(project, question, body)
         decided = await self._pool.run(
-            lambda conn: decide_interrupt(conn, project, channel, interrupt, caller.name, answer)
+            lambda conn: decide_interrupt(
+                conn, project, channel, interrupt, caller.name, answer, operates=caller.operates
+            )
         )
         hit(Fault.DECISION_COMMITTED)
         if decided.verdict == "accepted":

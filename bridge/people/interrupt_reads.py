@@ -51,6 +51,7 @@ async def interrupt_page(
             agent=body.agent_id,
             turn=body.agent_turn_id,
             status=body.status,
+            reason=body.reason,
             after=body.after,
             row_limit=body.limit + 1,
         )

@@ -128,6 +128,8 @@ class Verbs:
         body = request.parse(EnqueueRequest)
         if body.agent_id is not None:
             _same(request, headers.AGENT_ID, body.agent_id)
+        if body.runtime_config.client_tools and request.caller is None:
+            raise Refused("principal_required", "client_tools: the subject must name the caller, who runs their calls")
         if body.correlation_id is None and request.command_id is not None:
             body = body.model_copy(update={"correlation_id": f"command-{request.command_id}"})
         if request.wait_seconds and body.correlation_id is None:

@@ -17,10 +17,11 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
-from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.people.interrupts import Interrupt, InterruptReason, InterruptStatus
 from turnstile.schema.states import HeadStatus
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.chunk_order import step_number
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object
 
@@ -37,6 +38,14 @@ class Seen:
 
     view: TurnView
     questions: Sequence[Interrupt] = ()
+    client_calls: Sequence[Interrupt] = ()
+    """The calls that the turn's requester runs, and has not answered (protocol §19)."""
+
+    def awaits_client(self, step: int = 0) -> bool:
+        """Whether a step after this one has made calls of its client's tools, and the turn waits for these alone."""
+        steps = {step_number(call.step_id) for call in self.client_calls}
+        waiting = self.view.waiting_tool_count
+        return steps == {self.view.steps} and self.view.steps > step and len(self.client_calls) == waiting
 
     @property
     def is_over(self) -> bool:
@@ -50,10 +59,12 @@ async def look(pool: Pool, view: TurnView, most: int = MOST_QUESTIONS) -> Seen:
     current = await pool.run(lambda conn: describe_turn(conn, project, turn)) or view
     if current.ended_at is not None or current.status != HeadStatus.SUSPENDED:
         return Seen(current)
+    opened = InterruptStatus.OPEN
     interrupts = await pool.run(
-        lambda conn: list_interrupts(conn, project, turn=turn, status=InterruptStatus.OPEN, row_limit=most)
+        lambda conn: list_interrupts(conn, project, turn=turn, status=opened, reason="any", row_limit=most)
     )
-    return Seen(current, interrupts)
+    client_calls = [i for i in interrupts if i.reason is InterruptReason.CLIENT_TOOL]
+    return Seen(current, [i for i in interrupts if i.reason is not InterruptReason.CLIENT_TOOL], client_calls)
 
 
 @dataclass(slots=True)

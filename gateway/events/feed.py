@@ -393,7 +393,8 @@ class TurnFeed:
 
 def _stand(seen: Seen) -> tuple[object, ...]:
     """Where a turn stands: its status, and which questions are open."""
-    return (seen.view.status, *(question.interrupt_id for question in seen.questions))
+    interrupts = (*seen.questions, *seen.client_calls)
+    return (seen.view.status, *(i.interrupt_id for i in interrupts), len(seen.client_calls) and seen.awaits_client())
 
 
 def _text_of(card: Card) -> str | None:

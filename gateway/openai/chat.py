@@ -1,7 +1,8 @@
 """`/openai/v1/chat/completions`: a turn whose whole past is in the request (protocol §14.4).
 
 The turn reads the messages and nothing else, and goes into no conversation. Nobody can find it again, so it is stopped
-when its client goes away, unless an `Idempotency-Key` names it: then the same request finds it again.
+when its client goes away, unless an `Idempotency-Key` names it: then the same request finds it again. A completion that
+ends with calls of the client's functions ends before its turn does, which then waits for them (protocol §19).
 
 A client cannot take back streamed text: a step that begins anew must repeat what was streamed of it, and continues from
 there. A blank line stands between the texts of steps; the deliverable follows if the last step did not say it.
@@ -9,7 +10,7 @@ there. A blank line stands between the texts of steps; the deliverable follows i
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,7 +20,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from turnstile.gateway.addressed import AddressedTarget
+from turnstile.gateway.client_calls import continued
 from turnstile.gateway.events.frames import HEARTBEAT, ResetEvent, StepDone
+from turnstile.gateway.events.positions import BEGIN, Position
 from turnstile.gateway.events.reading import Change, Reader, reader_of
 from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.gateway.events.stream import EventStream, attend
@@ -28,15 +31,19 @@ from turnstile.gateway.http.problems import Problem, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
+    FinishReason,
     Frames,
+    FunctionCall,
     delivered_text,
     error_frame,
     reason_of,
     usage_of,
 )
-from turnstile.gateway.openai.chat_request import ChatCreate, message_texts
+from turnstile.gateway.openai.chat_request import ChatCreate, answers_in, said_in
+from turnstile.gateway.openai.client_tools import check_target
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.models import find_target, known_model
@@ -47,10 +54,11 @@ from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.base import JsonObject
-from turnstile.schema.cards import CardType
+from turnstile.schema.cards import CardType, ThoughtCall
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId
 from turnstile.schema.states import ChunkType, TurnStatus
+from turnstile.schema.wire.box_requests import TextPart
 from turnstile.schema.wire.descriptions import TurnView
 
 _DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
@@ -79,18 +87,26 @@ class ChatCompletions:
         kernel, body = self.kernel, call.body
         with ExitStack() as stack:
             stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
-            prompt, key = composed(message_texts(body.messages)), key_in(call.headers)
+            said, key = said_in(body.messages), key_in(call.headers)
+            prompt = composed(said)
             target = await find_target(kernel.pool, call.principal.project_id, body.model)
-            fields = await self._fields(call, target, prompt, key)
+            answers = answers_in(said)
             try:
-                with known_model(body.model):
-                    view = await kernel.enqueue(call, self._channel(call), target, fields, key)
+                before = await continued(kernel, call, target, answers) if answers else None
+                view, begin = before or (await self._enqueued(call, target, prompt, key), BEGIN)
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
             is_typed = body.output_format is not None
             answer = _ChatAnswer(
-                kernel, call.principal, view, target.named, reader, found_again=key is not None, is_typed=is_typed
+                kernel,
+                call.principal,
+                view,
+                target.named,
+                reader,
+                begin,
+                found_again=key is not None,
+                is_typed=is_typed,
             )
             if body.stream:
                 tells_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -100,15 +116,28 @@ class ChatCompletions:
     def _channel(self, call: Call[object, ChatCreate]) -> ChannelId:
         return self.kernel.turns.asking.channel(call.principal, None)
 
+    async def _enqueued(
+        self, call: Call[object, ChatCreate], target: AddressedTarget, prompt: Composed, key: str | None
+    ) -> TurnView:
+        """The turn of a new completion, or of the same request before."""
+        fields = await self._fields(call, target, prompt, key)
+        with known_model(call.body.model):
+            return await self.kernel.enqueue(call, self._channel(call), target, fields, key)
+
     async def _fields(
         self, call: Call[object, ChatCreate], target: AddressedTarget, prompt: Composed, key: str | None
     ) -> JsonObject:
         """What the enqueue says."""
-        fields: JsonObject = {"runtime_config": call.body.runtime_config(prompt.instructions)}
+        config = call.body.runtime_config(prompt.instructions)
+        check_target(target, config)
+        fields: JsonObject = {"runtime_config": config}
         if notes := call.body.notes():
             fields["metadata"] = notes
-        if target.is_profile and len(prompt.parts) == 1:
-            return {**fields, "instruction": prompt.parts[0].text}
+        match prompt.parts:
+            case [TextPart(text=text)] if target.is_profile:
+                return {**fields, "instruction": text}
+            case _:
+                pass
         # A turn of an agent that names no box goes on in the conversation that its profile may keep.
         return {**fields, "context_box_id": await self.kernel.make_box(call, self._channel(call), prompt.parts, key)}
 
@@ -122,6 +151,8 @@ class _ChatAnswer:
     view: TurnView
     model: str
     reader: Reader
+    begin: Position
+    """The place in the turn behind which the completion begins."""
     found_again: bool
     """Whether its client can find it again."""
     is_typed: bool = False
@@ -164,29 +195,44 @@ class _ChatAnswer:
 
     @property
     def _id(self) -> str:
-        return f"chatcmpl-{self.view.agent_turn_id}"
+        step = f"-{self.begin.step}" if self.begin.step else ""
+        return f"chatcmpl-{self.view.agent_turn_id}{step}"
 
     @property
     def _created(self) -> int:
         return int(self.view.created_at.timestamp())
 
     async def _completion(self) -> ChatCompletion:
+        thoughts = LastThought()
         async with contextlib.aclosing(self._events()) as batches:
             async for change in batches:
+                if change is not None:
+                    thoughts.take(change.events)
                 if (turn := _outcome(change)) is not None:
                     message = AssistantMessage(content=delivered_text(turn, is_typed=self.is_typed))
-                    choice = ChatChoice(message=message, finish_reason=reason_of(turn))
-                    return ChatCompletion(
-                        id=self._id,
-                        created=self._created,
-                        model=self.model,
-                        choices=[choice],
-                        usage=usage_of(await self._usage()),
-                    )
+                    return await self._whole(message, reason_of(turn))
+                if calls := self._handed_over(change, thoughts):
+                    message = AssistantMessage(content=thoughts.text or None, tool_calls=calls)
+                    return await self._whole(message, "tool_calls")
         raise ServerUnavailable("the turn cannot be followed")
 
+    async def _whole(self, message: AssistantMessage, reason: FinishReason) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self.model,
+            choices=[ChatChoice(message=message, finish_reason=reason)],
+            usage=usage_of(await self._usage()),
+        )
+
+    def _handed_over(self, change: Change | None, thoughts: "LastThought") -> list[FunctionCall]:
+        """The calls that end the completion: all that its turn waits for are the client's own."""
+        if change is None or not change.seen.awaits_client(self.begin.step):
+            return []
+        return thoughts.calls({call.tool_call_id for call in change.seen.client_calls})
+
     async def _chunks(self, frames: Frames) -> AsyncGenerator[bytes]:
-        sent_text = SentText()
+        sent_text, thoughts = SentText(), LastThought()
         yield frames.begun()
         try:
             async with contextlib.aclosing(self._events()) as batches:
@@ -194,6 +240,7 @@ class _ChatAnswer:
                     if change is None:
                         yield HEARTBEAT
                         continue
+                    thoughts.take(change.events)
                     # what a model says before it gives its value is no JSON
                     if not self.is_typed and (text := sent_text.take(change.events)):
                         yield frames.text(text)
@@ -202,6 +249,10 @@ class _ChatAnswer:
                             yield frames.text(text)
                         yield frames.ended(reason_of(turn), await self._usage())
                         return
+                    if calls := self._handed_over(change, thoughts):
+                        yield frames.calls(calls)
+                        yield frames.ended("tool_calls", await self._usage())
+                        return
             raise ServerUnavailable("the turn cannot be followed")
         except TurnstileError as error:
             yield error_frame(await self._problem(error))
@@ -209,7 +260,7 @@ class _ChatAnswer:
     async def _events(self) -> AsyncGenerator[Change | None]:
         async with (
             self.kernel.feeds.following(self.view) as feed,
-            contextlib.aclosing(self.reader.changes(feed)) as changes,
+            contextlib.aclosing(self.reader.changes(feed, self.begin)) as changes,
         ):
             async for change in changes:
                 yield change
@@ -232,6 +283,33 @@ def _outcome(change: Change | None) -> Turn | None:
     if turn is not None and (turn.status not in _DELIVERED or turn.error_code == OUTPUT_INVALID):
         raise TurnFailed(turn)
     return turn
+
+
+class LastThought:
+    """What the model said and called last."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._calls: Sequence[ThoughtCall] = ()
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take the turn's events."""
+        for event in events:
+            match event.data:
+                case CardAnswer(type=CardType.THOUGHT, content=content, tool_calls=calls):
+                    text = content.get("text") if isinstance(content, dict) else None
+                    self.text, self._calls = text if isinstance(text, str) else "", calls or ()
+                case _:
+                    pass
+
+    def calls(self, of: Collection[str]) -> list[FunctionCall]:
+        """These of its calls, in their order; none before all are known."""
+        calls = [
+            FunctionCall(id=call.tool_call_id, function=CalledFunction(name=call.tool_name, arguments=call.arguments))
+            for call in self._calls
+            if call.tool_call_id in of
+        ]
+        return calls if len(calls) == len(of) else []
 
 
 _APART: Final = "\n\n"

@@ -1,8 +1,9 @@
 """What `/openai/v1/chat/completions` answers, in OpenAI's words, whole and as chunks. Pure."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_core import to_json
 
 from turnstile.gateway.http.problems import Problem
@@ -12,7 +13,7 @@ from turnstile.ledger.turns.usage import TurnUsage
 from turnstile.schema.api import Turn
 from turnstile.schema.states import TurnStatus
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -38,11 +39,27 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionDetails
 
 
+class CalledFunction(BaseModel):
+    """A function of the client, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class FunctionCall(BaseModel):
+    """A call that the client runs."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """What was delivered."""
+    """What was delivered; or the calls that the client runs, and what was said with them."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[FunctionCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
     refusal: None = None
 
 
@@ -66,11 +83,18 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class CallDelta(FunctionCall):
+    """A call, in one piece."""
+
+    index: int
+
+
 class Delta(BaseModel):
     """What is new."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -107,6 +131,11 @@ class Frames:
     def text(self, text: str) -> bytes:
         """More text."""
         return self._choice(Delta(content=text))
+
+    def calls(self, calls: Sequence[FunctionCall]) -> bytes:
+        """The calls that the client runs."""
+        deltas = [CallDelta(index=place, **call.model_dump()) for place, call in enumerate(calls)]
+        return self._choice(Delta(tool_calls=deltas))
 
     def ended(self, reason: FinishReason, usage: TurnUsage) -> bytes:
         """The last ones, and the end of the stream."""

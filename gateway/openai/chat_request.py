@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar, Final, Self, cast
 
-from pydantic import Field, JsonValue, StrictBool, model_validator
+from pydantic import Field, JsonValue, StrictBool, ValidationError, model_validator
 
 from turnstile.gateway.http.problems import BadField
+from turnstile.gateway.openai.client_tools import client_tools_in
 from turnstile.gateway.openai.fields import (
     Effort,
     Note,
@@ -19,10 +20,10 @@ from turnstile.gateway.openai.fields import (
     output_format,
     unsupported,
 )
-from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
+from turnstile.gateway.openai.messages import CallOutput, MadeCalls, Speaker, SpokenText, text_in
 from turnstile.schema.base import JsonObject
 from turnstile.schema.profiles import REQUEST_PARAMS
-from turnstile.schema.wire.box_requests import CARD_LIMIT
+from turnstile.schema.wire.box_requests import CARD_LIMIT, PastCall
 
 _SPEAKERS: Final[Mapping[str, Speaker]] = {
     "system": "instructions",
@@ -30,12 +31,13 @@ _SPEAKERS: Final[Mapping[str, Speaker]] = {
     "user": "user",
     "assistant": "assistant",
 }
-_UNSUPPORTED_ROLES: Final = frozenset({"tool", "function"})
 _KINDS: Final = ("text",)
+_ID_LIMIT: Final = 128
+"""Characters of a call's id."""
 _PASSED: Final = frozenset(
     {
         *("role", "content", "id", "name", "cache_control", "annotations", "refusal", "provider_specific_fields"),
-        *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+        *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "tool_calls", "tool_call_id"),
     }
 )
 """Fields of a message of which a turn reads the content alone."""
@@ -72,8 +74,6 @@ class ChatCreate(OpenAiRequest):
         "service_tier": ("auto", "default"),
         "stop": ([],),
         "store": (False, True),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "top_p": (1, 1.0),
         "verbosity": ("medium",),
     }
@@ -103,6 +103,10 @@ class ChatCreate(OpenAiRequest):
     presence_penalty: Penalty | None = None
     parallel_tool_calls: StrictBool | None = None
     verbosity: Effort | None = None
+    tools: JsonValue = None
+    """Functions that the client runs."""
+    tool_choice: JsonValue = None
+    """`none`, `auto`, `required` or a function: what the model calls first."""
     metadata: dict[str, str] | None = None
     """Notes, which are recorded, as the three after it."""
     user: Note | None = None
@@ -116,13 +120,18 @@ class ChatCreate(OpenAiRequest):
             raise BadField("max_tokens and max_completion_tokens are the same limit: send only one", "max_tokens")
         if self.stream_options is not None and not self.stream:
             raise BadField("stream_options: allowed only with stream", "stream_options")
-        _ = self.output_format  # refused before anything is looked up
+        _ = self.output_format, self.own_tools  # refused before anything is looked up
         return self
 
     @cached_property
     def output_format(self) -> OutputFormat | None:
         """What the answer shall be; raises as `output_format` does."""
         return output_format(self.response_format, "response_format")
+
+    @cached_property
+    def own_tools(self) -> JsonObject:
+        """The settings of the turn for the client's functions; raises as `client_tools_in` does."""
+        return client_tools_in(self.tools, self.tool_choice, nested=True)
 
     def runtime_config(self, instructions: str | None) -> JsonObject:
         """The settings that the turn overrides or adds."""
@@ -132,6 +141,7 @@ class ChatCreate(OpenAiRequest):
             "output_schema": None if form is None else form.output_schema,
             "max_tokens": most if later is None else later,
             "instructions": instructions,
+            **self.own_tools,
         }
         return {name: value for name, value in settings.items() if value is not None}
 
@@ -140,19 +150,30 @@ class ChatCreate(OpenAiRequest):
         return notes_of(**self.model_dump(include=_RECORDED))
 
 
-def message_texts(messages: Sequence[JsonValue]) -> list[SpokenText]:
+def said_in(messages: Sequence[JsonValue]) -> list[SpokenText | MadeCalls | CallOutput]:
     """What the messages say; raises `BadField`, or `Unsupported` for what no turn can read, such as images."""
-    texts = [_text(message, f"messages.{place}") for place, message in enumerate(messages)]
-    if not any(t.speaker == "user" and t.text for t in texts):
+    said = [_said(message, f"messages.{place}") for place, message in enumerate(messages)]
+    if not any(isinstance(s, SpokenText) and s.speaker == "user" and s.text for s in said):
         raise BadField("messages: a user message with text is required", "messages")
-    return texts
+    return said
 
 
-def _text(message: JsonValue, param: str) -> SpokenText:
+def answers_in(said: Sequence[SpokenText | MadeCalls | CallOutput]) -> dict[str, str]:
+    """The outputs of calls that stand last, by their calls."""
+    answers: dict[str, str] = {}
+    for entry in reversed(said):
+        if not isinstance(entry, CallOutput):
+            break
+        answers.setdefault(entry.call, entry.output)
+    return dict(reversed(answers.items()))
+
+
+def _said(message: JsonValue, param: str) -> SpokenText | MadeCalls | CallOutput:
     role = message.get("role") if isinstance(message, dict) else None
-    if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
-        hint = "agents call their tools themselves, so omit tool results"
-        raise unsupported(f"{param}.role", role, hint=hint)
+    if role == "function":
+        raise unsupported(f"{param}.role", role, hint="send results of calls as messages of the role tool")
+    if role == "tool":
+        return _output(cast("JsonObject", message), param)
     if not isinstance(role, str) or role not in _SPEAKERS:
         raise BadField(f"{param}.role: one of {', '.join(_SPEAKERS)}", f"{param}.role")
     fields = cast("JsonObject", message)
@@ -160,8 +181,32 @@ def _text(message: JsonValue, param: str) -> SpokenText:
         # a client sends back what it got, which has fields that mean nothing here
         if name not in _PASSED and not is_empty(value):
             raise unsupported(f"{param}.{name}", value)
-    content, refusal = fields.get("content"), fields.get("refusal")
-    if content is None and role == "assistant":
-        return SpokenText("assistant", refusal if isinstance(refusal, str) else "")
+    content, refusal, calls = fields.get("content"), fields.get("refusal"), fields.get("tool_calls")
     kinds = (*_KINDS, "refusal") if role == "assistant" else _KINDS
-    return SpokenText(_SPEAKERS[role], text_in(content, f"{param}.content", kinds))
+    text = refusal if isinstance(refusal, str) else ""
+    if content is not None or role != "assistant":
+        text = text_in(content, f"{param}.content", kinds)
+    if calls is None or calls == []:
+        return SpokenText(_SPEAKERS[role], text)
+    if role != "assistant" or not isinstance(calls, list):
+        raise BadField(f"{param}.tool_calls: must be a list, of an assistant's message", f"{param}.tool_calls")
+    return MadeCalls(text, tuple(_call(c, f"{param}.tool_calls.{place}") for place, c in enumerate(calls)))
+
+
+def _call(call: JsonValue, param: str) -> PastCall:
+    match call:
+        case {"id": str(named), "function": {"name": str(name), "arguments": str(arguments)}}:
+            try:
+                return PastCall(tool_call_id=named, tool_name=name, arguments=arguments)
+            except ValidationError:
+                raise BadField(f"{param}: its id and name have 1 to 128 characters", param) from None
+        case _:
+            raise BadField(f"{param}: must be a call of a function, with id, name and arguments", param)
+
+
+def _output(message: JsonObject, param: str) -> CallOutput:
+    named = message.get("tool_call_id")
+    if not isinstance(named, str) or not 0 < len(named) <= _ID_LIMIT:
+        raise BadField(f"{param}.tool_call_id: must be the id of a call", f"{param}.tool_call_id")
+    content = message.get("content")
+    return CallOutput(named, "" if content is None else text_in(content, f"{param}.content", _KINDS))

@@ -66,8 +66,7 @@ def unsupported(param: str, sent: JsonValue = None, accepted: Sequence[JsonValue
 
 
 _HINTS: Mapping[str, str] = {
-    "tools": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
-    "functions": "an agent uses the tools of its profile, so omit this field; `turnstile tool put` adds a tool",
+    "functions": "send functions that you run as tools; `turnstile tool put` adds a tool that the agent runs",
     "logit_bias": "omit it: its tokens are of one model, and the profile says which models answer",
 }
 

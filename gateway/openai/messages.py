@@ -10,7 +10,7 @@ from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.openai.fields import is_empty, unsupported
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
-from turnstile.schema.wire.box_requests import TextPart
+from turnstile.schema.wire.box_requests import CallsPart, PastCall, PastResult, ResultPart, TextPart
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 Speaker = Literal["instructions", "user", "assistant"]
@@ -33,27 +33,51 @@ class SpokenText(NamedTuple):
     text: str
 
 
+class MadeCalls(NamedTuple):
+    """Calls that an assistant made, and what it said with them."""
+
+    text: str
+    calls: tuple[PastCall, ...]
+
+
+class CallOutput(NamedTuple):
+    """What a call came to."""
+
+    call: str
+    output: str
+
+
 @dataclass(frozen=True, slots=True)
 class Composed:
     """What was said, as a turn takes it."""
 
     instructions: str | None
     """What follows the profile's prompt."""
-    parts: list[TextPart]
-    """Of a box: users' texts as instructions, the assistant's as deliverables."""
+    parts: list[TextPart | CallsPart | ResultPart]
+    """Of a box: users' texts as instructions, the assistant's as deliverables; calls and their results."""
 
 
-def composed(texts: Sequence[SpokenText]) -> Composed:
-    """What a turn reads of these texts, in their order; empty ones are left out. Raises `Refused` (text_too_large)."""
-    kept = [t for t in texts if t.text]
-    if sum(len(t.text.encode()) for t in kept) > TEXT_LIMIT_BYTES:
+def composed(said: Sequence[SpokenText | MadeCalls | CallOutput]) -> Composed:
+    """What a turn reads of these, in their order; empty texts are left out. Raises `Refused` (text_too_large)."""
+    texts = [entry.text for entry in said if isinstance(entry, SpokenText)]
+    if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes")
-    instructions = [t.text for t in kept if t.speaker == "instructions"]
-    parts = [
-        TextPart(text=t.text, type="task.instruction" if t.speaker == "user" else "task.deliverable")
-        for t in kept
-        if t.speaker != "instructions"
-    ]
+    instructions: list[str] = []
+    parts: list[TextPart | CallsPart | ResultPart] = []
+    for entry in said:
+        match entry:
+            case MadeCalls(text=text, calls=calls):
+                parts.append(CallsPart(text=text, calls=list(calls)))
+            case CallOutput(call=call, output=output):
+                parts.append(ResultPart(result=PastResult(tool_call_id=call, output=output)))
+            case SpokenText(text=""):
+                pass
+            case SpokenText(speaker="instructions", text=text):
+                instructions.append(text)
+            case SpokenText(speaker="user", text=text):
+                parts.append(TextPart(text=text))
+            case SpokenText(text=text):
+                parts.append(TextPart(text=text, type="task.deliverable"))
     return Composed("\n\n".join(instructions) or None, parts)
 
 

@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
-from turnstile.schema.access import Principal
+from turnstile.schema.access import Principal, Right
 from turnstile.schema.api import InterruptPage, InterruptsQuery
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import InterruptStatus
+from turnstile.schema.people.interrupts import InterruptReason, InterruptStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Interrupts:
                 agent=None if query.agent_id is None else AgentId(query.agent_id),
                 turn=None if query.agent_turn_id is None else AgentTurnId(query.agent_turn_id),
                 status=None if query.status is None else InterruptStatus(query.status),
+                reason=None if query.reason is None else InterruptReason(query.reason),
                 after=None if query.cursor is None else InterruptId(query.cursor),
                 row_limit=query.limit + 1,
             )
@@ -46,8 +48,15 @@ class Interrupts:
         return Answer(await self._seen(call.principal, call.path["interrupt_id"]))
 
     async def lookup(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
-        """The channel of the question that the path names, and the question; raises as `get`."""
-        view = await self._seen(call.principal, call.path["interrupt_id"])
+        """The channel of the question that the path names, and the question; raises as `get`, and `Forbidden`.
+
+        A call that its client runs is answered with the right to ask, as the turn was asked for (protocol §19).
+        """
+        principal = call.principal
+        view = await self._seen(principal, call.path["interrupt_id"])
+        right = Right.ASK if view.reason is InterruptReason.CLIENT_TOOL else Right.DECIDE
+        if not principal.may(right):
+            raise Forbidden(f"a token of role {principal.role} may not {right} here")
         return view.channel_id, {"interrupt_id": view.interrupt_id}
 
     async def _seen(self, principal: Principal, interrupt: str) -> InterruptView:

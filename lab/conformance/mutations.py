@@ -339,8 +339,8 @@ MUTATIONS: Sequence[Mutation] = (
         "Tool specs",
         "`submit_result` comes last",
         "rules/tool_specs.py",
-        "return ToolSpecs((*specs, *map(choice_spec, choices), *built_in),",
-        "return ToolSpecs((*built_in, *specs, *map(choice_spec, choices)),",
+        "return ToolSpecs((*specs, *map(choice_spec, (*client_tools, *choices)), *built_in),",
+        "return ToolSpecs((*built_in, *specs, *map(choice_spec, (*client_tools, *choices))),",
         "tests/rules/test_choices.py::test_choices_stand_between_tools_and_submit_result",
     ),
     Mutation(

@@ -47,6 +47,7 @@ usual AS MATERIALIZED (
 questions AS MATERIALIZED (
     SELECT DISTINCT x.agent_turn_id FROM state.interrupts x
     WHERE x.project_id COLLATE "C" = :project_id AND x.status = 'open'
+      AND x.reason <> 'client_tool'
 ),
 judged AS MATERIALIZED (
     SELECT l.*, l.status = 'suspended' AND l.agent_turn_id IN (SELECT q.agent_turn_id FROM questions q) AS asks_people,

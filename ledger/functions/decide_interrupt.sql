@@ -1,10 +1,10 @@
 -- Decides a question, once. `who` is the principal; asked: digest (the hash of the whole decision), message, and
--- response (the value) or card (an edited call card: card_id, content, metadata) with action_digest (of the edited
+-- operates (whether an operator asks), response (the value) or card (an edited call card: card_id, content, metadata) with action_digest (of the edited
 -- action). A call that is approved or edited is no longer held, and its time begins; its command is published after the
 -- commit. One that is rejected or responded to has its result. What a tool has asked under its call is answered in its
 -- own row, and settles nothing.
 -- verdict: accepted | duplicate (the same decision, by the same principal) | already_decided | expired | withdrawn |
--- unknown_interrupt | own_request | own_words | decision_not_allowed | digest_mismatch. It runs with the caller's
+-- unknown_interrupt | not_yours | own_request | own_words | decision_not_allowed | digest_mismatch. It runs with the caller's
 -- rights: a worker has none to decide.
 CREATE OR REPLACE FUNCTION state.decide_interrupt(project text, channel text, interrupt text, who text, wanted text,
     digest text, asked jsonb)
@@ -53,8 +53,11 @@ BEGIN
     SELECT n.stopping_at INTO stopping FROM state.turn_nodes n WHERE n.agent_turn_id = t.agent_turn_id FOR SHARE;
     IF stopping IS NOT NULL THEN
         RETURN jsonb_build_object('verdict', 'withdrawn');
-    ELSIF t.expires_at <= clock_timestamp() THEN
+    ELSIF t.expires_at <= clock_timestamp() AND t.on_expiry <> 'cancel' THEN  -- its time may be put off
         RETURN jsonb_build_object('verdict', 'expired');
+    ELSIF t.only_requester AND t.requester IS DISTINCT FROM who
+        AND NOT (wanted = 'reject' AND asked ? 'operates') THEN
+        RETURN jsonb_build_object('verdict', 'not_yours');
     ELSIF t.requester = who AND NOT t.requester_may_decide THEN
         RETURN jsonb_build_object('verdict', 'own_request');
     ELSIF NOT t.requester_may_decide AND state.has_words(t, who) THEN
@@ -87,13 +90,18 @@ BEGIN
                     'the tool was changed after a person was asked about this call: it was not sent'));
         END IF;
     ELSIF wanted = 'reject' THEN
-        PERFORM state.answer_held(w, 'decide-' || interrupt, t.channel_id, 'sys.people',
-            state.unsent_result('failed', 'rejected', coalesce(nullif(asked ->> 'message', ''),
-                'a person rejected this call')));
+        PERFORM state.answer_held(w, 'decide-' || interrupt, t.channel_id,
+            CASE t.reason WHEN 'client_tool' THEN 'sys.client' ELSE 'sys.people' END, CASE t.reason
+                WHEN 'client_tool' THEN state.unsent_result('failed', 'client_tool_failed',
+                    coalesce(nullif(asked ->> 'message', ''), 'the client could not run this call'))
+                ELSE state.unsent_result('failed', 'rejected', coalesce(nullif(asked ->> 'message', ''),
+                    'a person rejected this call')) END);
     ELSE
-        PERFORM state.answer_held(w, 'decide-' || interrupt, t.channel_id, 'sys.people', jsonb_build_object(
+        PERFORM state.answer_held(w, 'decide-' || interrupt, t.channel_id,
+            CASE t.reason WHEN 'client_tool' THEN 'sys.client' ELSE 'sys.people' END, jsonb_build_object(
             '__type__', 'ToolResultContent', 'status', 'success', 'after_execution',
-            state.after_execution_of(project, w.tool_name), 'result', jsonb_build_object('value', asked -> 'response'),
+            CASE t.reason WHEN 'client_tool' THEN 'suspend'  -- whatever a row of this name says
+                          ELSE state.after_execution_of(project, w.tool_name) END, 'result', jsonb_build_object('value', asked -> 'response'),
             'error', NULL));
     END IF;
     IF wanted = 'edit' AND NOT changed THEN

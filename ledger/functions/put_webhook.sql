@@ -52,7 +52,8 @@ BEGIN
                 jsonb_build_object('status', ended.status, 'error_code', ended.error_code), webhook);
             UPDATE state.webhooks w SET status = 'done' WHERE w.project_id = project AND w.webhook_id = webhook;
         END IF;
-        FOR question IN SELECT q.* FROM state.interrupts q WHERE q.agent_turn_id = turn AND q.status = 'open' LOOP
+        FOR question IN SELECT q.* FROM state.interrupts q WHERE q.agent_turn_id = turn AND q.status = 'open'
+            AND q.reason <> 'client_tool' LOOP
             PERFORM state.write_event(project, turn, 'interrupt.opened', question.interrupt_id, jsonb_build_object(
                 'interrupt_id', question.interrupt_id, 'reason', question.reason, 'expires_at', question.expires_at),
                 webhook);

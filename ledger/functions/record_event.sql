@@ -28,7 +28,7 @@ CREATE OR REPLACE TRIGGER end_recorded AFTER INSERT ON state.turn_outcomes
     FOR EACH ROW EXECUTE FUNCTION state.record_event();
 
 CREATE OR REPLACE TRIGGER question_recorded AFTER INSERT ON state.interrupts
-    FOR EACH ROW WHEN (NEW.status = 'open') EXECUTE FUNCTION state.record_event();
+    FOR EACH ROW WHEN (NEW.status = 'open' AND NEW.reason <> 'client_tool') EXECUTE FUNCTION state.record_event();
 
 CREATE OR REPLACE TRIGGER warning_recorded AFTER UPDATE OF warned_at ON state.budgets
     FOR EACH ROW WHEN (NEW.warned_at IS NOT NULL AND OLD.warned_at IS NULL) EXECUTE FUNCTION state.record_event();

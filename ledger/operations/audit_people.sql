@@ -164,3 +164,24 @@ WHERE (e.edges <> CASE q.status WHEN 'resolved' THEN 1 ELSE 0 END
        OR i.status IS DISTINCT FROM CASE q.status WHEN 'resolved' THEN 'consumed' END)
   AND (:project_id::text IS NULL OR q.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
+
+-- name: clients_answer_their_own_calls :many
+-- Protocol §19: a call of a client's tool is its turn's requester's, who alone gives it a result, and none ends the turn.
+SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
+                          'interrupt_id', q.interrupt_id) AS ids,
+       format('it is for %s, asked for by %s, and %s%s', coalesce(q.requester, 'nobody'),
+              coalesce(i.context_headers ->> 'CG-Sender', 'nobody'), q.status,
+              coalesce(' by ' || q.decided_by, '')) || CASE WHEN o.agent_turn_id IS NOT NULL THEN '; its result ended the turn'
+                                                            ELSE '' END AS detail
+FROM {of_turns_since(state.interrupts, agent_turn_id)} q
+LEFT JOIN state.agent_inbox i ON i.agent_turn_id = q.agent_turn_id AND i.project_id = q.project_id
+    AND i.message_type IN {turn_types}
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = q.agent_turn_id AND q.status = 'resolved'
+    AND o.tool_result_card_id = q.tool_call_id || '-result'
+WHERE (q.only_requester OR q.reason = 'client_tool')
+  AND ((q.reason, q.only_requester, q.call_key IS NULL) IS DISTINCT FROM ('client_tool', true, true)
+       OR q.allowed_decisions && ARRAY['approve', 'edit'] OR o.agent_turn_id IS NOT NULL
+       OR q.requester IS DISTINCT FROM i.context_headers ->> 'CG-Sender'
+       OR (q.decision = 'respond' AND q.decided_by IS DISTINCT FROM q.requester))
+  AND (:project_id::text IS NULL OR q.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;

@@ -39,6 +39,7 @@ _REFUSALS = {
     "already_decided": "somebody has decided before, and a decision is made once",
     "expired": "nobody decided in time: the call was rejected",
     "withdrawn": "the turn is over or is being stopped, or the call was reported: nobody waits for the decision",
+    "not_yours": "the call is of a tool of whoever asked for the turn: nobody else answers it; operators may reject it",
     "own_request": "the principal that asked for the turn may not decide about it: ask somebody else",
     "own_words": "you have words in what led to this call (a steer, an edit, an answer, a report): ask somebody else",
     "decision_not_allowed": "the interrupt allows other decisions: see its allowed_decisions",
@@ -130,9 +131,13 @@ async def decide_interrupt(
     interrupt: InterruptId,
     caller: str,
     answer: DecisionRecord,
+    *,
+    operates: bool = False,
 ) -> DecisionOutcome:
     """Record the decision, once; raises `Refused` with the code of why it is not this one that counts."""
     request: JsonObject = {"digest": answer.digest, "message": answer.message, "response": answer.response}
+    if operates:
+        request["operates"] = True
     if answer.edit is not None:
         card = answer.edit.card.model_dump(mode="json", include={"card_id", "content", "metadata"}, exclude_none=True)
         request |= {"card": card, "action_digest": answer.edit.action_digest}

@@ -2,16 +2,26 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Json, JsonValue
 
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.base import JsonObject, Tolerant, stored_json
 from turnstile.schema.cards import ToolCallContent, names_or_none, own_arguments, read_content
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, InterruptId, ProjectId
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    ChannelId,
+    ConversationId,
+    InterruptId,
+    ProjectId,
+    StepId,
+    ToolCallId,
+    interrupt_id,
+)
 from turnstile.schema.people.interrupt_requests import InterruptView
-from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.people.interrupts import Interrupt, InterruptReason, InterruptStatus
 
 _TEXT_LIMIT = 20_000
 """Characters of an instruction, and of what a model said, that are read."""
@@ -67,13 +77,18 @@ async def list_interrupts(
     agent: AgentId | None = None,
     turn: AgentTurnId | None = None,
     status: InterruptStatus | None = None,
+    reason: InterruptReason | Literal["any"] | None = None,
     after: InterruptId | None = None,
     row_limit: int,
 ) -> Sequence[Interrupt]:
-    """The newest first; those older than `after`, none if the project has no such question."""
+    """The newest first; those older than `after`, none if the project has no such question.
+
+    Without a `reason` all that people are asked: calls that clients run are left out (protocol §19).
+    """
     page = {
         "project_id": project,
         "channel_id": channel,
+        "reason": reason,
         "agent_id": agent,
         "after_id": after,
         "row_limit": row_limit,
@@ -147,6 +162,25 @@ async def list_call_arguments(
         for interrupt in interrupts
         if interrupt.tool_call_card_id in of_card
     }
+
+
+class ClientCall(Tolerant):
+    """A call that the requester of its turn runs (protocol §19)."""
+
+    interrupt_id: InterruptId
+    tool_call_id: ToolCallId
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    status: InterruptStatus
+    requester: str | None
+    channel_id: ChannelId
+
+
+async def list_client_calls(conn: Connection, project: ProjectId, calls: Sequence[str]) -> list[ClientCall]:
+    """All calls that clients run of the turns that made these calls; none of calls that are nobody's."""
+    ids = [interrupt_id(ToolCallId(call)) for call in calls]
+    rows = await query("list_client_calls").many(conn, project_id=project, interrupt_ids=ids)
+    return [ClientCall.model_validate(dict(row)) for row in rows]
 
 
 def _names(added: str | None) -> tuple[str, ...] | None:

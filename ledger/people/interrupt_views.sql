@@ -9,10 +9,10 @@ WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open' AND {interrup
 ORDER BY t.created_at DESC, t.interrupt_id DESC LIMIT :row_limit::int;
 
 -- name: count_open_interrupts :one
--- How many open questions a project has, or one channel of it, counted up to a number.
+-- How many open questions to people a project has, or one channel of it, counted up to a number.
 SELECT count(*)::int AS open FROM (
     SELECT FROM state.interrupts t
-    WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open'
+    WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open' AND t.reason <> 'client_tool'
       AND (:channel_id::text IS NULL OR t.channel_id = :channel_id) LIMIT :most::int) counted;
 
 -- name: list_interrupts :many
@@ -87,3 +87,12 @@ CROSS JOIN LATERAL (
     WHERE k.card_id = n.card_id AND k.tenant_id = :project_id AND k.metadata ->> 'type' = 'tool.call'
       AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c
 WHERE octet_length(c.content::text) <= :content_limit::int;
+
+-- name: list_client_calls :many
+-- The calls that clients run of the turns whose calls these are (protocol §19), whatever became of them.
+SELECT t.interrupt_id, t.tool_call_id, t.agent_turn_id, t.step_id, t.status, t.requester, t.channel_id
+FROM state.interrupts t
+WHERE t.project_id = :project_id AND t.reason = 'client_tool' AND t.agent_turn_id = ANY (ARRAY(
+    SELECT q.agent_turn_id FROM state.interrupts q
+    WHERE q.interrupt_id = ANY (:interrupt_ids::text[]) AND q.project_id = :project_id))
+ORDER BY t.created_at, t.interrupt_id;

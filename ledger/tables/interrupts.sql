@@ -1,4 +1,4 @@
--- A question about a call, which its waiting row names in held_by as long as nobody has decided. Opened by the commit
+-- A question about a call, or a call that the turn's requester runs itself (reason client_tool), which its waiting row names in held_by as long as nobody has decided. Opened by the commit
 -- that suspends the turn; withdrawn by the turn's end. What people may see of the arguments is on the call's card.
 CREATE TABLE state.interrupts (
     interrupt_id         text PRIMARY KEY,
@@ -9,14 +9,15 @@ CREATE TABLE state.interrupts (
     step_id              text NOT NULL,
     tool_call_id         text NOT NULL,
     tool_name            text NOT NULL,
-    reason               text NOT NULL CHECK (reason IN ('tool_call', 'input_required', 'confirmation')),
+    reason               text NOT NULL CHECK (reason IN ('tool_call', 'input_required', 'confirmation', 'client_tool')),
     message              text NOT NULL,
     action_digest        text,
     allowed_decisions    text[] NOT NULL CHECK (allowed_decisions <@ ARRAY['approve', 'edit', 'reject', 'respond']),
     response_schema      jsonb,
-    on_expiry            text NOT NULL DEFAULT 'reject' CHECK (on_expiry = 'reject'),
+    on_expiry            text NOT NULL DEFAULT 'reject' CHECK (on_expiry IN ('reject', 'timeout', 'cancel')),
     requester            text,
     requester_may_decide boolean NOT NULL DEFAULT false,
+    only_requester       boolean NOT NULL DEFAULT false,
     tool_pin             jsonb,
     wait_seconds         float8 NOT NULL,
     status               text NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'resolved', 'expired', 'withdrawn')),
@@ -44,6 +45,8 @@ CREATE INDEX interrupts_due ON state.interrupts (expires_at) WHERE status = 'ope
 CREATE INDEX interrupts_turn ON state.interrupts (agent_turn_id);
 
 COMMENT ON COLUMN state.interrupts.requester IS 'the principal that asked for the turn, or for the root of its tree';
+COMMENT ON COLUMN state.interrupts.only_requester IS
+    'a call of a tool that the requester runs (§19): nobody else answers it, but an operator may reject it';
 COMMENT ON COLUMN state.interrupts.tool_pin IS
     'target_subject and parameters of the tool''s row as they were asked about; null for tools without a row';
 COMMENT ON COLUMN state.interrupts.wait_seconds IS 'how long the call may take, from the decision on';

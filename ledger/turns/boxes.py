@@ -11,18 +11,30 @@ import json
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.schema.base import JsonObject
-from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    FieldsSchemaContent,
+    Role,
+    TextContent,
+    ThoughtCall,
+    ToolResultContent,
+    make_card,
+)
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId
-from turnstile.schema.states import ReplyStatus
+from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId, ToolCallId
+from turnstile.schema.json_reading import storable_json
+from turnstile.schema.states import AfterExecution, ReplyStatus, TurnStatus
 from turnstile.schema.wire.box_requests import (
     CARD_LIMIT,
     AgentBoxes,
     BoxMakeRequest,
     BoxPart,
     BoxReplaceRequest,
+    CallsPart,
     CardPart,
     FieldsPart,
+    ResultPart,
     TextPart,
 )
 from turnstile.schema.wire.conversation_requests import (
@@ -110,6 +122,8 @@ async def compose_box(
         card_limit=CARD_LIMIT,
         card_ids=columns["card_ids"],
         card_contents=columns["card_contents"],
+        card_tool_calls=columns["card_tool_calls"],
+        card_tool_call_ids=columns["card_tool_call_ids"],
         card_metadatas=columns["card_metadatas"],
         **_counted(maker),
     )
@@ -137,7 +151,7 @@ def _stored_parts(
                 parts.append({"place": place, "box_id": box, "most": most, "types": [*named] if named else None})
             case CardPart(card_id=card):
                 parts.append({"place": place, "card_id": card, "most": 1, "is_new": False})
-            case TextPart() | FieldsPart():
+            case TextPart() | FieldsPart() | CallsPart() | ResultPart():
                 new_card = _new_card(part, CardId(f"{new_box}-{place}"), author)
                 metadata = new_card.metadata.model_copy(update={"channel_id": channel})
                 card = new_card.model_copy(update={"metadata": metadata})
@@ -146,8 +160,23 @@ def _stored_parts(
     return parts, cards
 
 
-def _new_card(part: TextPart | FieldsPart, card: CardId, author: str) -> Card:
+def _new_card(part: TextPart | FieldsPart | CallsPart | ResultPart, card: CardId, author: str) -> Card:
     match part:
+        case CallsPart(calls=past_calls, text=text):
+            calls = [
+                ThoughtCall(
+                    tool_call_id=ToolCallId(call.tool_call_id), tool_name=call.tool_name, arguments=call.arguments
+                )
+                for call in past_calls
+            ]
+            thought = TextContent(text=text)
+            return make_card(card, CardType.THOUGHT, Role.ASSISTANT, thought, author=author, tool_calls=calls)
+        case ResultPart(result=result):
+            output = ToolResultContent(
+                status=TurnStatus.SUCCESS, after_execution=AfterExecution.SUSPEND, result=storable_json(result.output)
+            )
+            call = ToolCallId(result.tool_call_id)
+            return make_card(card, CardType.TOOL_RESULT, Role.TOOL, output, author=author, tool_call=call)
         case FieldsPart(fields=fields):
             content = FieldsSchemaContent(fields=fields)
             return make_card(card, CardType.RESULT_FIELDS, Role.SYSTEM, content, author=author)

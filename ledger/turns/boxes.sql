@@ -114,10 +114,11 @@ made AS (
     RETURNING box_id
 ),
 cards AS (
-    INSERT INTO public.cards (card_id, tenant_id, content, metadata)
-    SELECT c.card_id, :project_id, c.content, c.metadata
-    FROM made CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[],
-                                :card_metadatas::jsonb[]) c (card_id, content, metadata)
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
+    SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+    FROM made CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[],
+                                :card_tool_call_ids::text[], :card_metadatas::jsonb[])
+                         c (card_id, content, tool_calls, tool_call_id, metadata)
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)

@@ -259,7 +259,7 @@ questions AS (
     INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id,
                                   step_id, tool_call_id, tool_name, reason,
                                   message, action_digest, allowed_decisions, response_schema, on_expiry, requester,
-                                  requester_may_decide,
+                                  requester_may_decide, only_requester,
                                   tool_pin, wait_seconds, expires_at)
     SELECT x.id, :project_id, coalesce(head.active_channel_id, 'public'), :agent_id, :agent_turn_id,
            :step_id, x.tool_call_id, x.tool_name,
@@ -267,15 +267,16 @@ questions AS (
            x.on_expiry, coalesce((
                SELECT r.context_headers ->> 'CG-Sender' FROM state.turn_nodes n
                JOIN state.agent_inbox r ON r.agent_turn_id = n.root_turn_id
-               WHERE n.agent_turn_id = :agent_turn_id AND r.message_type IN {turn_types} LIMIT 1), (
+               WHERE n.agent_turn_id = :agent_turn_id AND r.message_type IN {turn_types}
+                 AND x.only_requester IS NOT TRUE LIMIT 1), (  -- what a client runs is this turn's own
                SELECT i.context_headers ->> 'CG-Sender' FROM state.agent_inbox i
                WHERE i.inbox_id = head.active_inbox_id)),
-           x.requester_may_decide, nullif(x.tool_pin, 'null'), x.wait_seconds,
+           x.requester_may_decide, coalesce(x.only_requester, false), nullif(x.tool_pin, 'null'), x.wait_seconds,
            now() + make_interval(secs => x.expires_after_seconds)
     FROM head CROSS JOIN jsonb_to_recordset(:holds::jsonb) x (
         id text, tool_call_id text, tool_name text, reason text, message text, action_digest text,
         allowed_decisions text[],
-        response_schema jsonb, on_expiry text, requester_may_decide boolean, tool_pin jsonb, wait_seconds float8,
+        response_schema jsonb, on_expiry text, requester_may_decide boolean, only_requester boolean, tool_pin jsonb, wait_seconds float8,
         expires_after_seconds float8)
 ),
 -- end

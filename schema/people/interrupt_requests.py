@@ -8,7 +8,7 @@ from turnstile.schema.base import AgentToken, IdOf, JsonObject, Reply, Strict
 from turnstile.schema.cards import own_arguments
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.digests import NotCanonical, action_digest
-from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.people.interrupts import Interrupt, InterruptReason, InterruptStatus
 
 
 class InterruptView(Interrupt):
@@ -50,6 +50,8 @@ class InterruptListRequest(Strict):
 
     status: InterruptStatus | None = None
     """Only those with this status."""
+    reason: InterruptReason | None = None
+    """Only those for this reason; by default all that people answer, which calls of `client_tool` are not."""
     agent_id: AgentToken | None = None
     """Only those of this agent."""
     agent_turn_id: IdOf[AgentTurnId] | None = Field(default=None, min_length=1, max_length=128)

@@ -5,6 +5,7 @@ it. What a model or a tool wrote (`message`, arguments) is quoted data to those 
 """
 
 import json
+import operator
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, Self
@@ -27,6 +28,8 @@ class InterruptReason(StrEnum):
     """The call is a question, and its answer its result; or its tool asks, and gets the answer."""
     CONFIRMATION = "confirmation"
     """Nobody knows whether the call was run, and it must not be run twice."""
+    CLIENT_TOOL = "client_tool"
+    """The call is of a tool of the client's own: no person is asked, and who asked for the turn answers it (§19)."""
 
 
 class InterruptStatus(StrEnum):
@@ -62,9 +65,12 @@ class Hold(Tolerant):
     response_schema: JsonObject | None = None
     """The JSON schema that a response must match, if any."""
     expires_after_seconds: float = Field(default=EXPIRES_AFTER_SECONDS, gt=0)
-    on_expiry: Literal["reject"] = "reject"
+    on_expiry: Literal["reject", "timeout", "cancel"] = "reject"
+    """What becomes of the call then: `cancel` ends its turn (§19)."""
     requester_may_decide: bool = False
     """Whether the principal that asked for the turn may decide."""
+    only_requester: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether nobody else may, but for an operator who rejects."""
     tool_pin: ToolPin | None = None
     """None for calls without a row of `resource.tools`."""
 

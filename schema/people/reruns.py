@@ -14,6 +14,10 @@ LINE_LIMIT = 100
 """How many turns a rerun may have before it: the one that it runs again, the one that this had run again, and so on."""
 
 
+_OF_ITS_CLIENT = frozenset({"client_tools", "client_tool_seconds", "client_gone", "tool_choice"})
+"""Settings that a rerun has only if its request names them: nobody may be there to run such calls (protocol §19)."""
+
+
 class RerunRequest(Strict):
     """Arguments of `rerun`."""
 
@@ -38,7 +42,7 @@ class RerunRequest(Strict):
 
     def settings(self, before: JsonObject) -> RuntimeConfig:
         """The new turn's settings: those of the turn `before`, with what this request sets."""
-        fields = self.runtime_config.model_fields_set
+        fields = self.runtime_config.model_fields_set | _OF_ITS_CLIENT
         kept = {name: value for name, value in before.items() if name not in fields}  # no dump has an empty list
         changes = self.runtime_config.model_dump(mode="json", exclude_unset=True)
         if self.model is not None:

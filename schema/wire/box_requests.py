@@ -1,9 +1,10 @@
 """Requests and replies of the verbs on boxes: `box_fork`, `box_make` and `box_replace` (protocol §6)."""
 
 import hashlib
+import json
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
 from turnstile.schema.base import AgentToken, BoxUuid, IdOf, Reply, Strict, Tolerant
 from turnstile.schema.cards import CardType, ResultField
@@ -67,7 +68,43 @@ class FieldsPart(Strict):
     """The fields that a deliverable must have."""
 
 
-_KINDS = ("box_id", "card_id", "text", "fields")
+class PastCall(Strict):
+    """A call in a history: one that a model made elsewhere, or in a turn before."""
+
+    tool_call_id: str = Field(min_length=1, max_length=128)
+    """Its id, by which its result is known."""
+    tool_name: str = Field(min_length=1, max_length=128)
+    """The tool."""
+    arguments: str = ""
+    """Its arguments, as JSON."""
+
+
+class CallsPart(Strict):
+    """A new card with what a model said and called, read as the assistant's."""
+
+    calls: list[PastCall] = Field(min_length=1, max_length=1024)
+    """The calls, in their order."""
+    text: str = ""
+    """What the model said with them."""
+
+
+class PastResult(Strict):
+    """What a call in a history came to."""
+
+    tool_call_id: str = Field(min_length=1, max_length=128)
+    """The call, which stands before it."""
+    output: JsonValue = None
+    """Its result."""
+
+
+class ResultPart(Strict):
+    """A new card with the result of a call. It stands in a history, and answers no call that a turn waits for."""
+
+    result: PastResult
+    """The result."""
+
+
+_KINDS = ("box_id", "card_id", "calls", "result", "text", "fields")
 
 
 def _kind_of(part: object) -> str | None:
@@ -80,12 +117,14 @@ def _kind_of(part: object) -> str | None:
 Part = Annotated[
     Annotated[BoxPart, Tag("box_id")]
     | Annotated[CardPart, Tag("card_id")]
+    | Annotated[CallsPart, Tag("calls")]
+    | Annotated[ResultPart, Tag("result")]
     | Annotated[TextPart, Tag("text")]
     | Annotated[FieldsPart, Tag("fields")],
     Discriminator(
         _kind_of,
         custom_error_type="part_kind",
-        custom_error_message="a part has one of box_id, card_id, text and fields",
+        custom_error_message="a part has one of box_id, card_id, calls, result, text and fields",
     ),
 ]
 """A part of a box that `box_make` makes."""
@@ -116,6 +155,11 @@ class BoxMakeRequest(Strict):
         texts = [part.text for part in self.parts if isinstance(part, TextPart)]
         fields = [field for part in self.parts if isinstance(part, FieldsPart) for field in part.fields]
         texts += [field.name + field.description for field in fields]
+        for part in self.parts:
+            if isinstance(part, CallsPart):
+                texts += [part.text, *(call.tool_name + call.arguments for call in part.calls)]
+            elif isinstance(part, ResultPart):
+                texts.append(json.dumps(part.result.output, ensure_ascii=False))
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 

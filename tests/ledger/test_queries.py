@@ -371,6 +371,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     **{name: set(Interrupt.model_fields) for name in ("list_interrupts", "list_open_interrupts")},
     "list_interrupts_of_turn": set(Interrupt.model_fields),
     "list_call_contents": {"card_id", "content", "added"},
+    "list_client_calls": interrupt_views.ClientCall,
     "get_interrupt_context": interrupt_views.InterruptContext,
     "get_interrupt": set(Interrupt.model_fields) | {"content", "added"},
     "mark_tree": {"marked"},

@@ -377,8 +377,7 @@ async def test_models_are_agents_and_profiles_with_instances(gpt: AsyncOpenAI, t
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tool_choice", "required"),
+    ("tools.0.type", [{"type": "custom"}]),
     ("functions", [{"name": "f"}]),
     ("n", 2),
     ("logprobs", True),
@@ -405,8 +404,7 @@ async def test_what_is_not_supported_is_refused_by_name(gpt: AsyncOpenAI, tenant
     user = {"role": "user", "content": "hello"}
     for messages, param in [
         ([{"role": "user", "content": [image]}], "messages.0.content.0.type"),
-        ([user, {"role": "tool", "tool_call_id": "c", "content": "x"}], "messages.1.role"),
-        ([user, {"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages.1.tool_calls"),
+        ([user, {"role": "function", "name": "c", "content": "x"}], "messages.1.role"),
         ([{**user, "mood": "good"}], "messages.0.mood"),
         ([{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}], "messages.0.content.0.cache"),
     ]:

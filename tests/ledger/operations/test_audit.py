@@ -810,6 +810,21 @@ DAMAGES = [
         "UPDATE state.interrupts SET decided_by = 'root', requester_may_decide = false"
         " WHERE interrupt_id = 'int-approved-1'",
         {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+        {"clients_answer_their_own_calls"},
+    ),
+    *(
+        Damage(
+            "clients_answer_their_own_calls",
+            ASKED.format(change, "clients"),
+            {"agent_turn_id": "$asking", "tool_call_id": "clients", "interrupt_id": "int-clients-1"},
+        )
+        for change in (
+            "decided_by = 'dora'",
+            "requester = 'dora', decided_by = 'dora'",
+            "only_requester = false",
+            "reason = 'input_required'",
+            "allowed_decisions = ARRAY['edit', 'respond']",
+        )
     ),
     Damage(
         "edits_count",

@@ -26,12 +26,14 @@ from turnstile.ledger.people.decisions import expire_interrupt, list_expired
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.waiting import inject_timeouts
+from turnstile.rules.holds import client_hold
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, ToolCallId, interrupt_id
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
 
 log = logging.getLogger(__name__)
 Deed = Callable[[], Awaitable[Any]]
@@ -39,7 +41,7 @@ AGENTS = [AgentId(f"agent-{n}") for n in range(6)]
 PEOPLE = ("dora", "erin", "frank")
 HAPPENS = (
     *("accepted", "already_decided", "expired", "withdrawn", "duplicate", "sent by the net", "expired by the net"),
-    *("stopped", "marked", "ended", "applied", "went on", "not_sent", "timed out", "reported"),
+    *("stopped", "marked", "ended", "applied", "went on", "not_sent", "timed out", "reported", "not_yours"),
 )
 """What each run meets at least once; a busy machine takes longer to get there."""
 WATCH = """
@@ -56,6 +58,8 @@ CREATE TRIGGER seen AFTER UPDATE ON state.interrupts FOR EACH ROW
 """
 """Notes each closing: a second one would leave no other trace."""
 WRONG = {
+    "a client's call that another one answered": """
+        SELECT interrupt_id FROM state.interrupts WHERE only_requester AND decided_by NOT IN (requester, 'system')""",
     "a question that is not closed exactly once": """
         SELECT q.interrupt_id FROM state.interrupts q LEFT JOIN state.seen_closings s USING (interrupt_id)
         GROUP BY q.interrupt_id, q.status HAVING count(s.status) <> (q.status <> 'open')::int""",
@@ -121,12 +125,14 @@ class Storms:
             self.count[name] += 1
         return done
 
-    def hold(self) -> Hold:
-        """Any question; a third expires at once."""
-        return hold(
-            expires_after_seconds=0.02 if self.chance(0.3) else 3600.0,
-            reason=self.dice.choice((InterruptReason.TOOL_CALL, InterruptReason.INPUT_REQUIRED)),
-        )
+    def hold(self, *, is_clients: bool) -> Hold:
+        """Any question, or a call that its client runs; a third expires at once."""
+        seconds = 0.02 if self.chance(0.3) else 3600.0
+        if is_clients:
+            if_gone = self.dice.choice(("timeout", "cancel"))
+            return client_hold("search", seconds, if_gone).model_copy(update={"action_digest": "d"})
+        reasons = (InterruptReason.TOOL_CALL, InterruptReason.INPUT_REQUIRED)
+        return hold(expires_after_seconds=seconds, reason=self.dice.choice(reasons))
 
     async def decided(self, turn: TurnRef, call: str, who: str) -> None:
         decision = self.dice.choice((Decision.APPROVE, Decision.APPROVE, *Decision))
@@ -169,10 +175,11 @@ class Storms:
         """A turn that waits for people and tools, and everything that can happen to it at once; then its end."""
         calls = [f"{agent}-{number}-{n}" for n in range(self.dice.randrange(1, 4))]
         free = [f"{agent}-{number}-free"] if self.chance(0.4) else []
-        await ask(self.pool, agent)
+        is_clients = self.chance(0.3)
+        await ask(self.pool, agent, incoming={headers.SENDER: PEOPLE[0]} if is_clients else None)
         [turn] = [each.turn() for each in await claim(self.pool, agent, row_limit=50) if each.verdict == "start"]
         await begin(self.pool, turn)
-        asked: dict[str, Hold | None] = dict.fromkeys(free) | {call: self.hold() for call in calls}
+        asked: dict[str, Hold | None] = dict.fromkeys(free) | {call: self.hold(is_clients=is_clients) for call in calls}
         seconds = self.dice.choice((0.0, 0.03, 60.0))
         if not await self.tried(lambda: suspend_held(self.pool, turn, asked, wait_seconds=seconds)):
             return  # the net has reaped it as a silent turn

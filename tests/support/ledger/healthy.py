@@ -44,7 +44,7 @@ from tests.support.ledger.budgets import limit, price, reserve, uses
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.compactions import compact
 from tests.support.ledger.multitask import again, plain
-from tests.support.ledger.people import answer, asking, decide, edit, responds
+from tests.support.ledger.people import RESPOND, answer, asking, decide, edit, responds
 from tests.support.ledger.people import asks as asks_person
 from tests.support.ledger.reruns import again as run_again
 from tests.support.ledger.steers import finish_asked, say
@@ -188,10 +188,13 @@ async def _spending(pool: Pool) -> dict[str, TurnRef]:
 
 async def _asking(pool: Pool) -> TurnRef:
     """A turn that waits for people about a call, was told about three others, and whose tool asks under a fifth."""
-    turn = await asking(pool, "held", "approved", "rejected", "edited", free=("curious",), agent=LEO)
+    turn = await asking(
+        pool, "held", "approved", "rejected", "edited", free=("curious",), agent=LEO, client="clients", requester="zoe"
+    )
     for key in ("answered", "open"):
         assert await asks_person(pool, "curious", key) == "accepted"
     assert await responds(pool, "curious", "answered") == "accepted"
+    await decide(pool, "clients", RESPOND, who="zoe")
     await decide(pool, "approved")
     await decide(pool, "rejected", answer(Decision.REJECT))
     await decide(pool, "edited", answer(Decision.EDIT, edit=edit(turn, "edited", {"q": "mild"})))

@@ -10,6 +10,7 @@ from turnstile.ledger.people.decisions import DecisionOutcome, DecisionRecord, E
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.steps import CommittedStep, commit_step
+from turnstile.rules.holds import client_hold
 from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, make_card
 from turnstile.schema.errors import Refused
@@ -18,6 +19,7 @@ from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Hold, InterruptReason
 from turnstile.schema.step_metadata import SuspendMetadata
 from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
 
 PUBLIC = ChannelId("public")
 EVERY = tuple(Decision)
@@ -57,12 +59,17 @@ async def asking(
     free: tuple[str, ...] = (),
     agent: AgentId = ALICE,
     wait_seconds: float = 60.0,
+    requester: str | None = None,
+    held: Hold | None = None,
+    client: str | None = None,
     **fields: Any,
 ) -> TurnRef:
     """A new turn that waits for people about `calls`, with a hold of these fields, and for the tools of `free`."""
-    turn = await lease(pool, agent)
+    turn = await lease(pool, agent, incoming=None if requester is None else {headers.SENDER: requester})
     await begin(pool, turn)
-    asked: dict[str, Hold | None] = dict.fromkeys(free) | {call: hold(**fields) for call in calls}
+    asked: dict[str, Hold | None] = dict.fromkeys(free) | {call: held or hold(**fields) for call in calls}
+    if client is not None:  # which the requester runs
+        asked[client] = client_hold(TOOL, 600.0, "timeout")
     await suspend_held(pool, turn, asked, wait_seconds=wait_seconds)
     return turn
 
@@ -90,12 +97,11 @@ def edit(turn: TurnRef, call: str, arguments: dict[str, Any]) -> Edit:
 
 async def decide_on(
     conn: Connection, call: str, given: DecisionRecord | None = None, *, who: str = "dora", channel: ChannelId = PUBLIC,
-    project: ProjectId = PROJECT, number: int = 1,
+    project: ProjectId = PROJECT, number: int = 1, operates: bool = False,
 ) -> DecisionOutcome:  # fmt: skip
     """decide_interrupt of a call's question."""
-    return await decide_interrupt(
-        conn, project, channel, interrupt_id(ToolCallId(call), number), who, given or answer()
-    )
+    named = interrupt_id(ToolCallId(call), number)
+    return await decide_interrupt(conn, project, channel, named, who, given or answer(), operates=operates)
 
 
 async def decide(pool: Pool, call: str, given: DecisionRecord | None = None, **fields: Any) -> DecisionOutcome:
