@@ -170,6 +170,8 @@ def _verbs(
             "budget_id": budgets.lookup,
             "period": budgets.lookup_project,
             "webhook_id": budgets.lookup_project,
+            "deletion_id": budgets.lookup_project,
+            "end_user": budgets.lookup_end_user,
         },
         handlers={
             "enqueue": turns.create,
@@ -180,6 +182,7 @@ def _verbs(
             "budget.list": budgets.list,
             "budget.get": budgets.get,
             "webhook.list": budgets.webhooks,
+            "deletion.get": budgets.deletion,
         },
     )
 

@@ -80,6 +80,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, DELETE, UPDATE (version, state, paused_until, waiting, updated_at)'),
     ('state.turn_nodes',  -- UPDATE: to lock a row; functions of the owner write
      'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),
+    ('state.deletions', 'SELECT', null),  -- functions of the owner write
     ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),
     ('state.agent_steps', 'SELECT, INSERT', 'SELECT, INSERT'),
@@ -113,7 +114,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.schema_files'), ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'),
-    ('state.budget_raises'), ('state.identity_edges')
+    ('state.budget_raises'), ('state.identity_edges'), ('state.deletions'), ('state.deletion_items'),
+    ('state.past_costs')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.base import EndUser, JsonObject, Strict, Tolerant
 from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimits
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
@@ -73,6 +73,8 @@ class TurnCreate(Strict):
     """What it and all below it may use, instead of what the profile says."""
     metadata: JsonObject | None = None
     """The caller's own notes; no model sees them."""
+    end_user: EndUser | None = None
+    """The person for whom it is asked, by the caller's own name; also that of all turns below it."""
     multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE
     """What becomes of the turns that the token has in hand or queued in the same conversation."""
 
@@ -118,6 +120,8 @@ class TurnSummary(Tolerant):
     """Its conversation; empty for the one that a profile's memory keeps, null for none."""
     correlation_id: str | None
     """The caller's own name for it."""
+    end_user: str | None = None
+    """The person for whom it was asked."""
     status: str
     """Its outcome's status once there is one, else its head's, or `queued`."""
     created_at: datetime
@@ -321,10 +325,26 @@ class TurnsQuery(PageQuery, ChannelQuery):
 
     conversation_id: ConversationName | None = None
     """Only of this conversation."""
+    end_user: EndUser | None = None
+    """Only of this end user."""
 
 
 class ConversationsQuery(PageQuery, ChannelQuery):
     """Which conversations."""
+
+
+class ConversationDeleteQuery(ChannelQuery):
+    """Which conversation, where several have its id, and what was seen of it."""
+
+    last_turn_id: str | None = Field(default=None, max_length=128)
+    """The last turn that was seen: with a later one nothing is deleted."""
+
+
+class EndUserQuery(Strict):
+    """Which end user."""
+
+    end_user: EndUser
+    """As the requests of their turns named them."""
 
 
 class TreeQuery(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 from pydantic_core import from_json
 
-from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, token
+from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, end_user, token
 from turnstile.schema.states import ReplyStatus
 
 
@@ -68,6 +68,14 @@ def _conversation_token(value: ConversationId) -> ConversationId:
 
 ConversationToken = Annotated[ConversationId, AfterValidator(_conversation_token)]
 """A conversation's id from outside."""
+
+
+def _end_user(value: str) -> str:
+    return end_user(value, "end_user")
+
+
+EndUser = Annotated[str, AfterValidator(_end_user)]
+"""A caller's name for the person it asks for: any printable text of up to 512 bytes."""
 
 
 def _box_uuid(value: BoxId) -> BoxId:

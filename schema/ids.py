@@ -129,6 +129,13 @@ def conversation_named(text: str, name: str = "conversation_id") -> Conversation
     return ConversationId(f"c-{hashlib.sha256(data).hexdigest()[:32]}")
 
 
+def end_user(value: str, name: str) -> str:
+    """`value` as the name of an end user; raises `BadRequest` for what is empty, long or cannot be printed."""
+    if not 0 < len(value.encode("utf-8", "surrogatepass")) <= _LONGEST_NAME or not value.isprintable():
+        raise BadRequest(f"{name} must be 1 to {_LONGEST_NAME} bytes of printable text, got {value[:60]!r}")
+    return value
+
+
 def worker_target(value: str, name: str) -> str:
     """Return `value` if it is a worker target; else raises `BadRequest`, which names the field.
 

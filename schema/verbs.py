@@ -52,6 +52,15 @@ from turnstile.schema.wire.conversation_requests import (
     ConversationStopReply,
     ConversationStopRequest,
 )
+from turnstile.schema.wire.deletion_requests import (
+    ConversationDeleteRequest,
+    DeleteReply,
+    Deletion,
+    DeletionReply,
+    DeletionRequest,
+    EndUserDeleteRequest,
+    RequestedDeletion,
+)
 from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
@@ -321,6 +330,67 @@ CONVERSATION_STOP = Verb(
         body=ConversationStop,
         answer=ConversationStopped,
         statuses={202: "The turns will end."},
+    ),
+)
+CONVERSATION_DELETE = Verb(
+    name="conversation.delete",
+    summary="Delete a conversation with its turns, the running ones too, and all that only they reach.",
+    section="6",
+    request=ConversationDeleteRequest,
+    reply=DeleteReply,
+    callers=_OPERATOR,
+    caller="must",
+    counted="none",
+    route=Route(
+        name="delete_conversation",
+        method="DELETE",
+        path="/v1/conversations/{conversation_id}",
+        key="conversation_id",
+        right=Right.OPERATE,
+        summary="Delete a conversation for good: its turns are stopped, and all that only they reach is removed.",
+        query=api.ConversationDeleteQuery,
+        answer=RequestedDeletion,
+        statuses={202: "It will be gone: see GET /v1/deletions/{deletion_id}."},
+    ),
+)
+END_USER_DELETE = Verb(
+    name="end_user.delete",
+    summary="Delete an end user with all their turns, the running ones too, and all that only they reach.",
+    section="6",
+    request=EndUserDeleteRequest,
+    reply=DeleteReply,
+    callers=_OPERATOR,
+    caller="must",
+    counted="none",
+    route=Route(
+        name="delete_end_user",
+        method="DELETE",
+        path="/v1/end_users",
+        key="end_user",
+        right=Right.OPERATE,
+        summary="Delete an end user of the project for good, with all their turns and what only these reach.",
+        query=api.EndUserQuery,
+        answer=RequestedDeletion,
+        statuses={202: "They will be gone: see GET /v1/deletions/{deletion_id}."},
+    ),
+)
+DELETION_GET = Verb(
+    name="deletion.get",
+    summary="See how far a deletion is.",
+    section="6",
+    request=DeletionRequest,
+    reply=DeletionReply,
+    callers=_OPERATOR,
+    caller="must",
+    route=Route(
+        name="get_deletion",
+        method="GET",
+        path="/v1/deletions/{deletion_id}",
+        key="deletion_id",
+        right=Right.OPERATE,
+        summary="How far a deletion is, and what it has removed; it does not say of whom.",
+        answer=Deletion,
+        part="deletion",
     ),
 )
 DELEGATE = Verb(

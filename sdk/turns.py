@@ -58,6 +58,7 @@ class Conversation:
         output: Output[Value] | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
+        end_user: str | None = None,
         correlation_id: str | None = None,
     ) -> Turn[Value]:
         """The next turn of it: it knows what was said, and begins when the one before is over.
@@ -73,6 +74,7 @@ class Conversation:
             output=output,
             multitask_strategy=multitask_strategy,
             budget=budget,
+            end_user=end_user,
             correlation_id=correlation_id,
         )
 
@@ -206,6 +208,7 @@ class Client:
         metadata: JsonObject | None = None,
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
+        end_user: str | None = None,
         correlation_id: str | None = None,
     ) -> Turn[Value]:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
@@ -222,8 +225,9 @@ class Client:
         refuses the new one (`turn_in_progress`), `interrupt` and `rollback` stop them, `steer` sends the newest the
         instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). A `budget`
         bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
-        profile's. With a `correlation_id` of yours, the same request made again answers the same turn. Raises
-        `BadRequest`.
+        profile's. `end_user` is the person for whom you ask, by your own name for them: all turns below are theirs,
+        too, and go with them (docs/deletion.md). With a `correlation_id` of yours, the same request made again answers
+        the same turn. Raises `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
         if output is not None and output_schema is not None:
@@ -243,6 +247,7 @@ class Client:
             "runtime_config": config or None,
             "metadata": metadata,
             "budget": budget_of(budget),
+            "end_user": end_user,
             "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }

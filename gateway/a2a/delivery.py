@@ -46,6 +46,7 @@ class ReceivedMessage:
     texts: list[str]
     data: list[JsonValue]
     notes: JsonObject
+    end_user: str | None = None
 
     @property
     def instruction(self) -> str:
@@ -69,7 +70,9 @@ def read_message(request: SendMessageRequest, fields: JsonObject) -> ReceivedMes
     texts, data = _parts(message, fields)
     if not any(texts) and not data:
         raise InvalidParamsError("message.parts: the message is empty")
-    return ReceivedMessage(_key(message.message_id), message.task_id, message.context_id, texts, data, _notes(fields))
+    return ReceivedMessage(
+        _key(message.message_id), message.task_id, message.context_id, texts, data, _notes(fields), _end_user(fields)
+    )
 
 
 def context_id(message: ReceivedMessage, scope: str) -> str:
@@ -177,6 +180,14 @@ def _notes(fields: JsonObject) -> JsonObject:
     return {NOTES: notes} if notes else {}
 
 
+def _end_user(fields: JsonObject) -> str | None:
+    """The person for whom the message asks: `end_user` in its metadata, or in the request's."""
+    for where in (_named(fields, "message"), fields):
+        if isinstance(name := _named(_named(where, "metadata"), "end_user"), str):
+            return name
+    return None
+
+
 def _named(value: JsonValue, name: str) -> JsonValue:
     return value.get(name) if isinstance(value, dict) else None
 
@@ -207,6 +218,8 @@ async def _begin(a2a: A2aRequest, message: ReceivedMessage) -> TaskRow:
         "conversation_id": conversation,
         "metadata": message.notes,
     }
+    if message.end_user is not None:
+        fields["end_user"] = message.end_user
     turn = await a2a.kernel.enqueue(call, channel, a2a.target, fields, message.key)
     return await a2a.row(turn.agent_turn_id)
 

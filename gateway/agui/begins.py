@@ -15,6 +15,7 @@ from turnstile.gateway.agui.answers import decision_in
 from turnstile.gateway.agui.run_input import (
     NOTES,
     asked_in,
+    end_user_in,
     history_in,
     instruction_in,
     instructions_in,
@@ -82,6 +83,7 @@ class Thread:
             "instruction": instruction,
             "runtime_config": {} if texts.instructions is None else {"instructions": texts.instructions},
             "metadata": notes_of(run_input),
+            **end_user_in(run_input),
         }
         parts = composed(history_in(run_input)).parts if line is None else []
         if parts:

@@ -144,6 +144,14 @@ def notes_of(run_input: RunAgentInput) -> JsonObject:
     return {NOTES: {"thread_id": run_input.thread_id, "run_id": run_input.run_id, "message_id": message.id}}
 
 
+def end_user_in(run_input: RunAgentInput) -> JsonObject:
+    """The enqueue's end user, as `forwardedProps.end_user` names it."""
+    props: object = run_input.forwarded_props
+    if not isinstance(props, dict) or not isinstance(name := cast("JsonObject", props).get("end_user"), str):
+        return {}
+    return {"end_user": name}
+
+
 def _text_of(message: UserMessage, place: int) -> str:
     if isinstance(message.content, str):
         return message.content

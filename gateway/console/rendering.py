@@ -17,6 +17,7 @@ from turnstile.schema.errors import TurnstileError
 SENTENCES: Final[Mapping[str, str]] = {
     "entered": "You are signed in.",
     "stopped": "The turn is being stopped.",
+    "deleted": "The conversation is being deleted: its turns are stopped, and then nothing is left of it.",
     "again": "This turn is a rerun of the other one.",
     "steered": "The turn reads your message in its next step.",
     "queued": "Your message is queued: it becomes the next turn.",

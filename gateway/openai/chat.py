@@ -45,6 +45,7 @@ from turnstile.gateway.openai.chat_answer import (
 from turnstile.gateway.openai.chat_request import ChatCreate, answers_in, said_in
 from turnstile.gateway.openai.client_tools import check_target
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
+from turnstile.gateway.openai.fields import end_user_of
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.v1.turn_handlers import key_in
@@ -133,6 +134,7 @@ class ChatCompletions:
         fields: JsonObject = {"runtime_config": config}
         if notes := call.body.notes():
             fields["metadata"] = notes
+        fields |= end_user_of(call.body.user, call.body.safety_identifier)
         match prompt.parts:
             case [TextPart(text=text)] if target.is_profile:
                 return {**fields, "instruction": text}

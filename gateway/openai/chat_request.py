@@ -110,7 +110,9 @@ class ChatCreate(OpenAiRequest):
     metadata: dict[str, str] | None = None
     """Notes, which are recorded, as the three after it."""
     user: Note | None = None
+    """The turn's end user, too."""
     safety_identifier: Note | None = None
+    """The same by its later name."""
     prompt_cache_key: Note | None = None
 
     @model_validator(mode="after")

@@ -148,6 +148,12 @@ def notes_of(metadata: Mapping[str, str] | None, **named: JsonValue) -> JsonObje
     return {NOTES: notes} if notes else {}
 
 
+def end_user_of(user: str | None, safety_identifier: str | None) -> JsonObject:
+    """The enqueue's end user: `user`, else its newer name `safety_identifier`."""
+    named = user or safety_identifier
+    return {} if named is None else {"end_user": named}
+
+
 def is_empty(value: object) -> bool:
     """Whether a value asks for nothing: null, an empty text or list, or an object whose values all do."""
     if isinstance(value, dict):

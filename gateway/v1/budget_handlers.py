@@ -12,10 +12,11 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.budgets.budget_views import budget_id_of, get_budget, list_budgets, list_project_limits
+from turnstile.ledger.operations.deletion import get_deletion
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.webhooks import list_webhooks
 from turnstile.schema.access import Principal
-from turnstile.schema.api import BudgetPage, BudgetsQuery, WebhookPage
+from turnstile.schema.api import BudgetPage, BudgetsQuery, EndUserQuery, WebhookPage
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView
@@ -67,11 +68,25 @@ class Budgets:
             WebhookPage(webhooks=await self.pool.run(lambda conn: list_webhooks(conn, call.principal.project_id)))
         )
 
+    async def deletion(self, call: Call[object, object]) -> Answer:
+        """How far a deletion is; raises `Forbidden` for a token of one channel, and `Refused` (unknown_deletion)."""
+        await self.lookup_project(call)
+        named, project = call.path["deletion_id"], call.principal.project_id
+        deletion = await self.pool.run(lambda conn: get_deletion(conn, project, named))
+        if deletion is None:
+            raise Refused("unknown_deletion", "the project has no such deletion")
+        return Answer(deletion)
+
     async def lookup_project(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
         """What the path names of the project; raises `Forbidden` for a token of one channel."""
         if not _whole(call.principal):
             raise Forbidden("the token is for one channel: only a token of the whole project may ask for that")
         return self.asking.channel(call.principal, None), dict(call.path)
+
+    async def lookup_end_user(self, call: Call[EndUserQuery, Any]) -> tuple[ChannelId, JsonObject]:
+        """The end user that the query names; raises as `lookup_project`: their turns may be in every channel."""
+        channel, _ = await self.lookup_project(call)
+        return channel, {"end_user": call.query.end_user}
 
     async def _seen(self, principal: Principal, name: str) -> BudgetView:
         """A budget that the token may see; raises `Refused` (unknown_budget)."""

@@ -10,7 +10,13 @@ from turnstile.ledger.access.pages import PageCursor, page_conversations
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema.access import Principal
-from turnstile.schema.api import ChannelQuery, Conversation, ConversationPage, ConversationsQuery
+from turnstile.schema.api import (
+    ChannelQuery,
+    Conversation,
+    ConversationDeleteQuery,
+    ConversationPage,
+    ConversationsQuery,
+)
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ConversationId, box_id, conversation_named
@@ -50,7 +56,10 @@ class Conversations:
     async def lookup(self, call: Call[ChannelQuery, Any]) -> tuple[ChannelId, JsonObject]:
         """The channel of the conversation that the path names, and its ids; raises as `find`."""
         line = await self.find(call.principal, call.path["conversation_id"], call.query)
-        return line.channel_id, {"conversation_id": line.conversation_id, "agent_id": line.agent_id}
+        named: JsonObject = {"conversation_id": line.conversation_id, "agent_id": line.agent_id}
+        if isinstance(call.query, ConversationDeleteQuery) and call.query.last_turn_id is not None:
+            named["last_turn_id"] = call.query.last_turn_id
+        return line.channel_id, named
 
     async def find(self, principal: Principal, conversation: str, query: ChannelQuery) -> ConversationLine:
         """The one conversation of this id that the token may see.

@@ -137,6 +137,7 @@ class Turns:
                 channel=channel,
                 agent=None if query.agent_id is None else AgentId(query.agent_id),
                 conversation=None if query.conversation_id is None else ConversationId(query.conversation_id),
+                end_user=query.end_user,
                 before=place_of(query.cursor),
                 row_limit=query.limit + 1,
             )

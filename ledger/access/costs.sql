@@ -3,7 +3,7 @@
 -- name: sum_costs :many
 -- The attempts of the turns of a project, of one channel if that is given, that were enqueued since a moment, at most
 -- so many of the newest: by day, agent, model, channel and profile, and the sum of all. Days are of the steps' begin,
--- in UTC.
+-- in UTC. Of removed turns past_costs has days, models and channels.
 WITH turns AS MATERIALIZED (
     SELECT i.agent_turn_id, i.channel_id, i.payload ->> 'profile_box_id' AS profile_box_id FROM state.agent_inbox i
     WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
@@ -31,7 +31,7 @@ by_turn AS MATERIALIZED (  -- so that turns need not be counted distinct
            coalesce(sum(x.completion_tokens), 0) AS completion_tokens, sum(x.cost) AS cost
     FROM attempts x GROUP BY x.agent_turn_id, x.agent_id, x.channel_id, x.profile_box_id, x.day, x.model
 ),
-sums AS (
+present AS (
     SELECT CASE grouping(b.day, b.agent_id, b.model, b.channel_id, b.profile_box_id)
                WHEN 15 THEN 'day' WHEN 23 THEN 'agent' WHEN 27 THEN 'model' WHEN 29 THEN 'channel'
                WHEN 30 THEN 'profile' ELSE 'all' END AS grouped,
@@ -41,6 +41,25 @@ sums AS (
            coalesce(sum(b.prompt_tokens), 0)::bigint AS prompt_tokens,
            coalesce(sum(b.completion_tokens), 0)::bigint AS completion_tokens, sum(b.cost)::float8 AS cost
     FROM by_turn b GROUP BY GROUPING SETS ((b.day), (b.agent_id), (b.model), (b.channel_id), (b.profile_box_id), ())
+),
+past AS (
+    SELECT CASE grouping(p.day, p.model, p.channel_id)
+               WHEN 3 THEN 'day' WHEN 5 THEN 'model' WHEN 6 THEN 'channel' ELSE 'all' END AS grouped,
+           coalesce(p.day::text, p.model, p.channel_id) AS name, sum(p.turns) AS turns, sum(p.attempts) AS attempts,
+           sum(p.failed_attempts) AS failed_attempts, sum(p.prompt_tokens) AS prompt_tokens,
+           sum(p.completion_tokens) AS completion_tokens, sum(p.cost)::float8 AS cost
+    FROM state.past_costs p
+    WHERE p.project_id = :project_id AND p.day >= (:since::timestamptz AT TIME ZONE 'UTC')::date
+      AND (:channel_id::text IS NULL OR p.channel_id = :channel_id)
+    GROUP BY GROUPING SETS ((p.day), (p.model), (p.channel_id), ())
+),
+sums AS (
+    SELECT x.grouped, x.name, coalesce(sum(x.turns), 0)::bigint AS turns,
+           coalesce(sum(x.attempts), 0)::bigint AS attempts,
+           coalesce(sum(x.failed_attempts), 0)::bigint AS failed_attempts,
+           coalesce(sum(x.prompt_tokens), 0)::bigint AS prompt_tokens,
+           coalesce(sum(x.completion_tokens), 0)::bigint AS completion_tokens, sum(x.cost) AS cost
+    FROM (SELECT * FROM present UNION ALL SELECT * FROM past) x GROUP BY x.grouped, x.name
 )
 SELECT s.grouped, CASE s.grouped WHEN 'profile' THEN coalesce(c.content #>> '{data,name}', 'unknown')
                        ELSE s.name END AS name,

@@ -119,7 +119,7 @@ FROM counted c;
 -- variant: page_turns_with_use_of_channel, without any_channel
 -- As page_turns, in a state or `ended` if that is given, with what each turn used.
 SELECT g.agent_turn_id, g.agent_id, g.channel_id, g.created_at, g.correlation_id,
-       g.payload ->> 'conversation_id' AS conversation_id, g.status,
+       g.payload ->> 'conversation_id' AS conversation_id, g.payload ->> 'end_user' AS end_user, g.status,
        g.started_at, g.ended_at, g.error_code, {asked_of(g)} AS asked, u.steps, u.tokens, u.cost, u.model FROM (
     SELECT i.project_id, i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id,
            i.payload, {turn_status} AS status,

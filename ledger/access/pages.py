@@ -63,10 +63,17 @@ async def page_turns(
     conversation: ConversationId | None,
     before: PageCursor | None,
     row_limit: int,
+    end_user: str | None = None,
 ) -> list[TurnSummary]:
     """The newest first, those before a place."""
     in_channel = None if channel is None else agent
-    by = {"conversation": conversation, "agent_in_channel": in_channel, "agent": agent, "channel": channel}
+    by = {
+        "end_user": end_user,
+        "conversation": conversation,
+        "agent_in_channel": in_channel,
+        "agent": agent,
+        "channel": channel,
+    }
     name = narrowed("page_turns", **by)
     return await query(name).all_as(
         conn,
@@ -75,6 +82,7 @@ async def page_turns(
         channel_id=channel,
         agent_id=agent,
         conversation_id=conversation,
+        end_user=end_user,
         before_at=None if before is None else before.at,
         before_id=None if before is None else before.id,
         row_limit=row_limit,

@@ -6,11 +6,12 @@
 -- variant: page_turns_of_channel, without any_channel
 -- variant: page_turns_of_agent_in_channel, without any_agent, any_channel
 -- variant: page_turns_of_conversation, without any_conversation
--- Turns of a project, of one channel, agent or conversation if that is given, the newest first, after a place in that
--- order.
+-- variant: page_turns_of_end_user, without any_end_user
+-- Turns of a project, of one channel, agent, conversation or end user if that is given, the newest first, after a place
+-- in that order.
 SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id,
-       i.payload ->> 'conversation_id' AS conversation_id, {turn_status} AS status,
-       coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
+       i.payload ->> 'conversation_id' AS conversation_id, i.payload ->> 'end_user' AS end_user,
+       {turn_status} AS status, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
 FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
@@ -30,6 +31,11 @@ WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
   AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id)
 -- else
   AND (i.payload ->> 'conversation_id') COLLATE "C" = :conversation_id AND i.agent_turn_id >= ''
+-- end
+-- only for any_end_user
+  AND (:end_user::text IS NULL OR i.payload ->> 'end_user' = :end_user)
+-- else
+  AND (i.payload ->> 'end_user') COLLATE "C" = :end_user AND i.agent_turn_id >= ''
 -- end
   AND i.created_at <= coalesce(:before_at::timestamptz, 'infinity')  -- where the index is entered
   AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at

@@ -26,6 +26,7 @@ DECLARE
     losers text[] := '{}';
     crowded boolean;
     purse jsonb;
+    person text;
     limited boolean;
     child record;
     turns state.new_turn[] := '{}';
@@ -101,7 +102,7 @@ BEGIN
     END IF;
     channel := coalesce(h.active_channel_id, 'public');
     crowded := state.is_crowded(project, max_live_turns);
-    SELECT i.payload -> 'budget' INTO purse FROM state.agent_inbox i
+    SELECT i.payload -> 'budget', i.payload ->> 'end_user' INTO purse, person FROM state.agent_inbox i
     WHERE i.agent_turn_id = w.agent_turn_id AND i.message_type IN ('turn', 'ui_action') LIMIT 1;
     limited := purse IS NOT NULL OR EXISTS (SELECT FROM jsonb_array_elements(children) c
         WHERE jsonb_typeof(c -> 'budget') = 'object')
@@ -194,6 +195,7 @@ BEGIN
             turns := turns || (
                 child.agent_id, channel, child.agent_turn_id, child.inbox_id, 'turn', child.correlation, NULL, epoch,
                 false, child.headers, jsonb_build_object('runtime_config', coalesce(child.runtime_config, '{}'))
+                    || CASE WHEN person IS NULL THEN '{}' ELSE jsonb_build_object('end_user', person) END
                     || CASE WHEN child.plan IS NULL THEN '{}'
                             ELSE jsonb_build_object('budget', child.plan || '{"granted": true}') END,
                 jsonb_build_object('tool_call_id', call), child.profile_box_id, child.new_context_box_id, child.outp,

@@ -25,6 +25,8 @@ DECLARE
     usable uuid[];
     depth integer;
     share integer := 1;
+    person text;
+    parent text;
 BEGIN
     SELECT x.* INTO r FROM jsonb_to_record(request) x (
         project_id text, channel_id text, agent_id text, agent_turn_id text, inbox_id text, message_type text,
@@ -32,7 +34,8 @@ BEGIN
         context_headers jsonb, depth int, depth_limit int, over_rate boolean, max_queued_turns int, max_live_turns int,
         max_instances int, child_share int, profile_name text, named_profile text, named_model text, caller text,
         operates boolean, has_instruction boolean, context_box_id uuid, output_box_id uuid, new_context_box_id uuid,
-        new_output_box_id uuid, settings jsonb, budget jsonb, metadata jsonb, cards jsonb, needs_level int);
+        new_output_box_id uuid, settings jsonb, end_user text, budget jsonb, metadata jsonb, cards jsonb,
+        needs_level int);
     turn.correlation_id := r.correlation_id;
     SELECT i.* INTO f FROM state.agent_inbox i
     WHERE i.correlation_id = r.correlation_id AND i.project_id = r.project_id
@@ -122,15 +125,33 @@ BEGIN
     -- One deeper than its parent; the headers can only raise it. A child of an active turn has a higher limit: its
     -- refusal could keep its parent from ending.
     depth := r.depth;
+    person := r.end_user;
+    IF r.settings ? 'rerun' THEN  -- whose the turn is that it runs again
+        SELECT i.payload ->> 'end_user' INTO person FROM state.agent_inbox i
+        WHERE i.agent_turn_id = r.settings -> 'rerun' ->> 'of' AND i.project_id = r.project_id
+          AND i.message_type = 'turn' LIMIT 1;
+    END IF;
     IF r.context_headers ? 'CG-Parent-Turn-Id' THEN
         SELECT greatest(depth, max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1),
-               CASE WHEN bool_or(x.agent_id IS NOT NULL) THEN r.child_share ELSE 1 END
-        INTO depth, share FROM state.agent_inbox t LEFT JOIN LATERAL (
+               CASE WHEN bool_or(x.agent_id IS NOT NULL) THEN r.child_share ELSE 1 END,
+               coalesce(max(t.payload ->> 'end_user'), person)
+        INTO depth, share, person FROM state.agent_inbox t LEFT JOIN LATERAL (
             SELECT x.agent_id FROM state.agent_state_head x
             WHERE x.agent_id = t.agent_id AND x.project_id = r.project_id AND x.active_agent_turn_id = t.agent_turn_id
             OFFSET 0) x ON true
         WHERE t.agent_turn_id = r.context_headers ->> 'CG-Parent-Turn-Id' AND t.project_id = r.project_id
           AND t.channel_id = r.channel_id AND t.message_type IN ('turn', 'ui_action');
+    END IF;
+
+    -- What is being deleted takes nothing new.
+    parent := coalesce(r.context_headers ->> 'CG-Parent-Turn-Id', r.settings -> 'rerun' ->> 'of');
+    IF coalesce(person, parent) IS NOT NULL THEN
+        PERFORM state.lock_deletions(r.project_id, false);
+    END IF;
+    IF coalesce(conversation_id, person, parent) IS NOT NULL
+        AND state.is_being_deleted(r.project_id, r.channel_id, r.agent_id, conversation_id, person, parent) THEN
+        verdict := 'being_deleted';
+        RETURN;
     END IF;
 
     -- The boxes: existing ones are locked, and may have nothing of another channel; none of another channel's turns may
@@ -225,6 +246,7 @@ BEGIN
     turn.settings := r.settings || CASE WHEN conversation_id IS NULL THEN '{}' ELSE jsonb_build_object(
             'conversation_id', conversation_id,
             'runtime_config', r.settings -> 'runtime_config' || '{"remember": true}') END
+        || CASE WHEN person IS NULL THEN '{}' ELSE jsonb_build_object('end_user', person) END
         || CASE WHEN guards IS NULL THEN '{}' ELSE jsonb_build_object('guards', guards) END
         || CASE WHEN plan IS NULL THEN '{}' ELSE jsonb_build_object('budget', plan) END;
     turn.edge := r.metadata;

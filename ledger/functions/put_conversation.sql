@@ -21,6 +21,10 @@ BEGIN
     WHERE x.project_id COLLATE "C" = project AND x.conversation_id COLLATE "C" = conversation
       AND x.channel_id = channel
     ORDER BY x.agent_id = agent DESC, x.agent_id LIMIT 1 FOR NO KEY UPDATE;
+    IF state.is_being_deleted(project, channel, c.agent_id, conversation, NULL, NULL) THEN
+        verdict := 'being_deleted';
+        RETURN;
+    END IF;
     IF added IS NOT NULL THEN  -- locked: retention skips it, and no other channel begins to write there
         PERFORM FROM state.hold_boxes(project, ARRAY[added], '{}');
         IF NOT FOUND OR state.is_abroad(project, channel, added) THEN

@@ -34,3 +34,14 @@ WHERE (w.due_since < now() - make_interval(secs => :grace_seconds::float8)
            AND EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = w.agent_turn_id)))
   AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
+
+-- name: deletions_go_on :many
+-- Protocol §6 deletions: a deletion that is not done is worked on, and of one that is done nothing is noted.
+SELECT jsonb_build_object('project_id', d.project_id, 'deletion_id', d.deletion_id) AS ids,
+       CASE d.status WHEN 'running' THEN format('no bridge has worked on it since %s', d.advanced_at)
+            ELSE 'it is done, and what it was of is still noted' END AS detail
+FROM state.deletions d
+WHERE (:project_id::text IS NULL OR d.project_id = :project_id)
+  AND CASE d.status WHEN 'running' THEN d.advanced_at < now() - interval '1 hour'
+      ELSE EXISTS (SELECT FROM state.deletion_items i WHERE i.deletion_id = d.deletion_id) END
+ORDER BY ids LIMIT :row_limit::int;

@@ -10,6 +10,7 @@ from typing import Final, cast
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Cursors, query
 from turnstile.schema.base import Tolerant
+from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, ProjectId
 
 FORMAT: Final = "turnstile-export"
@@ -26,7 +27,7 @@ TABLES: Final[tuple[str, ...]] = (
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
     *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
     "state.interrupts",
-    *("state.budgets", "state.budget_reservations", "state.budget_raises", "state.project_budgets"),
+    *("state.budgets", "state.budget_reservations", "state.budget_raises", "state.project_budgets", "state.past_costs"),
 )
 """The exported tables, in an order in which they can be imported."""
 
@@ -42,6 +43,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.push_receivers": "who is notified, with their secrets",
     "state.webhooks": "who is notified, with their secrets",
     "state.webhook_events": "of webhooks",
+    "state.deletions": "of what is being removed; who reads an export gets none of it",
+    "state.deletion_items": "of what is being removed",
     "state.gateway_tokens": "who may ask, not what was said; who reads an export is given nobody's access",
 }
 """Tables without data of a project."""
@@ -59,13 +62,16 @@ async def export_project(
 ) -> AsyncGenerator[ExportedLine]:
     """Yields the lines, without line ends: a header, one line per row, and a last one with the counts.
 
-    Named `agents` limit the export to them. Raises `ServerUnavailable` if the server cannot be reached.
+    Named `agents` limit the export to them. Raises `Refused` (being_deleted) while a deletion runs, so that nobody is
+    given what is going, and `ServerUnavailable` if the server cannot be reached.
     """
     counts: dict[str, int] = dict.fromkeys(TABLES, 0)
     who = list(agents) or None
     async with pool.connection() as conn, conn.transaction():
         await query("begin_export").many(conn)
         await query("tune_export").one(conn)
+        if (await query("count_running_deletions").one(conn, project_id=project))["found"]:
+            raise Refused("being_deleted", "a deletion of the project is running: export it when that is done")
         moment = await query("describe_export").one(conn)
         header = Header(
             project_id=project,

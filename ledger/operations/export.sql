@@ -198,3 +198,12 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
 -- What the project may spend; of no agent.
 SELECT to_jsonb(x)::text AS row FROM state.project_budgets x
 WHERE x.project_id = :project_id AND :agent_ids::text[] IS NULL;
+
+-- name: export_past_costs :many
+-- What turns that were removed have cost, of the whole project alone: the sums name no agent.
+SELECT to_jsonb(x)::text AS row FROM state.past_costs x
+WHERE x.project_id = :project_id AND :agent_ids::text[] IS NULL;
+
+-- name: count_running_deletions :one
+-- The deletions of a project that are not done.
+SELECT count(*) AS found FROM state.deletions d WHERE d.project_id = :project_id AND d.status = 'running';

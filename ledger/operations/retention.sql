@@ -35,13 +35,7 @@ SELECT (SELECT p.thread_id FROM page p ORDER BY p.thread_id DESC LIMIT 1) AS las
 
 -- name: list_thread_cards :many
 -- The payloads of these threads, which are cards in no box.
-SELECT c.card_id FROM (
-    SELECT m.payload_card_id AS card_id FROM state.thread_messages m WHERE m.thread_id = ANY (:ids::text[])
-    UNION
-    SELECT r.payload_card_id FROM state.thread_messages m JOIN state.thread_replies r ON r.request_id = m.message_id
-    WHERE m.thread_id = ANY (:ids::text[])) n
-JOIN public.cards c ON c.card_id = n.card_id
-WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id {by_key});
+SELECT c.card_id FROM state.thread_cards(:ids::text[]) c;
 
 -- name: remove_threads :many
 -- Removes these threads with their segments, messages and replies; skips locked threads and those that were opened
@@ -94,20 +88,7 @@ FROM unnest(:ids::text[]) n (id) WHERE a.agent_id = split_part(n.id, '/', 2)
 
 -- name: remove_instances :exec
 -- Removes these locked instances, whose turns are gone, with their heads and pointers.
-WITH named AS (SELECT split_part(n.id, '/', 2) AS agent_id, split_part(n.id, '/', 1) AS project_id
-               FROM unnest(:ids::text[]) n (id)),
-heads AS (DELETE FROM state.agent_state_head h USING named n
-          WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id),
-pointers AS (DELETE FROM state.agent_state_pointers p USING named n
-             WHERE p.agent_id = n.agent_id AND p.project_id = n.project_id),
-channel_pointers AS (DELETE FROM state.channel_pointers p USING named n
-                     WHERE p.agent_id = n.agent_id AND p.project_id = n.project_id),
-edges AS (
-    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
-    SELECT 'remove-' || n.agent_id || '-' || txid_current(), n.project_id, 'remove', n.agent_id
-    FROM named n ON CONFLICT DO NOTHING
-)
-DELETE FROM resource.project_agents a USING named n WHERE a.agent_id = n.agent_id AND a.project_id = n.project_id;
+SELECT FROM state.remove_instances(:ids::text[]);
 
 -- name: list_prunable_turns :one
 -- Those of the next turns by id that may be removed; the last id that was read is null at the end.
@@ -133,78 +114,14 @@ SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1
 -- name: list_turn_cards :many
 -- The result cards that were reported to these turns, and the cards of steers that no step asked with, which are in no
 -- box.
-SELECT c.card_id FROM (
-    SELECT DISTINCT i.project_id, i.payload ->> 'tool_result_card_id' AS card_id FROM state.agent_inbox i
-    WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN {report_types}
-    UNION
-    SELECT s.project_id, s.steer_id FROM state.steers s WHERE s.agent_turn_id = ANY (:ids::text[])) n
-JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
-WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id {by_key});
+SELECT c.card_id FROM state.turn_cards(:ids::text[]) c;
 
 -- name: remove_turns :many
 -- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, receivers of notifications,
 -- node, batches with their tasks, what was booked for them, and the edges that ask for or answer them. Skips locked
 -- turns, and those that have a child which is not over: its end locks batch and call in another order. The turns' cards
 -- stay as long as their boxes.
-WITH
-gone AS (
-    DELETE FROM state.turn_outcomes o USING (
-        SELECT x.agent_turn_id FROM state.turn_outcomes x WHERE x.agent_turn_id = ANY (:ids::text[])
-          AND NOT EXISTS (SELECT FROM state.pmo_batches b WHERE b.parent_agent_turn_id = x.agent_turn_id
-                            AND (b.status = 'running' OR b.open_count > 0) {by_key})
-        ORDER BY x.agent_turn_id FOR UPDATE SKIP LOCKED) free
-    WHERE o.agent_turn_id = free.agent_turn_id
-    RETURNING o.agent_turn_id, o.project_id
-),
-waiting AS (
-    DELETE FROM state.turn_waiting_tools w USING gone
-    WHERE w.agent_turn_id = gone.agent_turn_id AND w.project_id = gone.project_id
-    RETURNING w.agent_turn_id, w.project_id, w.tool_call_id AS correlation_id
-),
-inbox AS (
-    DELETE FROM state.agent_inbox i USING gone
-    WHERE i.agent_turn_id = gone.agent_turn_id AND i.project_id = gone.project_id
-    RETURNING i.agent_turn_id, i.project_id, i.correlation_id
-),
-steps AS (
-    DELETE FROM state.agent_steps s USING gone
-    WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
-),
-steers AS (
-    DELETE FROM state.steers s USING gone WHERE s.agent_turn_id = gone.agent_turn_id
-),
-receivers AS (
-    DELETE FROM state.push_receivers p USING gone WHERE p.agent_turn_id = gone.agent_turn_id
-),
-events AS (
-    DELETE FROM state.webhook_events e USING gone WHERE e.agent_turn_id = gone.agent_turn_id
-),
-webhooks AS (
-    DELETE FROM state.webhooks w USING gone
-    WHERE w.agent_turn_id = gone.agent_turn_id AND w.project_id = gone.project_id
-),
-questions AS (
-    DELETE FROM state.interrupts q USING gone
-    WHERE q.agent_turn_id = gone.agent_turn_id AND q.project_id = gone.project_id
-),
-nodes AS (
-    DELETE FROM state.turn_nodes n USING gone WHERE n.agent_turn_id = gone.agent_turn_id
-),
-batches AS (  -- their tasks go with them
-    DELETE FROM state.pmo_batches b USING gone
-    WHERE b.parent_agent_turn_id = gone.agent_turn_id AND b.project_id = gone.project_id
-    RETURNING b.parent_agent_turn_id, b.project_id, b.batch_id
-),
-edges AS (
-    DELETE FROM state.execution_edges e USING (
-        SELECT w.agent_turn_id, w.project_id, w.correlation_id FROM waiting w
-        UNION SELECT i.agent_turn_id, i.project_id, i.correlation_id FROM inbox i
-        UNION SELECT b.parent_agent_turn_id, b.project_id, b.batch_id FROM batches b) c
-    WHERE md5(e.correlation_id) = md5(c.correlation_id) AND e.project_id = c.project_id
-      AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
-)
-SELECT gone.agent_turn_id AS id
-FROM gone CROSS JOIN (SELECT state.forget_budgets(ARRAY(SELECT g.agent_turn_id FROM gone g))) AS budgets;
+SELECT r.id FROM state.remove_turns(:ids::text[]) r;
 
 -- name: list_prunable_conversations :one
 -- Those of the next conversations, in the order of their boxes, that may be removed; the last box that was read is null
@@ -268,17 +185,7 @@ CROSS JOIN LATERAL (SELECT x.* FROM state.unused_boxes(:before::timestamptz, fal
 
 -- name: remove_boxes :one
 -- Removes these boxes, and the cards that are in no other box.
-WITH
-places AS (DELETE FROM public.box_cards p WHERE p.box_id = ANY (:ids::text[]::uuid[]) RETURNING p.card_id),
-cards AS (
-    DELETE FROM public.cards c USING (SELECT DISTINCT p.card_id FROM places p) held
-    WHERE c.card_id = held.card_id AND NOT EXISTS (
-        SELECT FROM public.box_cards o WHERE o.card_id = held.card_id
-          AND o.box_id <> ALL (:ids::text[]::uuid[]) {by_key})
-    RETURNING 1
-),
-boxes AS (DELETE FROM public.boxes b WHERE b.box_id = ANY (:ids::text[]::uuid[]) RETURNING 1)
-SELECT (SELECT count(*) FROM boxes) AS boxes, (SELECT count(*) FROM cards) AS cards;
+SELECT r.boxes, r.cards FROM state.remove_boxes(:ids::text[]::uuid[]) r;
 
 -- name: remove_cards :many
 -- Removes these cards, which are in no box.

@@ -75,6 +75,13 @@ CREATE INDEX inbox_channel_turns ON state.agent_inbox (project_id COLLATE "C", c
 CREATE INDEX inbox_conversation_turns ON state.agent_inbox (project_id COLLATE "C",
     (payload ->> 'conversation_id') COLLATE "C", created_at, agent_turn_id)
     WHERE message_type IN ('turn', 'ui_action') AND agent_turn_id >= '' AND (payload ->> 'conversation_id') IS NOT NULL;
+-- The turns of an end user, as a list is narrowed to them and as a deletion finds them.
+CREATE INDEX inbox_end_user_turns ON state.agent_inbox (project_id COLLATE "C", (payload ->> 'end_user') COLLATE "C",
+    created_at, agent_turn_id)
+    WHERE message_type IN ('turn', 'ui_action') AND agent_turn_id >= '' AND (payload ->> 'end_user') IS NOT NULL;
+-- The turns that other turns asked for, by the turn that asked.
+CREATE INDEX inbox_parents ON state.agent_inbox ((context_headers ->> 'CG-Parent-Turn-Id'))
+    WHERE message_type IN ('turn', 'ui_action') AND context_headers ? 'CG-Parent-Turn-Id';
 CREATE INDEX inbox_conversation_seq ON state.agent_inbox (agent_id, (payload ->> 'conversation_id'), conversation_seq)
     WHERE payload ->> 'conversation_id' IS NOT NULL;
 

@@ -55,6 +55,7 @@ _REFUSALS = {
     "ambiguous": "several agents of the channel have a conversation of this id: say agent_id",
     "conversation_changed": "the conversation is in another box by now: read it again",
     "conversation_locked": "a turn of this conversation is not over: wait for its end, or stop it",
+    "being_deleted": "the conversation is being deleted: make it anew when that is done",
     "conversation_of_another": "the conversation is another agent's: make one for each agent",
     "unknown_card": "drop_card_ids: the conversation has no such card",
     "unknown_conversation": "the channel has no such conversation",

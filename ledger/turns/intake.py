@@ -65,6 +65,7 @@ _REFUSALS = {
     "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
     "unknown_context_box": "context_box_id names no box of this project and channel",
     "unknown_output_box": "output_box_id names no box of this project and channel",
+    "being_deleted": "the conversation or the end user is being deleted: enqueue again when that is done",
 }
 LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
@@ -298,6 +299,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequ
         "new_context_box_id": command.new_context_box_id,
         "new_output_box_id": command.new_output_box_id,
         "settings": settings,
+        "end_user": request.end_user,
         "budget": (request.budget.stored() or None) if request.budget is not None else None,
         "metadata": request.metadata,
         "cards": [new_card(card) for card in command.cards],

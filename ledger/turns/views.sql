@@ -6,7 +6,7 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
        i.status AS inbox_status, i.created_at,
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
        coalesce(o.output_box_id::text, h.output_box_id::text, {wanted_box(i)}::text) AS output_box_id,
-       i.payload ->> 'conversation_id' AS conversation_id,
+       i.payload ->> 'conversation_id' AS conversation_id, i.payload ->> 'end_user' AS end_user,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
        {turn_status} AS status,
        CASE WHEN o.agent_turn_id IS NULL AND i.status = 'queued' THEN (

@@ -73,6 +73,8 @@ class TurnView(Tolerant):
     """The box that its cards go to."""
     conversation_id: ConversationId | None = None
     """The conversation that it is in; empty for the one that a profile's memory keeps, null for none."""
+    end_user: str | None = None
+    """The person for whom it was asked."""
     trace_id: str | None
     """The trace that it belongs to."""
     last_error: str | None

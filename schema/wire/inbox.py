@@ -7,7 +7,17 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, model_validator
 
-from turnstile.schema.base import AgentToken, BoxUuid, ConversationToken, IdOf, JsonObject, Reply, Strict, Tolerant
+from turnstile.schema.base import (
+    AgentToken,
+    BoxUuid,
+    ConversationToken,
+    EndUser,
+    IdOf,
+    JsonObject,
+    Reply,
+    Strict,
+    Tolerant,
+)
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import StoredTurnBudget
 from turnstile.schema.cards import ResultField, ToolError
@@ -74,6 +84,8 @@ class EnqueueRequest(Strict):
     """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
     """The caller's own notes; stored, and never shown to a model."""
+    end_user: EndUser | None = None
+    """The person for whom the caller asks, by the caller's own name. All turns below are of the same one."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

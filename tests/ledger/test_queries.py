@@ -26,7 +26,7 @@ from turnstile.ledger.access import (
 from turnstile.ledger.access.tasks import TargetDescription, TaskRow
 from turnstile.ledger.budgets import attempts, model_queues, prices
 from turnstile.ledger.delegation import provision, targets
-from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
+from turnstile.ledger.operations import audit, deletion, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
@@ -44,6 +44,7 @@ from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
 from turnstile.schema.wire import descriptions, roster_requests
 from turnstile.schema.wire.box_requests import AgentBoxes
+from turnstile.schema.wire.deletion_requests import Deletion
 from turnstile.schema.wire.descriptions import TreeTurn
 from turnstile.schema.wire.webhook_requests import WebhookView
 
@@ -288,6 +289,13 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "page_turns_of_agent_in_channel": TurnSummary,
     "page_turns_of_channel": TurnSummary,
     "page_turns_of_conversation": TurnSummary,
+    "page_turns_of_end_user": TurnSummary,
+    "request_deletion": deletion.RequestedDeletion,
+    "advance_deletion": deletion.AdvancedDeletion,
+    "list_running_deletions": deletion.RunningDeletion,
+    "count_running_deletions": {"found"},
+    "get_deletion": Deletion,
+    "find_text": deletion.TextFound,
     "page_addressees": addressees.AddresseeLine,
     "find_requested_turn": {"agent_turn_id"},
     "find_addressed_agent": addressees.Addressee,

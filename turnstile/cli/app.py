@@ -9,7 +9,7 @@ from typer.exceptions import TyperException
 from turnstile.cli.access import consoles, tokens, webhooks
 from turnstile.cli.budgets import budget_commands
 from turnstile.cli.command import command
-from turnstile.cli.conversations import conversation_commands
+from turnstile.cli.conversations import conversation_commands, deletions
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 from turnstile.cli.mcp import mcp_servers
 from turnstile.cli.models import local_models
@@ -84,6 +84,7 @@ for name, commands, purpose in (
     ("approvals", approval_commands, "Approvals and questions of turns to people: list, show and decide them."),
     ("budget", budget_commands, "Budgets: list, show, raise, and limit what a project spends."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
+    ("end-user", deletions, "End users: delete one with all their turns, look for what is left."),
     ("model", local_models, "Local models: fetch their weights, serve one."),
     ("thread", thread_commands, "Threads: messages of listeners."),
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),

@@ -30,6 +30,7 @@ from turnstile.bridge.pump.thread_wakes import ThreadTurns
 from turnstile.bridge.pushes.push_sender import PushSender, PushTimes
 from turnstile.bridge.pushes.push_verbs import PushVerbs
 from turnstile.bridge.safety.beyond_ledger import BeyondLedger
+from turnstile.bridge.safety.deletions import Deletions
 from turnstile.bridge.safety.eras import Eras
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.safety.rules import Rules
@@ -101,6 +102,7 @@ class Bridge:
             LedgerReads(pool),
             InterruptReads(pool),
             PeopleVerbs(pool, publisher, partial(signal_decision, client)),
+            Deletions(pool, publisher, telemetry),
             BudgetVerbs(pool),
             PushVerbs(
                 pool,
@@ -235,7 +237,7 @@ def safety_rules(
         served,
         times,
         telemetry,
-        more=threads.all(),
+        more=[*threads.all(), Deletions(pool, publisher, telemetry).rule()],
         outcomes=UnknownOutcomes(pool, conn, publisher),
         queue=queue,
         reconciler=reconciler,

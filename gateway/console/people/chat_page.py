@@ -333,6 +333,13 @@ class ChatStopForm(Strict):
     turn: str = Field(min_length=1, max_length=128)
 
 
+class ChatDeleteForm(Strict):
+    """What was seen of the conversation to delete."""
+
+    last_turn_id: str = Field(default="", max_length=128)
+    """Its last turn: with a later one nothing is deleted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A part of a conversation, and where the earlier part is."""
@@ -385,6 +392,19 @@ class ChatPages:
         except TurnstileError as error:
             return await self._page(visit, line, None, error=error)
         return see_other(f"{address_of(line)}#end", "stopped")
+
+    async def delete(self, visit: Visit[ChatQuery, ChatDeleteForm]) -> Response:
+        """Delete the conversation, if it is as it was seen."""
+        line = await self._found(visit, visit.query.channel_id)
+        payload: JsonObject = {"conversation_id": line.conversation_id, "agent_id": line.agent_id}
+        if visit.form.last_turn_id:
+            payload["last_turn_id"] = visit.form.last_turn_id
+        try:
+            asking = self.console.asking
+            await asking.ask(visit.principal, line.channel_id, verbs.CONVERSATION_DELETE, payload, visit.headers)
+        except TurnstileError as error:
+            return await self._page(visit, line, None, error=error)
+        return see_other(LIST, "deleted")
 
     async def _found(self, visit: Visit[Any, Any], requested_channel: str | None) -> ConversationLine:
         """The conversation of the address; raises `Refused`: unknown_conversation, ambiguous."""
@@ -475,6 +495,7 @@ class ChatPages:
             shown=view,
             where=where,
             stop_address=f"{path}/stop?{query}",
+            delete_address=f"{path}/delete?{query}",
             events_address=f"{path}/events?{query}&turns=1",
             is_last_part=cursor is None,
             may_steer=now is not None and not now.turn.action_tool and (is_own or visit.may(Right.OPERATE)),
@@ -499,5 +520,14 @@ def pages(console: Console) -> tuple[Page, ...]:
             handler=handlers.stop,
             query=ChatQuery,
             form=ChatStopForm,
+        ),
+        Page(
+            name="delete_chat",
+            path=f"{one}/delete",
+            method="POST",
+            right=Right.OPERATE,
+            handler=handlers.delete,
+            query=ChatQuery,
+            form=ChatDeleteForm,
         ),
     )

@@ -23,6 +23,7 @@ from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.conversations import OpenAIConversations
 from turnstile.gateway.openai.error_objects import error_response
+from turnstile.gateway.openai.fields import end_user_of
 from turnstile.gateway.openai.messages import SpokenText, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.openai.responses.item_parts import parts_of
@@ -132,6 +133,7 @@ class Responses:
         previous = await self._previous(principal, request.previous_response_id)
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
         fields: JsonObject = {"runtime_config": request.runtime_config(instructions), "metadata": notes}
+        fields |= end_user_of(request.user, request.safety_identifier)
         parts: list[Part] = [] if previous is None else await self._past(previous)
         parts += await parts_of(kernel, principal, entries, "input")
         if conversation is not None:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.people.asking import PAY, asked
+from tests.support.conditions import until
 from tests.support.console.forms import Shown, look, press
 from tests.support.console.visiting import visiting
 from tests.support.gateway import Folded, composed, events_of, token_of
@@ -333,3 +334,22 @@ async def test_pages_of_people_take_a_constant_number_of_statements(
                 await hand.report(command.call)
             await over(hand)
     assert counted == [[4, 2, 2, 2, 3]] * 2
+
+
+async def test_an_operator_deletes_what_the_page_has_shown(hand: Hand, operator: httpx.AsyncClient) -> None:
+    """Bound to the last turn that was seen; who does not operate has no such form."""
+    page = await begun(operator, hand, script({"text": "hello"}))
+    seen = await look(operator, page)
+    await over(hand)
+    await say(operator, page, script({"text": "again"}))
+    late = await press(operator, seen, "last_turn_id")
+    assert (late.status_code, "conversation changed" in Shown(late).words) == (409, True)
+    await over(hand)
+    gone = await press(operator, await look(operator, page), "last_turn_id")
+    assert (gone.status_code, gone.headers["location"].partition("?")[0]) == (303, LIST)
+
+    async def gone_for_good() -> bool:
+        return (await operator.get(page)).status_code == 404
+
+    await until(gone_for_good, 60, "the conversation is deleted")
+    assert await hand.tenant.count("state.agent_inbox") == 0

@@ -120,8 +120,10 @@ MATRIX: dict[str, list[Make]] = {
         lambda own, its: create(own, conversation_id=its.conversation, multitask_strategy="interrupt"),
         lambda own, its: create(own, {"idempotency-key": its.key}),
         lambda own, its: create(own, channel_id=its.channel),
+        lambda own, its: create(own, end_user=its.key),
     ],
     "list_turns": [
+        lambda _, its: Asked("/v1/turns", {"end_user": its.key}),
         lambda _, its: Asked("/v1/turns", {"channel_id": its.channel}),
         lambda _, its: Asked("/v1/turns", {"conversation_id": its.conversation}),
         lambda _, its: Asked("/v1/turns", {"agent_id": its.agent}),
@@ -203,6 +205,14 @@ MATRIX: dict[str, list[Make]] = {
     "put_webhook": [
         lambda own, its: Asked("/v1/webhooks/forged", body={"url": "http://127.0.0.1:1/", "profile_name": its.profile})
     ],
+    "delete_conversation": [
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}"),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}", {"channel_id": its.channel}),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}", {"last_turn_id": its.turn}),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}", {"agent_id": its.agent}),
+    ],
+    "delete_end_user": [lambda _, its: Asked("/v1/end_users", {"end_user": its.key})],
+    "get_deletion": [lambda _, its: Asked(f"/v1/deletions/{its.turn}")],
     "list_webhooks": [lambda _, __: Asked("/v1/webhooks")],
     "remove_webhook": [lambda _, its: Asked(f"/v1/webhooks/{its.turn}")],
     "put_turn_webhook": [lambda _, its: Asked(f"/v1/turns/{its.turn}/webhook", body={"url": "http://127.0.0.1:1/"})],

@@ -19,7 +19,7 @@ from turnstile.processes.gateway import own_token
 from turnstile.schema.access import RIGHTS, GatewayRole, new_secret, read_secret
 from turnstile.schema.ids import AgentTurnId
 
-OF_THE_PROJECT = {"list_webhooks", "remove_webhook"}
+OF_THE_PROJECT = {"list_webhooks", "remove_webhook", "get_deletion"}
 """What a token of one channel may not ask, whatever its role."""
 
 

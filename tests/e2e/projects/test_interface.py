@@ -230,6 +230,9 @@ async def speak_of_budgets(client: BridgeClient) -> None:
     await client.request("budget.get", {"budget_id": day["budget_id"]})
     await client.request("budget.list", {})
     asked: list[tuple[str, JsonObject]] = [
+        ("conversation.delete", {"conversation_id": "nobodys"}),
+        ("end_user.delete", {"end_user": "nobody"}),
+        ("deletion.get", {"deletion_id": "none"}),
         ("webhook.put", {"webhook_id": "w", "url": "http://127.0.0.1:1/"}),
         ("webhook.list", {}),
         ("webhook.remove", {"webhook_id": "w"}),

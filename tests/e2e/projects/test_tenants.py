@@ -59,6 +59,9 @@ SIGNED = "whsec_" + base64.b64encode(b"s" * 32).decode()
 EMPTY = {
     "state.webhooks",
     "state.webhook_events",
+    "state.deletions",
+    "state.deletion_items",
+    "state.past_costs",
     "state.pmo_batches",
     "state.budget_raises",
     "state.pmo_batch_tasks",
@@ -220,6 +223,7 @@ MATRIX: dict[str, Make] = {
     "enqueue profile_name": lambda _, its: enqueue(profile_name=its.profile),
     "enqueue correlation_id": lambda _, its: enqueue(correlation_id=its.correlation),
     "enqueue conversation_id": lambda _, its: enqueue(conversation_id=its.correlation),
+    "enqueue end_user": lambda _, its: enqueue(end_user=f"new-{its.correlation}"),
     "enqueue under a parent": lambda _, its: enqueue(
         {
             headers.PARENT_TURN_ID: its.asleep,
@@ -250,6 +254,17 @@ MATRIX: dict[str, Make] = {
         {"webhook_id": "w", "url": "http://127.0.0.1:1/", "secret": SIGNED, "profile_name": its.profile},
     ),
     "webhook.remove webhook_id": lambda _, its: Case("webhook.remove", {"webhook_id": its.asleep}),
+    "conversation.delete conversation_id": lambda _, its: Case(
+        "conversation.delete", {"conversation_id": f"d-{its.correlation}"}
+    ),
+    "conversation.delete agent_id": lambda _, its: Case(
+        "conversation.delete", {"conversation_id": f"d-{its.correlation}", "agent_id": its.agent}
+    ),
+    "conversation.delete last_turn_id": lambda _, its: Case(
+        "conversation.delete", {"conversation_id": f"d-{its.correlation}", "last_turn_id": its.queued}
+    ),
+    "end_user.delete end_user": lambda _, its: Case("end_user.delete", {"end_user": its.correlation}),
+    "deletion.get deletion_id": lambda _, its: Case("deletion.get", {"deletion_id": its.ended}),
     "conversation.stop conversation_id": lambda _, its: Case(
         "conversation.stop", {"conversation_id": f"s-{its.correlation}"}
     ),
@@ -474,8 +489,8 @@ async def live(tenant: Tenant) -> Ids:
         asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
         await hand.called(call_of(asleep))
         queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
-    for name in (mine, f"s-{mine}"):
-        await tenant.enqueue(ALICE, words, conversation_id=name)
+    for name in (mine, f"s-{mine}", f"d-{mine}"):
+        await tenant.enqueue(ALICE, words, conversation_id=name, end_user=mine)
     for number in range(1, 5):
         await tenant.client.request("conversation.put", {"conversation_id": f"c{number}-{mine}"})
     await put_tool(tenant.pool, tenant.project, definition(f"vault-{tenant.project}"[:60]))

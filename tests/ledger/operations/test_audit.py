@@ -232,6 +232,19 @@ DAMAGES = [
         " SELECT 'e', project_id, webhook_id, agent_turn_id, 'turn.ended', '{}', now() - interval '3 hours' FROM hook",
         {"agent_turn_id": "$running", "webhook_id": "$running/x"},
     ),
+    Damage(
+        "deletions_go_on",
+        "INSERT INTO state.deletions (deletion_id, project_id, kind, end_user, requested_by, advanced_at)"
+        " VALUES ('d1', 'p1', 'end_user', 'ada', 'root', now() - interval '2 hours')",
+        {"deletion_id": "d1"},
+    ),
+    Damage(
+        "deletions_go_on",
+        "INSERT INTO state.deletions (deletion_id, project_id, kind, requested_by, status, ended_at)"
+        " VALUES ('d1', 'p1', 'end_user', 'root', 'done', now());"
+        " INSERT INTO state.deletion_items (deletion_id, project_id, kind, item_id) VALUES ('d1', 'p1', 'turn', 't')",
+        {"deletion_id": "d1"},
+    ),
     Damage("unannounced", OUTCOME.format(f"announced_at = NULL, ended_at = {LATE}"), {"agent_turn_id": "$plain"}),
     Damage(
         "pointers_name_the_last_box",

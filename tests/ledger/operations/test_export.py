@@ -18,7 +18,10 @@ from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import AgentId, ProjectId
 
 OTHER = ProjectId("other")
-OTHERS = {"state.gateway_tokens", "state.push_receivers", "state.webhooks", "state.webhook_events"}
+OTHERS = {
+    *("state.gateway_tokens", "state.push_receivers", "state.webhooks", "state.webhook_events"),
+    *("state.deletions", "state.deletion_items"),
+}
 """Tables with rows of projects that are no data of theirs: who may ask, and whom to tell."""
 HANGING = {"state.thread_segments": "thread_id", "state.thread_replies": "thread_id", "public.box_cards": "box_id"}
 """Tables whose rows say by another row which project they are of."""
@@ -35,6 +38,9 @@ async def filled(pool: Pool) -> None:
     await rows(pool, "INSERT INTO boxes (box_id, tenant_id) VALUES (gen_random_uuid(), 'other')")
     await rows(pool, "INSERT INTO resource.tools (project_id, tool_name) VALUES ('p1', 'search'), ('other', 'search')")
     await rows(pool, "INSERT INTO state.agent_state_pointers (project_id, agent_id) VALUES ('other', 'alice')")
+    await rows(
+        pool, "INSERT INTO state.past_costs (project_id, channel_id, day, model) VALUES ('p1', 'public', now(), 'm')"
+    )
     await ask(pool, conversation_id="c1")
 
 

@@ -116,7 +116,7 @@ class Scene:
         await hand.called(call, timeout=PATIENCE_SECONDS)
         await self.insist("report", {"tool_call_id": call, "status": "success", "result": "found"})
 
-    async def until_count(self, count: int, table: str, condition: str) -> None:
+    async def until_count(self, count: int, table: str, condition: str = "true") -> None:
         """Wait until so many rows of the project are so."""
 
         async def there() -> bool:
@@ -412,13 +412,26 @@ async def pushed(scene: Scene) -> None:
     assert {(note.id, note.state) for note in receiver.notes} == {(f"{turn}.one.1", "COMPLETED")}
 
 
+async def deleted(scene: Scene) -> None:
+    """A conversation is deleted, with a turn that sleeps and one that waits behind it."""
+    hand = await scene.hand()
+    for line in (calling("search"), DONE):
+        await scene.enqueue(hand.agent, line, conversation_id="c1")
+    await hand.heard()
+    await scene.armed()
+    await scene.insist("conversation.delete", {"conversation_id": "c1"}, OPERATOR, settled="unknown_conversation")
+    await scene.until_count(1, "state.deletions", "status = 'done'")
+    for table in ("state.agent_inbox", "state.turn_outcomes", "state.conversations", "state.deletion_items"):
+        await scene.until_count(0, table)
+
+
 PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
     each.__name__: each
     for each in (
         *(plain, tool, reported_by_sql, stopped_running, stopped_queued, action),
         *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun, tool_asks),
         *(budgeted, cut, interrupting, rolling_back, steering, thread, agent_thread, roster, boxes, spending),
-        pushed,
+        *(pushed, deleted),
     )
 }
 """Every play by its name, which is its kind's."""

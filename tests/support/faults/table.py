@@ -230,6 +230,11 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         Fault.BUDGET_RAISED,
         Fault.PROJECT_LIMITED,
     ),
+    "deleted": (
+        Fault.DELETION_REQUESTED,
+        Fault.DELETION_ADVANCED,
+        Fault.DELETION_DONE,
+    ),
     "pushed": (
         Fault.RECEIVER_SET,
         Fault.RECEIVER_REMOVED,

@@ -9,6 +9,7 @@ from tests.support.paths import ROOT
 CLI = ROOT / "turnstile" / "cli"
 OPEN_THE_DATABASE = {
     "access/tokens.py": "token",
+    "conversations/deletions.py": "end-user traces",
     "operations/audit.py": "audit",
     "operations/projects.py": "project remove",
     "operations/retention.py": "prune",

@@ -75,6 +75,28 @@ async def stop(
         session.out.remark(f"{counted(stop.others, 'turn')} that somebody else asked for: an operator may stop them")
 
 
+@command(app, "delete", project=True, channel=True, client=True)
+async def delete(
+    session: "Session",
+    conversation: Annotated[str, typer.Argument(help="The conversation's id.")],
+    agent: Annotated[str | None, typer.Option(help="The agent, if several have a conversation with this id.")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing is left of it.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete a conversation for good: its turns are stopped, and all that only they reach is removed."""
+    from turnstile.cli.conversations.deletions import confirm, follow
+    from turnstile.schema import verbs
+    from turnstile.schema.base import JsonObject
+    from turnstile.schema.wire.deletion_requests import ConversationDeleteRequest
+    from turnstile.sdk.requests import parse_request
+
+    confirm(session, f"conversation {conversation}", yes=yes)
+    fields: JsonObject = {"conversation_id": conversation, **({} if agent is None else {"agent_id": agent})}
+    async with session.client() as client:
+        reply = await client.call(verbs.CONVERSATION_DELETE, parse_request(ConversationDeleteRequest, fields))
+        await follow(session, client, reply, wait=wait)
+
+
 async def chat(
     session: "Session",
     agent: Annotated[

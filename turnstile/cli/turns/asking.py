@@ -62,6 +62,7 @@ class EnqueueArguments:
     multitask: MultitaskStrategy = MultitaskStrategy.ENQUEUE
     budget: JsonObject | None = None
     output_schema: JsonObject | None = None
+    end_user: str | None = None
 
 
 async def ask(session: Session, question: EnqueueArguments, *, wait: bool, direct: bool) -> None:
@@ -264,6 +265,7 @@ def request_of(question: EnqueueArguments, *, repeatable: bool = False) -> Enque
         "output_box_id": question.output_box_id,
         "runtime_config": chosen or None,
         "budget": question.budget,
+        "end_user": question.end_user,
         "multitask_strategy": None if question.multitask is MultitaskStrategy.ENQUEUE else question.multitask,
     }
     fields: JsonObject = {name: value for name, value in named.items() if value is not None}

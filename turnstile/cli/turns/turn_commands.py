@@ -216,6 +216,7 @@ async def enqueue(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
     budget: Annotated[str | None, _BUDGET] = None,
+    end_user: Annotated[str | None, typer.Option(help="The person for whom you ask.", metavar="ID")] = None,
     direct: Annotated[
         bool, typer.Option("--direct", help="Write directly to the database, without NATS or a bridge.")
     ] = False,
@@ -241,5 +242,6 @@ async def enqueue(
         multitask=multitask,
         budget=budget_option(budget),
         output_schema=None if output_schema is None else given_schema(output_schema),
+        end_user=end_user,
     )
     await ask(session, question, wait=wait, direct=direct)

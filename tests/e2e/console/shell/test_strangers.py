@@ -32,6 +32,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
     "begin_chat": {"text": "", "to": "", "conversation": "", "channel": "", "key": "k"},
     "say": {"text": "forged", "how": "nothing", "turn": "", "key": "k"},
     "stop_chat": {"turn": ""},
+    "delete_chat": {"last_turn_id": "nobodys"},
 }
 """What each form says: it would be accepted, but for the ids, or for what could change what is one's own."""
 STREAMS = {"changes", "conversation_events"}
