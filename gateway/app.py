@@ -40,6 +40,7 @@ from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
+from turnstile.gateway.v1.schedule_handlers import Schedules
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.gateway.v1.verb_endpoints import VerbEndpoints
 from turnstile.ledger.operations.audit import Bounds
@@ -83,7 +84,9 @@ class Gateway:
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
         events, roster = Events(*shared), Roster(self.pool)
-        verbs = _verbs(asking, turns, conversations, Interrupts(self.pool), Budgets(self.pool, asking))
+        verbs = _verbs(
+            asking, turns, conversations, Interrupts(self.pool), Budgets(self.pool, asking), Schedules(asking)
+        )
         self.endpoints = endpoints(turns, conversations, events, verbs, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
         self.openai = openai_endpoints(kernel)
@@ -159,7 +162,12 @@ class Gateway:
 
 
 def _verbs(
-    asking: Asking, turns: Turns, conversations: Conversations, interrupts: Interrupts, budgets: Budgets
+    asking: Asking,
+    turns: Turns,
+    conversations: Conversations,
+    interrupts: Interrupts,
+    budgets: Budgets,
+    schedules: Schedules,
 ) -> VerbEndpoints:
     return VerbEndpoints(
         asking=asking,
@@ -172,6 +180,7 @@ def _verbs(
             "webhook_id": budgets.lookup_project,
             "deletion_id": budgets.lookup_project,
             "end_user": budgets.lookup_end_user,
+            "schedule_id": schedules.lookup,
         },
         handlers={
             "enqueue": turns.create,
@@ -183,6 +192,7 @@ def _verbs(
             "budget.get": budgets.get,
             "webhook.list": budgets.webhooks,
             "deletion.get": budgets.deletion,
+            "schedule.list": schedules.list,
         },
     )
 

@@ -294,3 +294,13 @@ OFFSET 0
 -- The end of a subquery whose expressions are evaluated once for each outer row: without OFFSET 0 the planner copies
 -- them to each place that names them.
 OFFSET 0
+
+-- fragment: enqueued(made)
+-- What `enqueue_turn` answers.
+{made}.verdict, {made}.status AS inbox_status, {made}.conversation_id, {made}.worker_target, {made}.leased_at,
+{made}.is_stranded, {made}.queued_because, ({made}.turn).settings -> 'budget' AS budget, ({made}.turn).correlation_id,
+({made}.turn).created_at, ({made}.turn).agent_id, ({made}.turn).agent_turn_id, ({made}.turn).inbox_id,
+({made}.turn).turn_epoch, ({made}.turn).claimed, ({made}.turn).headers AS context_headers,
+split_part(({made}.turn).headers ->> 'traceparent', '-', 2) AS trace_id,
+({made}.turn).profile_box_id::text AS profile_box_id, ({made}.turn).context_box_id::text AS context_box_id,
+({made}.turn).output_box_id::text AS output_box_id

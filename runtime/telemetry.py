@@ -30,6 +30,8 @@ class Metric(StrEnum):
     CLAIMS_RELEASED = "claims_released"
     REPAIRS = "repairs"
     PUSHES = "push_notifications"
+    SCHEDULE_FIRINGS = "schedule_firings"
+    SCHEDULE_LATE_SECONDS = "schedule_late_seconds"
     TURNS = "turns"
     QUEUE_DELAY = "turn_queue_delay_seconds"
     TURN_SECONDS = "turn_seconds"

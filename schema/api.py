@@ -35,6 +35,7 @@ from turnstile.schema.states import MultitaskStrategy, SteerPriority, SteerStatu
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
+from turnstile.schema.wire.schedule_requests import ScheduleView
 from turnstile.schema.wire.webhook_requests import WebhookView
 
 TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
@@ -510,3 +511,39 @@ class WebhookPage(Tolerant):
 
     webhooks: list[WebhookView]
     """By their ids."""
+
+
+class SchedulesQuery(Strict):
+    """Of which channel."""
+
+    channel_id: str | None = Field(default=None, pattern=TOKEN)
+    """The channel of the schedule; by default the token's, else the gateway's default."""
+
+
+class SchedulePageQuery(SchedulesQuery):
+    """A page of schedules."""
+
+    limit: int = Field(default=100, ge=1, le=500)
+    """At most so many."""
+    cursor: str | None = Field(default=None, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    """The `next` of the page before."""
+
+
+class SchedulePage(Tolerant):
+    """Schedules of a channel."""
+
+    schedules: list[ScheduleView]
+    """By their ids."""
+    next: str | None = None
+    """The cursor of the next page; null if there is none."""
+
+
+class ScheduleTriggered(Tolerant):
+    """The turn of a schedule that was triggered."""
+
+    schedule_id: str
+    """The schedule."""
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    duplicate: bool = False
+    """Whether the same request was made before."""

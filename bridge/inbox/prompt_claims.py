@@ -10,8 +10,11 @@ import logging
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.lease import Claim
 from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
 from turnstile.schema.errors import ServerUnavailable
 
 log = logging.getLogger(__name__)
@@ -47,3 +50,15 @@ class PromptClaims:
             log.warning("turn %s is left to the safety net: %s", claim.agent_turn_id, error)
         except Exception:  # nobody awaits the task
             log.exception("starting turn %s failed", claim.agent_turn_id)
+
+
+async def start_enqueued(enqueued: Enqueued, claims: PromptClaims | None, publisher: Publisher) -> None:
+    """Start the turn if its enqueue has claimed it, else ring for it; nothing if its agent is not leased to it."""
+    if (lease := enqueued.lease) is None:
+        return
+    claimed = claims is not None and enqueued.claim is not None
+    if claims is not None and enqueued.claim is not None:
+        claims.start(enqueued.claim)
+        await asyncio.sleep(0)  # the start is on its way before anything else is done
+    doorbell = lease.doorbell(SENDER, "enqueue", claimed=claimed)
+    await publish_best_effort(publisher, lease.dispatched(SENDER), doorbell)

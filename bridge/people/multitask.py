@@ -10,11 +10,11 @@ from typing import Final
 from turnstile.bridge.people.steering import publish_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.stop import ring_stop, stop_reason
-from turnstile.ledger.people.multitask import DisplacedTurn, MadeWay, Over, enqueue_over
+from turnstile.ledger.people.multitask import DisplacedTurn, EnqueueStatement, MadeWay, Over, enqueue_over
 from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
-from turnstile.ledger.turns.intake import Enqueue, Enqueued
+from turnstile.ledger.turns.intake import Enqueue, Enqueued, enqueue_turn
 from turnstile.ledger.turns.turn_publisher import announce_queued, end_dispatched, queued_deliverable
 from turnstile.rules.turn_ends import STOPPED
 from turnstile.runtime.faults import Fault, hit
@@ -50,7 +50,9 @@ class MultitaskEnqueues:
     publisher: Publisher
     telemetry: Telemetry
 
-    async def enqueue(self, command: Enqueue, caller: Caller | None) -> Enqueued:
+    async def enqueue(
+        self, command: Enqueue, caller: Caller | None, enqueue: EnqueueStatement = enqueue_turn
+    ) -> Enqueued:
         """Enqueue by the request's strategy, or steer, and publish what became of the turns before it.
 
         Raises `Refused` (principal_required, no_conversation, turn_in_progress), and as a plain enqueue does.
@@ -67,7 +69,7 @@ class MultitaskEnqueues:
         if command.request.multitask_strategy is MultitaskStrategy.STEER:
             way = await steer_or_enqueue(self.pool, command, how)
         else:
-            way = await enqueue_over(self.pool, command, how)
+            way = await enqueue_over(self.pool, command, how, enqueue)
         hit(Fault.ENQUEUE_COMMITTED)
         if isinstance(way, Steered):
             hit(Fault.STEER_COMMITTED)

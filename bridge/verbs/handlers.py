@@ -4,12 +4,11 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 `run_verb` turns the exception into a reply with its code.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import KW_ONLY, dataclass, replace
 
-from turnstile.bridge.inbox.prompt_claims import PromptClaims
+from turnstile.bridge.inbox.prompt_claims import PromptClaims, start_enqueued
 from turnstile.bridge.people.multitask import MultitaskEnqueues
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
@@ -23,7 +22,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.boxes import compose_box, fork_box, put_conversation, replace_boxes
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.intake import enqueue_turn, planned
+from turnstile.ledger.turns.intake import enqueue_turn, planned, refuse_reserved
 from turnstile.ledger.turns.views import describe_turn, find_conversations
 from turnstile.ledger.turns.waiting import describe_call, report
 from turnstile.runtime.faults import Fault, hit
@@ -153,13 +152,7 @@ class Verbs:
             enqueued = await self._over.enqueue(command, request.caller)
         if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
             self._counts.found(request.project_id)
-        if (lease := enqueued.lease) is not None:
-            claimed = self.claims is not None and enqueued.claim is not None
-            if self.claims is not None and enqueued.claim is not None:
-                self.claims.start(enqueued.claim)
-                await asyncio.sleep(0)  # the start is on its way before anything else is done
-            doorbell = lease.doorbell(SENDER, "enqueue", claimed=claimed)
-            await publish_best_effort(self.publisher, lease.dispatched(SENDER), doorbell)
+        await start_enqueued(enqueued, self.claims, self.publisher)
         hit(Fault.ENQUEUE_PUBLISHED)
         return enqueued.reply
 
@@ -367,6 +360,7 @@ async def run_again(
 ) -> RerunReply:
     """Run a turn again; raises as `ledger.people.reruns.rerun_turn` does, and `BadRequest` if no caller is named."""
     caller, body = request.named_caller(), request.parse(RerunRequest)
+    refuse_reserved(body.correlation_id)
     if request.wait_seconds and body.correlation_id is None:
         raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
     enqueued, of = await rerun_turn(

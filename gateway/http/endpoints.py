@@ -124,9 +124,8 @@ class Dispatch:
         body: BaseModel | bytes = NoQuery()
         if self.endpoint.raw:
             body = await read_json_bytes(request, self._limits.body_bytes)
-        elif self.endpoint.method != "GET" and (self.endpoint.method != "DELETE" or self.endpoint.body is not None):
-            fields = await read_body(request, self._limits.body_bytes)
-            body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, fields, "body")
+        elif self.endpoint.body is not None:
+            body = parsed(self.endpoint.body, await read_body(request, self._limits.body_bytes), "body")
         path = {name: str(value) for name, value in request.path_params.items()}
         call: Call[Any, Any] = Call(principal, path, query, body, request.headers, request, secret)
         answer = await self.endpoint.handler(call)

@@ -29,7 +29,12 @@ SELECT 'token.' || t.token_id AS sender, t.label FROM state.gateway_tokens t
 WHERE t.project_id COLLATE "C" = :project_id AND t.label <> '' ORDER BY t.created_at DESC LIMIT 1000;
 
 -- name: revoke_token :opt
--- Revoke a token of a project; a second time changes nothing.
+-- Revoke a token of a project, which pauses its schedules; a second time changes nothing.
+WITH paused AS (
+    UPDATE resource.schedules s SET paused_at = clock_timestamp(), paused_because = 'owner_revoked',
+        revision = s.revision + 1, updated_at = now()
+    WHERE s.project_id = :project_id AND s.owner = 'token.' || :token_id::text AND s.paused_at IS NULL
+)
 UPDATE state.gateway_tokens t SET revoked_at = coalesce(t.revoked_at, clock_timestamp())
 WHERE t.token_id = :token_id AND t.project_id = :project_id
 RETURNING t.token_id, t.project_id, t.channel_id, t.role, t.label, t.profiles, t.models,

@@ -61,6 +61,9 @@ CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text
     events AS (
         DELETE FROM state.webhook_events e USING gone WHERE e.agent_turn_id = gone.agent_turn_id
     ),
+    firings AS (
+        DELETE FROM state.schedule_firings f USING gone WHERE f.agent_turn_id = gone.agent_turn_id
+    ),
     webhooks AS (
         DELETE FROM state.webhooks w USING gone
         WHERE w.agent_turn_id = gone.agent_turn_id AND w.project_id = gone.project_id

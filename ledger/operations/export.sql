@@ -145,6 +145,17 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 SELECT to_jsonb(x)::text AS row FROM state.interrupts x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_schedules :many
+-- The schedules; if agents are named, those that ask them.
+SELECT to_jsonb(x)::text AS row FROM resource.schedules x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.settings ->> 'agent_id' = ANY (:agent_ids));
+
+-- name: export_schedule_firings :many
+-- The firings of these schedules.
+SELECT to_jsonb(x)::text AS row FROM state.schedule_firings x
+JOIN resource.schedules h ON h.project_id = x.project_id AND h.schedule_id = x.schedule_id
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR h.settings ->> 'agent_id' = ANY (:agent_ids));
+
 -- name: export_boxes :many
 -- The boxes; if agents are named, those that their turns, their profiles and their pointers name.
 SELECT to_jsonb(x)::text AS row FROM public.boxes x

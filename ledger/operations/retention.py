@@ -51,6 +51,8 @@ class Pruned(Tolerant):
     rejections: int = 0
     events: int = 0
     """Events for webhooks that go with no turn: those of budgets of a day or month."""
+    firings: int = 0
+    """Firings of schedules that made no turn."""
     batches: int = 0
     longest_ms: float = 0.0
     """The longest transaction."""
@@ -261,5 +263,6 @@ _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (partial(_rows, listed="list_loose_rows", removed="remove_loose_rows", kind="inbox_rows"), "", True),
     (partial(_rows, listed="list_old_rejections", removed="remove_rejections", kind="rejections"), "0", False),
     (partial(_rows, listed="list_old_events", removed="remove_events", kind="events"), "", False),
+    (partial(_rows, listed="list_old_firings", removed="remove_firings", kind="firings"), "", False),
 )
 """Each walk, the id before all others, and whether its ids hold a time. Later walks remove what earlier ones freed."""

@@ -254,3 +254,20 @@ FROM page p;
 -- name: remove_events :many
 -- Removes these events.
 DELETE FROM state.webhook_events e WHERE e.event_id = ANY (:ids::text[]) RETURNING e.event_id AS id;
+
+-- name: list_old_firings :one
+-- Those of the next firings of schedules that go with no turn and are older than the moment; their ids rise with time,
+-- so the walk ends at the first page without any.
+WITH page AS MATERIALIZED (
+    SELECT f.firing_id, f.project_id, f.fired_at FROM state.schedule_firings f
+    WHERE f.agent_turn_id IS NULL AND f.firing_id > :after ORDER BY f.firing_id LIMIT :row_limit::int
+)
+SELECT CASE WHEN bool_or(p.fired_at < :before::timestamptz) THEN max(p.firing_id) END AS last,
+       coalesce(array_agg(p.firing_id) FILTER (
+           WHERE p.fired_at < :before AND (:project_id::text IS NULL OR p.project_id = :project_id)), '{}') AS found
+FROM page p;
+
+-- name: remove_firings :many
+-- Removes these firings.
+DELETE FROM state.schedule_firings f WHERE f.firing_id = ANY (:ids::text[]) AND f.agent_turn_id IS NULL
+RETURNING f.firing_id AS id;

@@ -8,8 +8,9 @@ turn that ends. Never publishes.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
@@ -60,19 +61,26 @@ class Over:
     """The code and the text."""
 
 
-async def enqueue_over(pool: Pool, command: Enqueue, how: Over) -> MadeWay:
+EnqueueStatement: TypeAlias = Callable[[Connection, Enqueue], Awaitable[Enqueued]]
+"""Writes the new turn, in the transaction of the connection."""
+
+
+async def enqueue_over(pool: Pool, command: Enqueue, how: Over, enqueue: EnqueueStatement = enqueue_turn) -> MadeWay:
     """Enqueue with the strategy `reject`, `interrupt` or `rollback`.
 
     Raises as `enqueue`, `TurnInProgress`, and `Refused` (no_conversation).
     """
-    return await pool.transact(lambda conn: make_way(conn, command, how))
+    return await pool.transact(lambda conn: make_way(conn, command, how, enqueue))
 
 
-async def make_way(conn: Connection, command: Enqueue, how: Over) -> MadeWay:
-    """As `enqueue_over`, in the transaction of the connection, which must be rolled back for what it raises."""
+async def make_way(conn: Connection, command: Enqueue, how: Over, enqueue: EnqueueStatement = enqueue_turn) -> MadeWay:
+    """As `enqueue_over`, in the transaction of the connection, which must be rolled back for what it raises.
+
+    `enqueue` writes the new turn.
+    """
     limit = command.admission.max_queued_turns
     unlimited = replace(command, admission=replace(command.admission, max_queued_turns=0))  # some may leave the queue
-    enqueued = await enqueue_turn(conn, unlimited)
+    enqueued = await enqueue(conn, unlimited)
     turn = enqueued.reply.agent_turn_id
     if not enqueued.is_new or turn is None:
         return MadeWay(await _as_before(conn, command, enqueued))

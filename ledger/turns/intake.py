@@ -50,6 +50,7 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.inbox import IN_PARTS, TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest, RerunOf
 from turnstile.schema.wire.limits import PROJECT_FULL_FOR_CHILDREN, UNLIMITED, Admission, rate_limited
+from turnstile.schema.wire.schedule_requests import RESERVED
 from turnstile.schema.wire.ui_actions import UiAction
 
 _REFUSALS = {
@@ -227,9 +228,16 @@ def planned(
     channel: ChannelId,
     request: EnqueueRequest | UiAction,
     incoming: Mapping[str, str],
+    *,
+    scheduled: bool = False,
     **options: Unpack[EnqueueOptions],
 ) -> Enqueue:
-    """The enqueue with its ids; raises `BadRequest` or `Refused` for what no ledger is asked about."""
+    """The enqueue with its ids; raises `BadRequest` or `Refused` for what no ledger is asked about.
+
+    `scheduled`: its correlation is a schedule's.
+    """
+    if not scheduled:
+        refuse_reserved(request.correlation_id)
     action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         what = "text in a request is" if action is None else "the arguments of an action are"
@@ -252,6 +260,12 @@ def planned(
     )
 
 
+def refuse_reserved(correlation: str | None) -> None:
+    """Raise `BadRequest` for a correlation that only a schedule's firings have (protocol §20)."""
+    if correlation is not None and correlation.startswith(RESERVED):
+        raise BadRequest(f"a correlation_id may not begin with {RESERVED}: firings of schedules have these")
+
+
 def _conversation(request: EnqueueRequest) -> dict[str, str]:
     """The conversation that the request names; else the turn is in its requester's, or in its output box's."""
     return {} if request.conversation_id is None else {headers.CONVERSATION_ID: request.conversation_id}
@@ -262,6 +276,14 @@ async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequ
 
     A turn of one of `claimed_targets` that its agent is leased to is claimed as well.
     """
+    row = await query("enqueue_turn").one(
+        conn, request=enqueue_arguments(command), claimed_targets=list(claimed_targets)
+    )
+    return await enqueued(conn, command, row)
+
+
+def enqueue_arguments(command: Enqueue) -> str:
+    """The enqueue as `state.enqueue_turn` takes it."""
     request, action, admission = command.request, command.action, command.admission
     settings: JsonObject = {"runtime_config": command.stored_config}
     if action is not None:
@@ -305,7 +327,11 @@ async def enqueue_turn(conn: Connection, command: Enqueue, claimed_targets: Sequ
         "cards": [new_card(card) for card in command.cards],
         "needs_level": request.runtime_config.needs_level,
     }
-    row = await query("enqueue_turn").one(conn, request=json.dumps(new), claimed_targets=list(claimed_targets))
+    return json.dumps(new)
+
+
+async def enqueued(conn: Connection, command: Enqueue, row: Row) -> Enqueued:
+    """What the statement came to; raises as `enqueue_turn` does."""
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row

@@ -3,12 +3,7 @@
 -- name: enqueue_turn :one
 -- Writes a turn with its boxes, cards and edge, and leases the agent to it if nothing is before it.
 -- verdict: as of the function.
-SELECT e.verdict, e.status AS inbox_status, e.conversation_id, e.worker_target, e.leased_at, e.is_stranded,
-       e.queued_because, (e.turn).settings -> 'budget' AS budget, (e.turn).correlation_id, (e.turn).created_at,
-       (e.turn).agent_id, (e.turn).agent_turn_id, (e.turn).inbox_id, (e.turn).turn_epoch, (e.turn).claimed,
-       (e.turn).headers AS context_headers, split_part((e.turn).headers ->> 'traceparent', '-', 2) AS trace_id,
-       (e.turn).profile_box_id::text AS profile_box_id,
-       (e.turn).context_box_id::text AS context_box_id, (e.turn).output_box_id::text AS output_box_id
+SELECT {enqueued(e)}
 FROM state.enqueue_turn(:request::jsonb, :claimed_targets::text[]) e;
 
 -- name: stop_queued_turn :opt

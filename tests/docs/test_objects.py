@@ -62,7 +62,12 @@ KEPT = {
     "Watchdog": {"_duty_tried_at", "_errors", "repairs"},
 }
 """What the methods of an object of a process change of it: queues, tasks, figures, what was seen last."""
-LOCKS = {"LitellmModel": "the SDK is loaded once", "VerbService": "requests at once", "InboxService": "turns at once"}
+LOCKS = {
+    "LitellmModel": "the SDK is loaded once",
+    "VerbService": "requests at once",
+    "InboxService": "turns at once",
+    "Schedules": "firings at once",
+}
 """What their locks and semaphores bound: throttling and loading, never a turn's state."""
 _CHANGES = {
     *("append", "appendleft", "add", "pop", "popleft", "popitem", "discard", "update", "clear", "setdefault", "extend"),

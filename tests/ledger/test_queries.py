@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
-from turnstile.ledger import queries, roster
+from turnstile.ledger import queries, roster, schedules
 from turnstile.ledger.access import (
     addressees,
     calls_out,
@@ -46,6 +46,7 @@ from turnstile.schema.wire import descriptions, roster_requests
 from turnstile.schema.wire.box_requests import AgentBoxes
 from turnstile.schema.wire.deletion_requests import Deletion
 from turnstile.schema.wire.descriptions import TreeTurn
+from turnstile.schema.wire.schedule_requests import Firing
 from turnstile.schema.wire.webhook_requests import WebhookView
 
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
@@ -91,6 +92,19 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "record_push": {"recorded"},
     "fail_push": {"given_up"},
     "list_receivers": Receiver,
+    "read_clock": {"now"},
+    "put_schedule": {"verdict", "created"},
+    "find_schedule": schedules.ScheduleRow,
+    "list_schedules": schedules.ListedSchedule,
+    "list_due_schedules": schedules.ScheduleRow,
+    "list_stuck_schedules": schedules.StuckSchedule,
+    "list_firings": Firing,
+    "fire_schedule": ENQUEUED | {"fired"},
+    "pause_schedule": {"schedule_id"},
+    "resume_schedule": {"schedule_id"},
+    "remove_schedule": {"schedule_id"},
+    "list_old_firings": PAGE,
+    "remove_firings": {"id"},
     "put_webhook": {"verdict"},
     "remove_webhook": {"found"},
     "list_webhooks": WebhookView,

@@ -203,7 +203,7 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     assert deletes == (
         {"state.workers", "state.listeners", "state.model_queues"}
         if process == "worker"
-        else {"resource.tools", "state.webhooks", "state.webhook_events"}
+        else {"resource.tools", "resource.schedules", "state.webhooks", "state.webhook_events"}
     )
     assert not [each for each in held if each["verb"] == "UPDATE" and each["column"] is None]
 

@@ -28,7 +28,7 @@ from turnstile.cli.operations import (
 )
 from turnstile.cli.people import approval_commands
 from turnstile.cli.processes import servers
-from turnstile.cli.roster import agents, profiles, tools
+from turnstile.cli.roster import agents, profiles, schedule_commands, tools
 from turnstile.cli.threads import listeners, thread_commands
 from turnstile.cli.turns import boxes, inbox, turn_commands, watch
 from turnstile.runtime.release import release
@@ -86,6 +86,7 @@ for name, commands, purpose in (
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
     ("end-user", deletions, "End users: delete one with all their turns, look for what is left."),
     ("model", local_models, "Local models: fetch their weights, serve one."),
+    ("schedule", schedule_commands, "Schedules: turns that are asked for at times."),
     ("thread", thread_commands, "Threads: messages of listeners."),
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
     ("schema", schemas, "Interface documents for programs in other languages."),

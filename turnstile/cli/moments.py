@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datetime import datetime
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def moment(text: str, option: str, now: "datetime | None" = None) -> "datetime":
@@ -23,7 +23,7 @@ def moment(text: str, option: str, now: "datetime | None" = None) -> "datetime":
     now = now or datetime.now(UTC)
     try:
         if age := re.fullmatch(r"([0-9]{1,9})([smhdw])", text):
-            parsed = now - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+            parsed = now - timedelta(seconds=int(age[1]) * UNITS[age[2]])
         else:
             parsed = datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):

@@ -32,6 +32,7 @@ from turnstile.ledger.operations.monitor import measure_inbox
 from turnstile.ledger.operations.recovery import Era, find_era
 from turnstile.ledger.pool import Pool, ServerTooOld
 from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
+from turnstile.ledger.schedules import list_stuck_schedules
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.processes import addresses
 from turnstile.processes.listener_files import load_registry
@@ -48,6 +49,19 @@ from turnstile.transport.connection import connect
 
 COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
 """Released versions that sent API keys to an attacker; pip does not warn of them."""
+_LATE_SECONDS = 60.0
+_STUCK_LINES = 20
+_STUCK = {
+    "late": "its time has come, and no bridge fires it",
+    "owner_revoked": "it is paused: the token that put it is revoked or has expired; put it with another one",
+    "schedule_invalid": "it is paused: its settings cannot be read; put it again",
+    "unknown_agent": "the project has no such agent",
+    "agent_inactive": "its agent is not active",
+    "agent_paused": "its agent is paused: what it fires waits",
+    "unknown_profile": "the project has no such profile",
+    "no_instances": "its profile has no instances",
+}
+"""Why a schedule cannot run."""
 _SHOWN_PACKAGES = ("temporalio", "nats-py", "pydantic")
 
 
@@ -151,6 +165,19 @@ class _Doctor:
         hint = "`turnstile inbox list` shows the rows; `turnstile docs operations` says what each reason means"
         return [Check(name="inbox", status="warn", says=f"rows are tried again: {says}", hint=hint)]
 
+    async def schedules(self) -> list[Check]:
+        """A line for each schedule that cannot run."""
+        try:
+            async with self._ledger() as pool:
+                stuck = await pool.run(
+                    lambda conn: list_stuck_schedules(conn, late_seconds=_LATE_SECONDS, row_limit=_STUCK_LINES)
+                )
+        except Exception:  # noqa: BLE001 -- the PostgreSQL check reports the cause
+            return []
+        hint = "`turnstile schedule show` has its settings and what it was refused with"
+        named = [(f"schedule {row.project_id}/{row.schedule_id}", _STUCK[row.reason]) for row in stuck]
+        return [Check(name=name, status="warn", says=says, hint=hint) for name, says in named]
+
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those given on the command line; a line if profiles cannot be read."""
         try:
@@ -179,11 +206,11 @@ class _Doctor:
 async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
     """All checks: versions, settings, servers, key files, and the models of profiles and of `models`."""
     doctor = _Doctor(settings, data, models)
-    servers, listeners, claims, (named, problems) = await asyncio.gather(
-        doctor.servers(), doctor.listeners(), doctor.claims(), doctor.named_models()
+    servers, listeners, claims, schedules, (named, problems) = await asyncio.gather(
+        doctor.servers(), doctor.listeners(), doctor.claims(), doctor.schedules(), doctor.named_models()
     )
     model_checks = await check_models(settings, named) if named or not problems else []
-    checks = [*versions(), *servers, *listeners, *claims, *problems, *key_files(settings), *model_checks]
+    checks = [*versions(), *servers, *listeners, *claims, *schedules, *problems, *key_files(settings), *model_checks]
     return [*checks, verdict(checks)]
 
 

@@ -42,6 +42,7 @@ from turnstile.bridge.serving.rate_limits import throttled
 from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.bridge.verbs.ledger_reads import LedgerReads
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
+from turnstile.bridge.verbs.scheduling import Schedules
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
@@ -83,14 +84,25 @@ class Bridge:
         depth, limits = settings.protocol.max_recursion_depth, settings.limits
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
         delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
+        claims = PromptClaims(self.claims, rules.starter, self.served)
+        schedules = Schedules(
+            pool,
+            publisher,
+            depth_limit=depth,
+            admission=limits.admission,
+            claims=claims,
+            telemetry=telemetry,
+            poll=settings.bridge.poll_interval_seconds,
+        )
         handlers = handlers_of(
+            schedules,
             Verbs(
                 pool,
                 publisher,
                 depth_limit=depth,
                 admission=limits.admission,
                 telemetry=telemetry,
-                claims=PromptClaims(self.claims, rules.starter, self.served),
+                claims=claims,
             ),
             RosterVerbs(
                 pool,
@@ -141,6 +153,7 @@ class Bridge:
             sign_on_bridge(pool, client.identity, stop),
             ThreadTurns(conn, pool, threads).run(stop),
             push_sender(self.servers).run(stop),
+            schedules.run(stop),
             *([actions.run(stop)] if settings.bridge.ui_actions else []),
             *(Doorbells(conn, self.claims, target).run(stop) for target in shared),
             *(

@@ -12,6 +12,7 @@ from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerEntry, ListenerFile
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.validation import ValidationFault, faults_in
+from turnstile.schema.wire.schedule_requests import SchedulePutRequest
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -29,6 +30,11 @@ def read_listeners(file: Path) -> list[ListenerEntry]:
 def read_tool(file: Path) -> ToolDefinition:
     """The tool in the file; raises `ConfigError` listing every problem."""
     return _read(file, ToolDefinition, "tool")
+
+
+def read_schedule(file: Path) -> SchedulePutRequest:
+    """The schedule in the file; raises `ConfigError` listing every problem."""
+    return _read(file, SchedulePutRequest, "schedule")
 
 
 async def check_scripted(profile: Profile, scripts: Sequence[Path]) -> None:

@@ -57,6 +57,8 @@ MEANINGS: dict[Metric, MetricInfo] = {
     Metric.CLAIMS: MetricInfo("Inbox rows claimed by a bridge, by verdict", ("verdict",)),
     Metric.CLAIMS_RELEASED: MetricInfo("Claimed rows released because Temporal did not answer"),
     Metric.PUSHES: MetricInfo("Notifications sent to receivers, by what came of it", ("outcome",)),
+    Metric.SCHEDULE_FIRINGS: MetricInfo("Firings of schedules, by what came of them", ("outcome",)),
+    Metric.SCHEDULE_LATE_SECONDS: MetricInfo("Time from when a schedule was to fire until it did", buckets=_LONG),
     Metric.REPAIRS: MetricInfo("Repairs of the safety net, by rule", ("rule",)),
     Metric.TURNS: MetricInfo("Turns that ended", ("status", "error_code"), wide=True),
     Metric.QUEUE_DELAY: MetricInfo("Time from a turn's enqueue to its begin", buckets=_LONG, wide=True),

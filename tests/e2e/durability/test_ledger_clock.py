@@ -19,6 +19,9 @@ from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.embedded import EmbeddedServers, Endpoints
+from turnstile.schema.access import Caller
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentTurnId
 
 HOUR = timedelta(hours=1)
 RIGHT = timedelta()
@@ -87,6 +90,32 @@ async def test_deadlines_pass_where_it_is_set_forward_and_running_turns_go_on(
         await tenant.ended(running.agent_turn_id)
         await tenant.turn(agents[0], '{"steps": [{"text": "done"}]}')
     assert await statuses(tenant) == {"success": 5}
+
+
+async def test_a_schedule_fires_each_time_once_while_it_is_set_forward_and_back(
+    stack: Stack, tenant: Tenant, clock: Clock
+) -> None:
+    await tenant.profile("many", "plain", instances=True)
+    fired = "SELECT nominal_at, agent_turn_id AS turn FROM state.schedule_firings WHERE project_id = $1"
+
+    async def until_more(count: int) -> None:
+        before = len(await tenant.rows(fired, tenant.project))
+
+        async def more() -> bool:
+            return len(await tenant.rows(fired, tenant.project)) >= before + count
+
+        await until(more, 25, f"{count} more firings")
+
+    async with running_here(stack):
+        asked: JsonObject = {"schedule_id": "tick", "profile_name": "many", "instruction": "go", "every_seconds": 1}
+        await tenant.client.request("schedule.put", asked, caller=Caller("me"))
+        for shift in (RIGHT, HOUR, RIGHT):
+            clock.shift(shift)
+            await until_more(2)
+        await tenant.client.request("schedule.remove", {"schedule_id": "tick"}, caller=Caller("me"))
+        turns = await tenant.count("state.agent_inbox", "correlation_id LIKE 'schedule:%'")
+        await tenant.all_ended([AgentTurnId("")] * turns, 60)
+    assert set(await statuses(tenant)) == {"success"}
 
 
 async def test_nothing_waits_for_the_hour_where_it_is_set_back(stack: Stack, tenant: Tenant, clock: Clock) -> None:

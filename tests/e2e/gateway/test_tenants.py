@@ -70,6 +70,7 @@ Make = Callable[[Ids, Ids], Asked]
 """Of one's own ids and the foreign ones."""
 
 
+SCHEDULE: dict[str, Any] = {"instruction": "hi", "every_seconds": 9999}
 SAID = [
     {"role": "user", "content": "hello"},
     {"role": "user", "content": json.dumps({"steps": [{"text": "done"}]})},
@@ -202,6 +203,28 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/budgets/{its.waiting}/raise", body={"max_tokens": -1, "correlation_id": its.key}),
     ],
     "limit_project": [lambda _, __: Asked("/v1/budgets/week/limit", body={"limits": None})],
+    "put_schedule": [
+        lambda _, its: Asked(f"/v1/schedules/{its.key}", body=SCHEDULE | {"agent_id": its.agent}),
+        lambda _, its: Asked(f"/v1/schedules/{its.key}", body=SCHEDULE | {"profile_name": its.profile}),
+        lambda own, its: Asked(
+            f"/v1/schedules/{its.key}",
+            {"channel_id": its.channel},
+            body=SCHEDULE | {"agent_id": its.agent, "conversation_id": its.key},
+        ),
+    ],
+    "list_schedules": [lambda _, its: Asked("/v1/schedules", {"channel_id": its.channel, "cursor": "zzz"})],
+    **{
+        f"{verb}_schedule": [
+            lambda _, its, path=path: Asked(f"/v1/schedules/{its.turn}{path}", {"channel_id": its.channel}),
+            lambda _, its, path=path: Asked(
+                f"/v1/schedules/{its.turn}{path}", headers={"idempotency-key": its.key} if path == "/trigger" else {}
+            ),
+        ]
+        for verb, path in (
+            *(("get", ""), ("remove", "")),
+            *((verb, f"/{verb}") for verb in ("pause", "resume", "trigger")),
+        )
+    },
     "put_webhook": [
         lambda own, its: Asked("/v1/webhooks/forged", body={"url": "http://127.0.0.1:1/", "profile_name": its.profile})
     ],
@@ -486,6 +509,8 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 
 NAMES_NOTHING = {
     *("events", "secret"),
+    *("cron", "timezone", "every_seconds", "at", "start_at", "end_at", "new_conversations", "overlap"),
+    *("catchup_seconds", "paused"),
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
     *("instruction", "result_fields", "runtime_config", "metadata", "model"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns", "limits"),

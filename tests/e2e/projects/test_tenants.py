@@ -55,8 +55,11 @@ BY_THEIR_OWNER = {
     "state.thread_segments": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
     "state.thread_replies": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
 }
+HOURLY: JsonObject = {"instruction": "hi", "every_seconds": 3600}
 SIGNED = "whsec_" + base64.b64encode(b"s" * 32).decode()
 EMPTY = {
+    "resource.schedules",
+    "state.schedule_firings",
     "state.webhooks",
     "state.webhook_events",
     "state.deletions",
@@ -265,6 +268,20 @@ MATRIX: dict[str, Make] = {
     ),
     "end_user.delete end_user": lambda _, its: Case("end_user.delete", {"end_user": its.correlation}),
     "deletion.get deletion_id": lambda _, its: Case("deletion.get", {"deletion_id": its.ended}),
+    **{
+        f"schedule.{verb} schedule_id": lambda _, its, verb=verb: Case(f"schedule.{verb}", {"schedule_id": its.asleep})
+        for verb in ("get", "pause", "resume", "trigger", "remove")
+    },
+    "schedule.trigger correlation_id": lambda _, its: Case(
+        "schedule.trigger", {"schedule_id": its.asleep, "correlation_id": its.correlation}
+    ),
+    "schedule.put agent_id": lambda _, its: Case(
+        "schedule.put",
+        {"schedule_id": "s", "agent_id": its.agent, "conversation_id": its.correlation, **HOURLY},
+    ),
+    "schedule.put profile_name": lambda _, its: Case(
+        "schedule.put", {"schedule_id": "s", "profile_name": its.profile, **HOURLY}
+    ),
     "conversation.stop conversation_id": lambda _, its: Case(
         "conversation.stop", {"conversation_id": f"s-{its.correlation}"}
     ),
@@ -412,6 +429,7 @@ ACTIONS: dict[str, Make] = {
 """The same for UI actions, which are commands without a verb."""
 NAME_NOTHING = {
     "listener.list",
+    "schedule.list",
     "webhook.list",
     "agent.list",
     "profile.list",
@@ -427,6 +445,8 @@ NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
     *("secret", "events", "webhook_id"),
+    *("cron", "timezone", "every_seconds", "at", "start_at", "end_at", "new_conversations", "overlap"),
+    *("catchup_seconds", "paused", "after", "schedule_id"),
     *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags", "only_new", "payloads"),
     *("decision", "response", "message", "limit"),

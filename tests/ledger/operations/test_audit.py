@@ -66,6 +66,20 @@ PAUSE = (
     "INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)"
     " VALUES ('x', 'p1', 'pause', '{0}');"
 )
+SCHEDULE = (
+    "INSERT INTO resource.schedules (project_id, schedule_id, channel_id, owner, settings, timing, anchor_at,"
+    " next_at, created_at) VALUES ('p1', 's', 'public', 'ada', '{{}}', '{{}}', now(), {}, '2020-01-01')"
+)
+FIRING = (
+    "WITH made AS (INSERT INTO resource.schedules (project_id, schedule_id, channel_id, owner, settings, timing,"
+    " anchor_at) VALUES ('p1', 's', 'public', 'ada', '{{}}', '{{}}', now()) RETURNING *)"
+    " INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, agent_turn_id)"
+    " SELECT 'f', project_id, schedule_id, now(), '{}' FROM made"
+)
+CORRELATED = (
+    "UPDATE state.execution_edges SET correlation_id = 'schedule:s@1' WHERE edge_id = 'enqueue-$plain';"
+    "UPDATE state.agent_inbox SET correlation_id = 'schedule:s@1' WHERE inbox_id = '$plain_row';"
+)
 AGED = ";UPDATE cards SET created_at = now() - interval '1 day' WHERE card_id = '$plain-x'"
 CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-memory-cut'"
 BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
@@ -215,6 +229,22 @@ DAMAGES = [
         RECEIVER.format("agent_turn_id = 'nobody'", "running"),
         {"agent_turn_id": "nobody", "receiver_id": "one"},
     ),
+    Damage(
+        "firings_are_their_turns",
+        FIRING.format("$plain"),
+        {"schedule_id": "s", "agent_turn_id": "$plain"},
+    ),
+    Damage(
+        "firings_are_their_turns",
+        FIRING.format("zz-nobody"),
+        {"schedule_id": "s", "agent_turn_id": "zz-nobody"},
+    ),
+    Damage(
+        "scheduled_turns_are_fired",
+        CORRELATED + SCHEDULE.format("NULL"),
+        {"schedule_id": "s", "agent_turn_id": "$plain"},
+    ),
+    Damage("schedules_fire_in_time", SCHEDULE.format(LATE), {"schedule_id": "s"}),
     Damage(
         "webhooks_get_each_end",
         "INSERT INTO state.webhooks (project_id, webhook_id, agent_turn_id, url, secret, events, created_by)"

@@ -41,6 +41,16 @@ async def filled(pool: Pool) -> None:
     await rows(
         pool, "INSERT INTO state.past_costs (project_id, channel_id, day, model) VALUES ('p1', 'public', now(), 'm')"
     )
+    await rows(
+        pool,
+        "INSERT INTO resource.schedules (project_id, schedule_id, channel_id, owner, settings, timing, anchor_at)"
+        " SELECT p, 's', 'public', 'ada', '{}', '{}', now() FROM unnest(ARRAY['p1', 'other']) p",
+    )
+    await rows(
+        pool,
+        "INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, code)"
+        " SELECT 'f' || project_id, project_id, schedule_id, now(), 'missed' FROM resource.schedules",
+    )
     await ask(pool, conversation_id="c1")
 
 

@@ -36,6 +36,7 @@ from tests.support.ledger.budgets import limit, price, reserve, uses
 from tests.support.ledger.calls import end, settle, sleeper
 from tests.support.ledger.healthy import make_healthy
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.ledger.schedules import firings, put
 from tests.support.ledger.trees import child, forks, in_hand, parent, succeed
 from tests.support.pump.threads import RESPONSE, talk
 from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
@@ -273,8 +274,15 @@ async def test_rows_of_no_turn_and_rejections_go(pool: Pool) -> None:
         " CASE n WHEN 3 THEN 'active' WHEN 4 THEN 'given_up' ELSE 'done' END FROM unnest(ARRAY[1, 2, 3, 4, 5, 9]) n"
     )
     await rows(pool, events)
+    await put(pool, "tick")
+    await rows(
+        pool,
+        "INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, code)"
+        " SELECT 'f' || n, 'p1', 'tick', now() + n * interval '1 hour', 'missed' FROM unnest(ARRAY[1, 2, 3]) n",
+    )
     done = await pruned(pool, everything(batch_rows=2))
-    assert (done.inbox_rows, done.rejections, done.events) == (3, 3, 4)
+    assert (done.inbox_rows, done.rejections, done.events, done.firings) == (3, 3, 4, 3)
+    assert await firings(pool) == []
     left = await rows(pool, "SELECT event_id FROM state.webhook_events ORDER BY 1")
     assert [row["event_id"] for row in left] == ["evt_3", "evt_9"]  # to be sent; of a turn, with which it goes
 

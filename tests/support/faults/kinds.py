@@ -425,13 +425,28 @@ async def deleted(scene: Scene) -> None:
         await scene.until_count(0, table)
 
 
+async def scheduled(scene: Scene) -> None:
+    """A schedule fires, once for each of its times, until it is removed."""
+    agent = await scene.tenant.agent("player")
+    await scene.armed()
+    asked: JsonObject = {"agent_id": agent, "instruction": steps(DONE), "every_seconds": 3}
+    await scene.insist("schedule.put", {"schedule_id": "tick", **asked}, ME)
+    await scene.until_count(1, "state.schedule_firings", "agent_turn_id IS NOT NULL")
+    turns = await scene.tenant.rows(
+        "SELECT agent_turn_id FROM state.schedule_firings WHERE project_id = $1", scene.tenant.project
+    )
+    await scene.insist("schedule.remove", {"schedule_id": "tick"}, ME, "unknown_schedule")
+    for row in turns:
+        await scene.ended(AgentTurnId(row["agent_turn_id"]))
+
+
 PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
     each.__name__: each
     for each in (
         *(plain, tool, reported_by_sql, stopped_running, stopped_queued, action),
         *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun, tool_asks),
         *(budgeted, cut, interrupting, rolling_back, steering, thread, agent_thread, roster, boxes, spending),
-        *(pushed, deleted),
+        *(pushed, deleted, scheduled),
     )
 }
 """Every play by its name, which is its kind's."""

@@ -235,6 +235,15 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         Fault.DELETION_ADVANCED,
         Fault.DELETION_DONE,
     ),
+    "scheduled": (
+        *STEPS,
+        *ENDS,
+        Fault.CLAIM_TAKEN,
+        Fault.WORKFLOW_STARTED,
+        Fault.SCHEDULE_STORED,
+        Fault.SCHEDULE_FIRED,
+        Fault.SCHEDULE_PUBLISHED,
+    ),
     "pushed": (
         Fault.RECEIVER_SET,
         Fault.RECEIVER_REMOVED,
