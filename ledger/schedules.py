@@ -182,8 +182,8 @@ async def put_schedule(
     return row["created"]
 
 
-async def find_schedule(conn: Connection, project: ProjectId, channel: ChannelId, schedule: str) -> ScheduleRow:
-    """A schedule of a channel; raises `Refused` (unknown_schedule)."""
+async def find_schedule(conn: Connection, project: ProjectId, channel: ChannelId | None, schedule: str) -> ScheduleRow:
+    """A schedule of a channel, or of any; raises `Refused` (unknown_schedule)."""
     row = await query("find_schedule").opt_as(
         conn, ScheduleRow, project_id=project, channel_id=channel, schedule_id=schedule
     )

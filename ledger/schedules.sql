@@ -12,12 +12,13 @@ FROM state.put_schedule(:project_id, :channel_id, :schedule_id, :settings::jsonb
                         :most::int) p;
 
 -- name: find_schedule :opt
--- A schedule of a channel.
+-- A schedule of a channel, or of any.
 SELECT s.project_id, s.channel_id, s.schedule_id, s.owner, s.owner_operates, s.settings || s.timing AS settings,
        s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.created_at, s.updated_at,
        clock_timestamp() AS read_at
 FROM resource.schedules s
-WHERE s.project_id = :project_id AND s.schedule_id = :schedule_id AND s.channel_id = :channel_id;
+WHERE s.project_id = :project_id AND s.schedule_id = :schedule_id
+  AND (:channel_id::text IS NULL OR s.channel_id = :channel_id);
 
 -- name: list_schedules :many
 -- The schedules of a channel, or of all channels, by their ids, each with its last firing.

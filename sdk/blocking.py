@@ -231,6 +231,14 @@ class SyncClient:
     limits = _waiting(Client.limits)
     limit_project = _waiting(Client.limit_project)
 
+    put_schedule = _waiting(Client.put_schedule)
+    schedules = _waiting(Client.schedules)
+    schedule = _waiting(Client.schedule)
+    pause_schedule = _waiting(Client.pause_schedule)
+    resume_schedule = _waiting(Client.resume_schedule)
+    remove_schedule = _waiting(Client.remove_schedule)
+    trigger_schedule = _waiting(Client.trigger_schedule)
+
     def call(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """What `work` comes to in the client's event loop; raises `BadRequest` unless the client is connected."""
 

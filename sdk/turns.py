@@ -33,6 +33,14 @@ from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.verbs import Verb
 from turnstile.schema.wire.conversation_requests import ConversationStopped, ConversationStopRequest
 from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.schema.wire.schedule_requests import (
+    ScheduleListRequest,
+    SchedulePutRequest,
+    ScheduleReply,
+    ScheduleRequest,
+    ScheduleTriggerRequest,
+    ScheduleView,
+)
 from turnstile.sdk.budgets import Dollars, budget_in, find_budgets, find_limits, limit_request, raise_request
 from turnstile.sdk.interrupts import Interrupt, find_interrupts, get_interrupt
 from turnstile.sdk.requests import Budget, budget_of, parse_request
@@ -362,11 +370,68 @@ class Client:
         request = limit_request(period, tokens, cost_usd, turns)
         return budget_in(await self._opened.call(verbs.LIMIT_PROJECT, request))
 
+    async def put_schedule(self, schedule_id: str, instruction: str, **settings: JsonValue) -> ScheduleView:
+        """Ask for turns at times; the same id again replaces what was put (docs/schedules.md).
+
+        `settings` are those of `SchedulePutRequest`: `agent_id` or `profile_name`; `cron`, `every_seconds` or `at`.
+        Raises `BadRequest`, `Refused` (`not_yours`, `unknown_agent`, `never_fires`, …) or `ServerUnavailable`.
+        """
+        fields: JsonObject = {"schedule_id": schedule_id, "instruction": instruction, **settings}
+        reply = await self._opened.call(verbs.SCHEDULE_PUT, parse_request(SchedulePutRequest, fields))
+        return _schedule_in(reply)
+
+    async def schedules(self) -> list[ScheduleView]:
+        """The schedules of this channel by their ids, each with its last firing."""
+        found: list[ScheduleView] = []
+        after: str | None = None
+        while True:
+            page = await self._opened.call(verbs.SCHEDULE_LIST, ScheduleListRequest(after=after))
+            found += page.schedules
+            if (after := page.next) is None:
+                return found
+
+    async def schedule(self, schedule_id: str) -> ScheduleView:
+        """A schedule with its next times and last firings; raises `Refused` (`unknown_schedule`)."""
+        return await self._of_schedule(verbs.SCHEDULE_GET, schedule_id)
+
+    async def pause_schedule(self, schedule_id: str) -> ScheduleView:
+        """Let it fire no more until it is resumed; raises `Refused` (`unknown_schedule`, `not_yours`)."""
+        return await self._of_schedule(verbs.SCHEDULE_PAUSE, schedule_id)
+
+    async def resume_schedule(self, schedule_id: str) -> ScheduleView:
+        """Let it fire from its next time on; raises `Refused` (`unknown_schedule`, `not_yours`, `never_fires`)."""
+        return await self._of_schedule(verbs.SCHEDULE_RESUME, schedule_id)
+
+    async def remove_schedule(self, schedule_id: str) -> ScheduleView:
+        """Remove it with its firings; its turns stay. Raises `Refused` (`unknown_schedule`, `not_yours`)."""
+        return await self._of_schedule(verbs.SCHEDULE_REMOVE, schedule_id)
+
+    async def trigger_schedule(self, schedule_id: str, *, correlation_id: str | None = None) -> AgentTurnId:
+        """Enqueue a turn of it now; returns the turn's id, the same for the same `correlation_id`.
+
+        Raises `Refused` (`unknown_schedule`, `not_yours`) and as an enqueue does.
+        """
+        fields: JsonObject = {"schedule_id": schedule_id, "correlation_id": correlation_id or uuid7()}
+        reply = await self._opened.call(verbs.SCHEDULE_TRIGGER, parse_request(ScheduleTriggerRequest, fields))
+        if reply.agent_turn_id is None:
+            raise ServerUnavailable("the bridge accepted the request and named no turn")
+        return reply.agent_turn_id
+
+    async def _of_schedule(self, verb: Verb[ScheduleRequest, ScheduleReply], schedule_id: str) -> ScheduleView:
+        request = parse_request(ScheduleRequest, {"schedule_id": schedule_id})
+        return _schedule_in(await self._opened.call(verb, request))
+
     @property
     def _opened(self) -> Backend:
         if self._backend is None:
             raise BadRequest("the client is not connected: use it inside `async with`")
         return self._backend
+
+
+def _schedule_in(reply: ScheduleReply) -> ScheduleView:
+    if reply.schedule is None:
+        raise ServerUnavailable("the bridge accepted the request and showed no schedule")
+    return reply.schedule
 
 
 def connect(

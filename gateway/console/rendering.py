@@ -29,6 +29,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "paused": "The agent is paused. No further turn starts; the others stay queued.",
     "resumed": "The agent is active again.",
     "retired": "The agent is retired. It accepts no further requests; queued turns still run.",
+    "schedule_paused": "The schedule is paused: it fires no more until it is resumed.",
+    "schedule_resumed": "The schedule fires from its next time on.",
+    "triggered": "This is the schedule's turn.",
     "reported": "The call is answered. Its turn continues with your answer.",
     "raised": "The budget has been changed.",
     "limited": "The limit applies from now on.",
@@ -123,7 +126,13 @@ def _also(answer: Response, problem: Problem) -> Response:
     return answer
 
 
-_ELSEWHERE: Final = {"profiles": "agents", "tools": "agents", "letters": "calls", "budgets": "costs"}
+_ELSEWHERE: Final = {
+    "profiles": "agents",
+    "tools": "agents",
+    "schedules": "agents",
+    "letters": "calls",
+    "budgets": "costs",
+}
 """Pages that the navigation has under another one's entry."""
 
 

@@ -27,6 +27,7 @@ from turnstile.gateway.console.fleet.agent_pages import pages as agent_pages
 from turnstile.gateway.console.fleet.call_pages import pages as call_pages
 from turnstile.gateway.console.fleet.letter_pages import pages as letter_pages
 from turnstile.gateway.console.fleet.profile_pages import pages as profile_pages
+from turnstile.gateway.console.fleet.schedule_pages import pages as schedule_pages
 from turnstile.gateway.console.fleet.tool_pages import pages as tool_pages
 from turnstile.gateway.console.forms import read_form
 from turnstile.gateway.console.live import pages as live_pages
@@ -207,6 +208,7 @@ _AREAS: Final[tuple[Callable[[Console], tuple[Page, ...]], ...]] = (
     agent_pages,
     profile_pages,
     tool_pages,
+    schedule_pages,
     call_pages,
     letter_pages,
     cost_pages,

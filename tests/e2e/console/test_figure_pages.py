@@ -184,7 +184,7 @@ async def test_an_operator_audits_the_project(operator: httpx.AsyncClient, tenan
 async def test_a_page_takes_as_many_statements_for_many_rows_as_for_few(tenant: Tenant) -> None:
     """Beside the look at the token and the count of open questions, which are remembered for a moment."""
     pages = {"agents": 1, f"agents/{ALICE}": 3, "profiles": 1, f"profiles/{ALICE}-profile": 3, "tools": 2, "calls": 1}
-    pages |= {"letters": 2, "costs": 1, "budgets": 2, "health": 4}
+    pages |= {"schedules": 1, "letters": 2, "costs": 1, "budgets": 2, "health": 4}
     async with composed(tenant.stack) as gateway:
         transport, url = httpx.ASGITransport(app=gateway.app), "http://localhost"
         own = {"origin": url, "sec-fetch-site": "same-origin"}

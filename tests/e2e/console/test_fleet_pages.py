@@ -18,8 +18,9 @@ from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.ledger.roster import put_tool
-from turnstile.schema.access import GatewayRole
-from turnstile.schema.ids import AgentId
+from turnstile.schema.access import Caller, GatewayRole
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.sdk.tools.service import ToolService
 
 HOSTILE = "<script>alert(1)</script>\u202e/x"
@@ -52,10 +53,13 @@ async def test_what_is_another_projects_is_answered_as_what_nobody_has(
     other = new_tenant(tenant.stack)
     async with hand_of(other, agent=AgentId("its-agent")) as hand:
         turn = await hand.suspended(calling("search"), budget={"max_tokens": 100_000})
+        daily: JsonObject = {"schedule_id": "its-daily", "agent_id": "its-agent", "every_seconds": 9999}
+        await other.client.request("schedule.put", daily | {"instruction": "x"}, caller=Caller("ada"))
         call = call_of(turn)
         for own, none in (
             ("agents/its-agent", "agents/none"),
             ("profiles/its-agent-profile", "profiles/none"),
+            ("schedules/its-daily", "schedules/none"),
             (f"calls/{call}", "calls/none"),
             (f"budgets/{turn}", "budgets/none"),
         ):
@@ -64,6 +68,7 @@ async def test_what_is_another_projects_is_answered_as_what_nobody_has(
         csrf = forms_of((await operator.get("/console/session")).text)[0].hidden["csrf"]
         for own, none, fields in (
             ("agents/its-agent/status", "agents/none/status", {"action": "pause"}),
+            ("schedules/its-daily/change", "schedules/none/change", {"action": "pause"}),
             (f"calls/{call}/report", "calls/none/report", {"status": "success"}),
             (f"budgets/{turn}/raise", "budgets/none/raise", {"tokens": "5"}),
         ):
@@ -71,7 +76,7 @@ async def test_what_is_another_projects_is_answered_as_what_nobody_has(
                 await operator.post(f"/console/{page}", data={"csrf": csrf, **fields}) for page in (own, none)
             ]
             assert (its.status_code, words_of(its.text)) == (404, words_of(nobodys.text))
-        for page in ("agents", "profiles", "tools", "calls", "letters", "costs", "budgets", "health"):
+        for page in ("agents", "profiles", "tools", "schedules", "calls", "letters", "costs", "budgets", "health"):
             shown = (await operator.get(f"/console/{page}")).text
             assert "its-agent" not in shown, page
             assert turn[:13] not in shown, page
@@ -86,11 +91,47 @@ async def test_an_empty_project_says_what_to_do(operator: httpx.AsyncClient) -> 
         "agents?shown=busy": "Show all agents",
         "profiles": "turnstile profile put",
         "tools": "turnstile tool put",
+        "schedules": "turnstile schedule put",
         "calls": "No call is waiting",
         "calls?waits_for=overdue": "Show all calls",
         "letters": "There are no dead letters. Rejections",
     }.items():
         assert said in await words(operator, f"/console/{page}"), page
+
+
+async def test_a_schedule_is_paused_resumed_and_run_now_by_its_owner(
+    operator: httpx.AsyncClient, url: str, tenant: Tenant
+) -> None:
+    await tenant.agent("plain")
+    asked: JsonObject = {"schedule_id": "daily", "agent_id": ALICE, "instruction": HOSTILE, "cron": "0 9 * * *"}
+    await tenant.client.request("schedule.put", asked, caller=Caller("ada"))
+    page, change = "/console/schedules/daily", "/console/schedules/daily/change"
+    assert "daily alice 0 9 * * * UTC in" in await words(operator, "/console/schedules")
+    ran = await send(operator, page, change, {"action": "trigger"})
+    assert ran.status_code == 303
+    turn = ran.headers["location"].split("/")[3].partition("?")[0]
+    await tenant.ended(AgentTurnId(turn))
+    paused = await send(operator, page, change, {"action": "pause"})
+    assert "fires no more" in await words(operator, paused.headers["location"])
+    await tenant.rows(
+        "INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, code, error)"
+        " VALUES ('x', $1, 'daily', now(), 'queue_full', 'too many turns wait')",
+        tenant.project,
+    )
+    shown = await words(operator, page)
+    assert "State paused" in shown
+    assert f"{turn[:13]}… triggered by" in shown
+    assert "queue full too many turns wait" in shown
+    resumed = await send(operator, page, change, {"action": "resume"})
+    assert "from its next time on" in await words(operator, resumed.headers["location"])
+    async with viewer(url, tenant, GatewayRole.CLIENT) as other:
+        assert change not in (await other.get(page)).text, "it is another caller's"
+        csrf = forms_of((await other.get("/console/session")).text)[0].hidden["csrf"]
+        refused = await other.post(change, data={"csrf": csrf, "action": "pause"})
+        assert refused.status_code == 403
+    async with viewer(url, tenant, GatewayRole.OPERATOR, "elsewhere") as other:
+        assert "daily" not in await words(other, "/console/schedules")
+        await words(other, page, 404)
 
 
 async def test_agents_are_paused_and_resumed_and_the_ledger_says_by_whom(

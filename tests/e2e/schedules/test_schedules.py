@@ -11,8 +11,10 @@ from tests.support.conditions import until
 from tests.support.gateway import asking, composed, token_of
 from tests.support.tenants import Tenant
 from tests.turnstile.support import turnstile
+from turnstile import Client
 from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.ids import AgentTurnId
+from turnstile.sdk.nats_turns import NatsBackend
 
 pytestmark = pytest.mark.shared_stack
 
@@ -60,7 +62,6 @@ async def test_a_schedule_of_the_command_makes_a_turn_at_each_of_its_times(tenan
         name = firing["nominal_at"].isoformat().replace("+00:00", "Z")
         assert (firing["correlation_id"], firing["sender"]) == (f"schedule:tick@{name}", "me")
     assert (await tenant.ended(AgentTurnId(firings[0]["agent_turn_id"]))).view.status == "success"
-    assert (await schedule("pause", "tick"))["paused_because"] == "paused"
     assert [line["schedule_id"] for line in await schedule("list")] == ["daily", "tick"]
 
 
@@ -81,10 +82,15 @@ async def test_a_schedule_over_http_is_its_token_s_and_triggers_once_for_a_key(t
         first, again = [await web.post("/v1/schedules/daily/trigger", headers=key) for _ in range(2)]
         assert (first.status_code, again.json()) == (202, first.json() | {"duplicate": True})
         await tenant.ended(first.json()["agent_turn_id"])
-        assert (await web.post("/v1/schedules/daily/pause")).json()["paused_because"] == "paused"
+        boss = Client.over(NatsBackend(tenant.stack.conn, tenant.client))  # an operator, over NATS
+        assert (await boss.pause_schedule("daily")).paused_because == "paused"
         assert (await web.post("/v1/schedules/daily/resume")).json()["paused_at"] is None
+        assert [view.schedule_id for view in await boss.schedules()] == ["daily"]
+        await tenant.ended(await boss.trigger_schedule("daily"))
+        weekly = await boss.put_schedule("weekly", "go", agent_id=agent, cron="0 9 * * 1")
+        assert await boss.remove_schedule("weekly") == weekly
         [line] = (await stranger.get("/v1/schedules")).json()["schedules"]
-        assert line["last"]["triggered_by"] == line["owner"]
+        assert line["last"]["triggered_by"] == tenant.client.caller.name
         assert (await web.delete("/v1/schedules/daily")).status_code == 200
         assert (await web.get("/v1/schedules/daily")).status_code == 404
         wrong = await web.put("/v1/schedules/daily", json={**settings, "agent_id": agent, "cron": "0 9 30 2 *"})

@@ -37,6 +37,7 @@ PAGES = {
     "profiles": "/console/profiles",
     "profile": "/console/profiles/support",
     "tools": "/console/tools",
+    "schedules": "/console/schedules",
     "costs": "/console/costs",
     "budgets": "/console/budgets",
     "budget": "/console/budgets/day",

@@ -35,6 +35,7 @@ _PAGES = (
     "/console/calls",
     "/console/letters",
     "/console/tools",
+    "/console/schedules",
     "/console/costs",
     "/console/costs?days=365",
     "/console/budgets",
