@@ -18,7 +18,7 @@ from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonCo
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
 from turnstile.schema.ids import worker_target as checked_target
-from turnstile.schema.message_types import CODE_AGENTS
+from turnstile.schema.message_types import CODE_AGENTS, TYPED_ANSWERS
 from turnstile.schema.profiles import Profile, memory_problem
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
@@ -118,11 +118,20 @@ async def _tool_texts(pool: Pool, project: ProjectId, profile: Profile) -> list[
 
 
 def _settings(profile: Profile, box: BoxId) -> JsonObject:
-    """What an enqueue must know of the profile; nothing of one with neither memory, instances, budget nor `run_by`."""
+    """What an enqueue must know of the profile; nothing of one that has only what most have.
+
+    Of a long schema of its answers it is known only that there is one.
+    """
     settings = profile.model_dump(mode="json", include={"memory", "instances"})
-    settings |= {} if profile.run_by is None else {"needs_level": CODE_AGENTS}
     settings |= {"budget": limits} if profile.budget and (limits := profile.budget.stored()) else {}
+    if (schema := profile.output_schema) is not None:
+        known = schema if len(json.dumps(schema)) <= _LONGEST_SCHEMA else {}
+        settings |= {"output_schema": known, "needs_level": TYPED_ANSWERS}
+    settings |= {} if profile.run_by is None else {"needs_level": CODE_AGENTS}
     return {"profile_box_id": box, **settings} if settings else {}
+
+
+_LONGEST_SCHEMA = 16_384
 
 
 async def list_profiles(

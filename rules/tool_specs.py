@@ -10,7 +10,7 @@ one of its step. If it is not, or its arguments are invalid, all calls of the st
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue, ValidationError
@@ -110,22 +110,29 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose content is no schema."""
 
 
-def _moved(schema: JsonObject) -> JsonObject:
-    """The schema as a property of another one, whose definitions stay at its root: its references lead there."""
-    return {name: _moved_part(name, part) for name, part in schema.items()}
+def as_value(output_schema: JsonObject) -> JsonObject:
+    """The schema as that of the property `value` of another one, with its definitions: its references lead there."""
+    schema = _moved(output_schema, ())
+    schema.pop("$schema", None)
+    return schema
 
 
-def _moved_part(keyword: str, part: JsonValue) -> JsonValue:
+def _moved(schema: JsonObject, at_root: Collection[str] = _DEFINITIONS) -> JsonObject:
+    """The schema as a property of another one, at whose root its parts of these names are; its references follow."""
+    return {name: _moved_part(name, part, at_root) for name, part in schema.items()}
+
+
+def _moved_part(keyword: str, part: JsonValue, at_root: Collection[str]) -> JsonValue:
     match part:
         case str() if keyword == "$ref" and (part == "#" or part.startswith("#/")):
-            at_root = part.split("/")[1:2]
-            return part if at_root and at_root[0] in _DEFINITIONS else f"#/properties/{_VALUE}{part[1:]}"
+            first = part.split("/")[1:2]
+            return part if first and first[0] in at_root else f"#/properties/{_VALUE}{part[1:]}"
         case dict() if keyword in _SCHEMAS_BY_NAME:
-            return {name: _moved_part("", inner) for name, inner in part.items()}
+            return {name: _moved_part("", inner, at_root) for name, inner in part.items()}
         case dict() if keyword not in _VALUES:
-            return _moved(part)
+            return _moved(part, at_root)
         case list() if keyword not in _VALUES:
-            return [_moved_part("", inner) for inner in part]
+            return [_moved_part("", inner, at_root) for inner in part]
         case _:
             return part
 

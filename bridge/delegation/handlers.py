@@ -56,6 +56,7 @@ from turnstile.schema.ids import (
     turn_card_id,
     uuid7,
 )
+from turnstile.schema.message_types import TYPED_ANSWERS
 from turnstile.schema.tools import PmoTool
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Message
@@ -123,6 +124,7 @@ def child_of(caller: DelegatingCall, tool: str, task: TaskArguments, index: int 
         new_agent=None if reuses else _new_agent(call, task, target, turn),
         label=task.label if isinstance(task, ForkTask) else None,
         runtime_config=None if task.output_schema is None else {"card_id": turn_card_id(turn, "config")},
+        needs_level=None if task.output_schema is None else TYPED_ANSWERS,
         budget=_budget(task, target),
         traceparent=headers.derived_span(call.context_headers.get(headers.TRACEPARENT, ""), call.tool_call_id),
     )

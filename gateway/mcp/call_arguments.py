@@ -3,10 +3,11 @@
 The schemas are written out: clients of 2025 get `type`, `properties` and `required` alone, so no part is elsewhere.
 """
 
-from typing import Final
+from typing import Final, cast
 
 from pydantic import Field
 
+from turnstile.rules.tool_specs import as_value
 from turnstile.schema.api import TOKEN, ConversationName
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.cards import ResultField
@@ -41,7 +42,7 @@ class TurnStopArguments(Strict):
     reason: str = Field(default="", max_length=900)
 
 
-def _object(required: list[str], **properties: JsonObject) -> JsonObject:
+def _object(required: list[str], properties: JsonObject) -> JsonObject:
     return {"type": "object", "properties": {**properties}, "required": [*required], "additionalProperties": False}
 
 
@@ -52,42 +53,49 @@ def _wait(words: str, usual: float) -> JsonObject:
 _TURN_ID: JsonObject = {"type": "string", "description": "The turn's id, from an earlier answer."}
 _FIELD = _object(
     ["name"],
-    name={"type": "string", "minLength": 1, "maxLength": 128},
-    description={"type": "string", "description": "What the field should contain."},
+    {
+        "name": {"type": "string", "minLength": 1, "maxLength": 128},
+        "description": {"type": "string", "description": "What the field should contain."},
+    },
 )
-ASK_SCHEMA: Final = _object(
-    ["instruction"],
-    instruction={
+_ASK: Final[JsonObject] = {
+    "instruction": {
         "type": "string",
         "minLength": 1,
         "description": "The task, with everything that the agent must know.",
     },
-    result_fields={
+    "conversation_id": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 512,
+        "description": "A conversation with the agent: its turns run one after the other and remember earlier ones.",
+    },
+    "wait_seconds": _wait(
+        "How long to wait for the answer; after that the answer is a handle for turn_get.", USUAL_WAIT
+    ),
+}
+_FORMS: Final[JsonObject] = {
+    "result_fields": {
         "type": "array",
         "items": _FIELD,
         "minItems": 1,
         "maxItems": 256,
         "description": "Fields that the answer must have; without this the answer is a text.",
     },
-    output_schema={
+    "output_schema": {
         "type": "object",
         "description": "A JSON schema: the answer's value matches it. Not together with result_fields.",
     },
-    conversation_id={
-        "type": "string",
-        "minLength": 1,
-        "maxLength": 512,
-        "description": "A conversation with the agent: its turns run one after the other and remember earlier ones.",
-    },
-    wait_seconds=_wait("How long to wait for the answer; after that the answer is a handle for turn_get.", USUAL_WAIT),
-)
+}
+ASK_SCHEMA: Final = _object(["instruction"], _ASK | _FORMS)
+TYPED_ASK_SCHEMA: Final = _object(["instruction"], _ASK)
+"""A question to an agent whose profile says what its answers match."""
 TURN_GET_SCHEMA: Final = _object(
-    ["turn_id"], turn_id=_TURN_ID, wait_seconds=_wait("How long to wait for the turn's end.", 0.0)
+    ["turn_id"], {"turn_id": _TURN_ID, "wait_seconds": _wait("How long to wait for the turn's end.", 0.0)}
 )
 TURN_STOP_SCHEMA: Final = _object(
     ["turn_id"],
-    turn_id=_TURN_ID,
-    reason={"type": "string", "maxLength": 900, "description": "Why, for people."},
+    {"turn_id": _TURN_ID, "reason": {"type": "string", "maxLength": 900, "description": "Why, for people."}},
 )
 STATUSES: Final = ("success", "partial", "failed", "timeout", "canceled", "running", "waiting_for_person", "refused")
 ANSWER_SCHEMA: Final[JsonObject] = {
@@ -115,3 +123,11 @@ ANSWER_SCHEMA: Final[JsonObject] = {
     },
     "required": ["status"],
 }
+
+
+def answer_schema(output_schema: JsonObject | None) -> JsonObject:
+    """What a tool answers whose agent answers a value of this schema, if any: an answer with another is an error."""
+    if not output_schema:
+        return ANSWER_SCHEMA
+    properties = cast("JsonObject", ANSWER_SCHEMA["properties"])
+    return {**ANSWER_SCHEMA, "properties": {**properties, "value": as_value(output_schema)}}

@@ -47,6 +47,7 @@ from turnstile.gateway.mcp.tool_names import LONGEST, TURN_GET, TURN_STOP, named
 from turnstile.gateway.outputs import output_of, typed_value
 from turnstile.ledger.people.interrupt_views import get_interrupt
 from turnstile.ledger.pool import Pool
+from turnstile.rules.tool_specs import OUTPUT_INVALID
 from turnstile.schema import verbs
 from turnstile.schema.access import Principal, Right, TokenId
 from turnstile.schema.amounts import amount
@@ -306,8 +307,8 @@ def ended(view: TurnView, output: Output | None) -> CallToolResult:
             answer["partial"] = True
     if view.error_code is not None:
         answer |= {"error_code": view.error_code, "error": (view.error or "")[:_ERROR_LENGTH]}
-    text = None if output is None or status not in _DELIVERED else output.text
-    return _result(answer, text, is_error=status not in _DELIVERED)
+    has_answer = status in _DELIVERED and view.error_code != OUTPUT_INVALID
+    return _result(answer, output.text if has_answer and output is not None else None, is_error=not has_answer)
 
 
 def refused_result(error: TurnstileError, view: TurnView | None = None) -> CallToolResult:

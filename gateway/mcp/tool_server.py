@@ -25,7 +25,14 @@ from turnstile.gateway.addressed import PROFILE, TARGET_LIMIT
 from turnstile.gateway.http.problems import problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.mcp.asker import Asker
-from turnstile.gateway.mcp.call_arguments import ANSWER_SCHEMA, ASK_SCHEMA, TURN_GET_SCHEMA, TURN_STOP_SCHEMA
+from turnstile.gateway.mcp.call_arguments import (
+    ANSWER_SCHEMA,
+    ASK_SCHEMA,
+    TURN_GET_SCHEMA,
+    TURN_STOP_SCHEMA,
+    TYPED_ASK_SCHEMA,
+    answer_schema,
+)
 from turnstile.gateway.mcp.tool_calls import Answer, ToolCalls
 from turnstile.gateway.mcp.tool_names import TURN_GET, TURN_STOP, tool_name
 from turnstile.gateway.schema_slots import is_plain
@@ -101,8 +108,8 @@ def _tool(name: str, line: AddresseeLine) -> Tool:
         name=name,
         title=None if line.title is None else _plain(line.title),
         description=f"{about}, and waits for the answer. If it takes long, fetch it with {TURN_GET}.",
-        input_schema=ASK_SCHEMA,
-        output_schema=ANSWER_SCHEMA,
+        input_schema=TYPED_ASK_SCHEMA if line.output_schema else ASK_SCHEMA,
+        output_schema=answer_schema(line.output_schema),
         annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True),
     )
 

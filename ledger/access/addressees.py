@@ -2,8 +2,10 @@
 
 from datetime import datetime
 
+from pydantic import Json
+
 from turnstile.ledger.queries import Connection, query
-from turnstile.schema.base import Tolerant
+from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import ProjectId
 
 
@@ -22,6 +24,8 @@ class AddresseeLine(Addressee):
     title: str | None
     """An agent's name for people."""
     profile_name: str | None
+    output_schema: Json[JsonObject] | None
+    """What its answers match by default, if its profile says so; empty if that is too long to be shown."""
 
 
 async def page_addressees(

@@ -27,9 +27,11 @@ ORDER BY is_profile, name;
 -- name: page_addressees :many
 -- A page of both kinds with what a stranger may read of them: agents by id, then profiles by name, after one of
 -- either kind.
-SELECT x.name, x.is_profile, x.since, x.title, x.profile_name FROM (
+SELECT x.name, x.is_profile, x.since, x.title, x.profile_name, x.output_schema FROM (
     (SELECT a.agent_id AS name, false AS is_profile, a.created_at AS since, a.display_name AS title,
-            p.name AS profile_name, a.agent_id AS place
+            p.name AS profile_name, a.agent_id AS place,
+            CASE WHEN p.settings ->> 'profile_box_id' = p.profile_box_id THEN p.settings -> 'output_schema' END
+                AS output_schema
      FROM resource.project_agents a
      LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p.project_id = a.project_id
      WHERE a.project_id COLLATE "C" = :project_id AND a.status IN ('active', 'paused')
@@ -37,7 +39,8 @@ SELECT x.name, x.is_profile, x.since, x.title, x.profile_name FROM (
        AND :after_profile::text IS NULL AND (:after_agent::text IS NULL OR a.agent_id > :after_agent)
      ORDER BY a.agent_id LIMIT :row_limit::int)
     UNION ALL
-    (SELECT p.name, true, p.updated_at, NULL, p.name, lower(p.name) FROM resource.profiles p
+    (SELECT p.name, true, p.updated_at, NULL, p.name, lower(p.name), p.settings -> 'output_schema'
+     FROM resource.profiles p
      WHERE p.project_id = :project_id AND p.settings ->> 'profile_box_id' = p.profile_box_id
        AND p.settings -> 'instances' = 'true'
        AND (:after_profile::text IS NULL OR lower(p.name) > lower(:after_profile))

@@ -116,6 +116,7 @@ BEGIN
                    x.turn_epoch, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)), 0) AS epoch,
                coalesce(x.status, 'idle') = 'idle' AND x.paused IS NOT TRUE AS idle, q.queued,
                coalesce(c.output_box_id, c.new_output_box_id) AS outp,
+               greatest(c.needs_level, state.as_count(p.settings ->> 'needs_level')) AS level,
                row_number() OVER (PARTITION BY c.agent_id ORDER BY c.task_index) AS turn_of_agent,
                c.context_headers || jsonb_build_object(
                    'CG-Recursion-Depth', (h.active_recursion_depth + 1)::text, 'CG-Parent-Agent-Id', w.agent_id,
@@ -123,7 +124,7 @@ BEGIN
         FROM jsonb_to_recordset(children) c (
             task_index int, agent_id text, profile_box_id uuid, agent_turn_id text, inbox_id text,
             new_context_box_id uuid, new_output_box_id uuid, output_box_id uuid, inherits uuid[], cards jsonb,
-            new_agent jsonb, context_headers jsonb, runtime_config jsonb, budget jsonb)
+            new_agent jsonb, context_headers jsonb, runtime_config jsonb, budget jsonb, needs_level int)
         LEFT JOIN LATERAL (
             SELECT x.* FROM resource.project_agents x
             WHERE x.agent_id = c.agent_id AND x.project_id = project OFFSET 0) a ON true
@@ -131,6 +132,10 @@ BEGIN
             SELECT x.agent_id, x.status, x.turn_epoch, x.paused_at_epoch IS NOT NULL AS paused
             FROM state.agent_state_head x
             WHERE x.agent_id = c.agent_id AND x.project_id = project OFFSET 0) x ON true
+        LEFT JOIN LATERAL (
+            SELECT x.settings FROM resource.profiles x
+            WHERE x.profile_box_id = c.profile_box_id::text AND x.project_id = project
+              AND x.settings ->> 'profile_box_id' = x.profile_box_id OFFSET 0) p ON true
         CROSS JOIN LATERAL (
             SELECT count(*) AS queued FROM state.queued_turns q
             WHERE q.agent_id = c.agent_id AND q.project_id = project OFFSET 0) q
@@ -154,6 +159,7 @@ BEGIN
                     WHEN EXISTS (SELECT FROM unnest(t.inherits) i (box_id)  -- the caller has judged their cards
                         WHERE i.box_id <> ALL (held) OR state.is_written_abroad(project, channel, i.box_id))
                     THEN 'unknown_context_box'
+                    WHEN t.level IS NOT NULL AND state.is_behind(t.level) THEN 'upgrade_under_way'
                     WHEN crowded THEN 'project_full'
                     WHEN max_queued_turns > 0 AND t.queued + t.turn_of_agent - 1 >= max_queued_turns
                         AND NOT (t.idle AND t.queued = 0) THEN 'queue_full'

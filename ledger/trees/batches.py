@@ -49,6 +49,7 @@ _REFUSALS = {
     "unknown_context_box": "a box to inherit from is none of this project",
     "queue_full": "too many turns wait for the agent",
     "project_full": "the project has too many turns queued and active",
+    "upgrade_under_way": "a process of an earlier version runs, which does not know output_schema: again when all do",
 }
 
 
@@ -108,6 +109,8 @@ class ChildTurn:
     """None: the agent must exist."""
     label: str | None = None
     runtime_config: JsonObject | None = None
+    needs_level: int | None = None
+    """The level of the protocol that all who run must speak (protocol §18)."""
     budget: JsonObject | None = None
     """What it may spend of what its parent has left, as the ledger has it; None: the same as its parent."""
     traceparent: str | None = None
@@ -441,6 +444,7 @@ def _child(call: ParentCall, child: ChildTurn) -> JsonObject:
         "context_headers": dict(context),
         "runtime_config": child.runtime_config or {},
         "budget": child.budget,
+        "needs_level": child.needs_level,
     }
 
 

@@ -13,6 +13,7 @@ from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.policy import DelegationPolicy
+from turnstile.schema.ids import AgentId
 
 
 class Order(BaseModel):
@@ -111,19 +112,51 @@ async def test_a_delegated_task_asks_for_a_value(tenant: Tenant) -> None:
     assert json.loads(child["data"]) == {"value": GOOD}
 
 
-async def test_a_turn_waits_for_an_upgrade_while_older_processes_run(tenant: Tenant) -> None:
+async def test_what_is_typed_waits_for_an_upgrade_while_older_processes_run(tenant: Tenant) -> None:
+    """By its request, by its profile, or as a delegated task; all else goes on."""
     await tenant.agent("player")
+    await tenant.profile("worker", "player")
+    await tenant.profile("typed", "player", output_schema=SCHEMA)
+    await tenant.agent(
+        "player",
+        AgentId("parent"),
+        allowed_tools=["delegate_async", "fork_join"],
+        delegation_policy=DelegationPolicy(target_profiles=["worker", "typed"]),
+    )
     older = "INSERT INTO state.workers (worker_target, instance, protocol_level) VALUES ('elsewhere', $1, 1)"
     await tenant.rows(older, tenant.project)
-    config: JsonObject = {"output_schema": SCHEMA}
-    asked: JsonObject = {"agent_id": ALICE, "instruction": RIGHT, "runtime_config": config, "correlation_id": "k"}
+    said = {"agent_id": ALICE, "instruction": RIGHT}
+    by_request: JsonObject = {**said, "runtime_config": {"output_schema": SCHEMA}, "correlation_id": "k"}
+    by_setting: JsonObject = {**said, "runtime_config": {"seed": 7}}
+    by_profile: JsonObject = {**said, "profile_name": "typed"}
+
+    def delegates(ref: str, **more: Any) -> JsonObject:
+        return {"target_strategy": "new", "target_ref": ref, "instruction": RIGHT, **more}
+
+    plain = delegates("worker") | {"instruction": plays({"text": "as ever"})}
+    tasks = [plain, delegates("worker", output_schema=SCHEMA), delegates("typed")]
+    steps = [{"tool_calls": [{"name": "delegate_async", "arguments": task}]} for task in tasks]
+    forks = {"tool_calls": [{"name": "fork_join", "arguments": {"tasks": tasks}}]}
+    codes = (
+        "SELECT t.error_code FROM state.pmo_batch_tasks t JOIN state.pmo_batches b USING (batch_id)"
+        " WHERE b.project_id = $1 ORDER BY t.task_index"
+    )
     try:
-        reply = await tenant.ask(asked)
-        assert (reply.status.value, reply.error_code) == ("busy", "upgrade_under_way")
+        for asked in (by_request, by_setting, by_profile):
+            reply = await tenant.ask(asked)
+            assert (reply.status.value, reply.error_code) == ("busy", "upgrade_under_way")
         assert (await tenant.turn(ALICE, plays({"text": "as ever"}))).view.status == "success"
+        parent = await tenant.turn(AgentId("parent"), plays(*steps, forks, {"text": "done"}))
+        assert [code for _, code, _ in parent.results()][:3] == [None, "upgrade_under_way", "upgrade_under_way"]
+        assert [row["error_code"] for row in await tenant.rows(codes, tenant.project)] == [
+            None,
+            "upgrade_under_way",
+            "upgrade_under_way",
+        ]
     finally:
         await tenant.rows("UPDATE state.workers SET left_at = now() WHERE instance = $1", tenant.project)
-    assert (await tenant.ask(asked)).status.value == "accepted"
+    for asked in (by_request, by_setting, by_profile):
+        assert (await tenant.ask(asked)).status.value == "accepted"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from jsonschema import Draft202012Validator
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
@@ -11,8 +12,10 @@ from tests.e2e.gateway.test_chat_completions import LATE, only_turn, says
 from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile.gateway.mcp import tool_server
+from turnstile.gateway.mcp.call_arguments import ANSWER_SCHEMA
 from turnstile.ledger.roster import add_agent
 from turnstile.schema.access import GatewayRole
+from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 
 
@@ -43,6 +46,44 @@ async def test_fields_are_answered_by_name(door: Door, tenant: Tenant) -> None:
     asked = json.dumps({"steps": [{"tool_calls": [call]}]})
     found = await door.call(ALICE, instruction=asked, result_fields=[{"name": "city", "description": "Where."}])
     assert (found["status"], found["fields"]) == ("success", {"city": "Lisbon"})
+
+
+TREE: JsonObject = {
+    "$ref": "#/$defs/Tree",
+    "$defs": {
+        "Tree": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "below": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}},
+            "required": ["name"],
+        }
+    },
+}
+"""A schema that refers to itself, as pydantic writes one."""
+
+
+async def test_an_agent_whose_answers_have_a_schema_is_a_tool_that_says_so(door: Door, tenant: Tenant) -> None:
+    """The official client checks what comes against the schema that the tool declares."""
+    await tenant.agent("player", output_schema=TREE)
+    await tenant.agent("player", AgentId("long"), output_schema={"enum": ["x" * 20_000]})
+    value = {"name": "a", "below": [{"name": "b"}]}
+    steps = [{"tool_calls": [{"name": "submit_result", "arguments": {"value": v}}]} for v in ({"name": 1}, value)]
+    async with door.client() as mcp:
+        tools = {tool.name: tool for tool in (await mcp.list_tools()).tools}
+        answer = await mcp.call_tool(ALICE, {"instruction": json.dumps({"steps": steps})})
+        wrong = await mcp.call_tool(ALICE, {"instruction": json.dumps({"steps": steps[:1] * 9})})
+        first = told(await mcp.call_tool(ALICE, {"instruction": LATE, "wait_seconds": 0}))
+        await mcp.call_tool("turn_stop", {"turn_id": first["turn_id"]})
+    declared = tools[ALICE].output_schema
+    assert declared is not None
+    valid = [
+        Draft202012Validator(declared).is_valid({"status": "success", "value": v})
+        for v in (value, {"name": "a", "below": [{"name": 1}]})
+    ]
+    assert valid == [True, False]
+    assert tools["long"].output_schema == ANSWER_SCHEMA
+    assert "output_schema" not in tools[ALICE].input_schema["properties"]
+    assert (told(answer)["value"], told(answer)["status"], answer.is_error) == (value, "success", False)
+    assert (told(wrong)["error_code"], told(wrong)["status"], wrong.is_error) == ("output_invalid", "partial", True)
 
 
 async def test_a_conversation_remembers(door: Door, tenant: Tenant) -> None:
