@@ -212,7 +212,7 @@ def _typed(
     if isinstance(value, Refusal):
         if not request.may_repair:
             return _out_of_steps(request, answer.text, thought, value.value)
-        how = f"{value.message} End the task by calling {SUBMIT_RESULT} with the value of your answer."
+        how = f"{value.message} Answer with the value alone, as JSON, or by calling {SUBMIT_RESULT} if you have it."
         return Continue((*thought, _reminding(request, how)))
     deliverable = _deliverable(request, JsonContent(data=value.deliverable))
     more = None if request.is_last else Continue(thought)

@@ -76,6 +76,8 @@ class ModelRequest:
     timeout_seconds: float
     before_send: Callable[[], None] = _nothing
     """Called once more just before the request is sent; it raises `ModelError` if it may not be sent now."""
+    output_schema: JsonObject | None = None
+    """What the answer must match, if the one tool that is offered takes it: a provider may take the schema instead."""
 
 
 @dataclass(frozen=True, slots=True)

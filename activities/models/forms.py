@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from turnstile.activities.models.reasoning import SIGNED, lacks_signed_thoughts, put_back
 from turnstile.runtime.ports import ModelMessage, ModelRequest, ModelToolCall
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import JsonObject, too_deep
 from turnstile.schema.errors import ModelError
 from turnstile.schema.profiles import PROVIDER_PARAMS, LlmConfig
 
@@ -31,10 +31,13 @@ _CHOICE: list[JsonValue] = [
 ]
 
 
-def request_form(request: ModelRequest, provider: str, origin: str | None = None) -> JsonObject:
+def request_form(
+    request: ModelRequest, provider: str, origin: str | None = None, *, takes_schema: bool = False
+) -> JsonObject:
     """Model, messages, tools and parameters; raises `ModelError` (`model_request_invalid`) for a refused parameter.
 
-    `origin`: the name under which reasoning of this provider is kept, if that is not the provider's.
+    `origin`: the name under which reasoning of this provider is kept, if that is not the provider's. A model that
+    `takes_schema` gets that of the answer in place of the tool that takes the answer.
     """
     messages = [put_back(_message(message), message.reasoning, origin or provider) for message in request.messages]
     form: JsonObject = {
@@ -42,15 +45,53 @@ def request_form(request: ModelRequest, provider: str, origin: str | None = None
         "messages": [*messages],
         **_parameters(request.config),
     }
-    if not request.tools:
+    schema, tools = request.output_schema, request.tools
+    if takes_schema and schema is not None and schema.get("type") == "object":  # no other root is taken
+        named: JsonObject = {"name": "answer", "schema": copy.deepcopy(schema), "strict": is_strict(schema)}
+        form["response_format"], tools = {"type": "json_schema", "json_schema": named}, ()
+    if not tools:
         for name in _OF_TOOLS:
             form.pop(name, None)
     else:
-        form["tools"] = [_tool(tool, provider) for tool in request.tools]
+        form["tools"] = [_tool(tool, provider) for tool in tools]
     if provider in SIGNED and lacks_signed_thoughts(messages):
         for name in _REASONING:
             form.pop(name, None)
     return form
+
+
+_STRICT = frozenset(
+    {
+        *("type", "properties", "required", "additionalProperties", "items", "enum", "anyOf", "$ref", "$defs"),
+        *("title", "description"),
+    }
+)
+_DEEPEST_STRICT = 20
+"""Levels of JSON, two for each of the ten levels that OpenAI takes."""
+
+
+def is_strict(schema: JsonObject) -> bool:
+    """Whether the schema is of the subset that a provider can hold a model to: OpenAI refuses others with `strict`."""
+    return schema.get("type") == "object" and not too_deep(schema, _DEEPEST_STRICT) and _is_strict_part(schema)
+
+
+def _is_strict_part(schema: JsonValue) -> bool:
+    if not isinstance(schema, dict) or schema.keys() - _STRICT:
+        return False
+    fields, definitions, either = (schema.get(name, {}) for name in ("properties", "$defs", "anyOf"))
+    if not isinstance(fields, dict) or not isinstance(definitions, dict):
+        return False
+    kinds = schema.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if not (kinds or schema.keys() & {"enum", "anyOf", "$ref"}) or ("array" in kinds and "items" not in schema):
+        return False
+    if "object" in kinds or "properties" in schema:
+        required = schema.get("required", [])
+        whole = isinstance(required, list) and {str(name) for name in required} == fields.keys()
+        if not whole or schema.get("additionalProperties") is not False:
+            return False
+    parts = [*fields.values(), *definitions.values(), *(either if isinstance(either, list) else ())]
+    return all(map(_is_strict_part, [*parts, schema["items"]] if "items" in schema else parts))
 
 
 def _parameters(config: LlmConfig) -> JsonObject:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from turnstile.activities.models.provider_bytes import Overheard, OverhearingTransport, overhear
 from turnstile.activities.models.reasoning import ReasoningPiece
 from turnstile.activities.models.wire_forms import NOTHING_KEPT, SIGNATURE, StreamPiece, ToolCallFragment
-from turnstile.activities.models.wire_reader import Outcome, WireReader, reads_bytes_of, too_large
+from turnstile.activities.models.wire_reader import OWN_JSON, Outcome, WireReader, reads_bytes_of, too_large
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 
@@ -92,6 +92,11 @@ class LitellmSdk:
         except Exception:  # noqa: BLE001 -- it raises several kinds for the same thing
             return None
         return provider if isinstance(provider, str) else None
+
+    def takes_schema(self, model: str, provider: str) -> bool:
+        """Whether the provider takes the schema of an answer as it is, by litellm's table of models."""
+        supported: object = self._litellm.supports_response_schema(model=model, custom_llm_provider=provider)
+        return provider in OWN_JSON and supported is True
 
     def missing_variables(self, model: str) -> list[str]:
         """The environment variables that a model needs and that are unset."""

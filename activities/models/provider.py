@@ -92,7 +92,7 @@ class LitellmModel:
         if server is None:
             provider = self._provider(sdk, model)
             origin = self._access.origin(model, provider)
-            form = request_form(request, provider, origin)
+            form = _form(sdk, request, provider, origin)
             key, base = self._key(sdk, model, provider), self._access.api_base(model)
         else:
             provider, origin = _OWN, model.partition("/")[0]
@@ -139,7 +139,7 @@ class LitellmModel:
         sdk = await self.warm_up()
         provider = _OWN if is_local else self._provider(sdk, model)
         origin = model.partition("/")[0] if is_local else self._access.origin(model, provider)
-        form = request_form(request, provider, origin)
+        form = request_form(request, provider, origin) if is_local else _form(sdk, request, provider, origin)
         if is_local:
             form["model"] = f"{_OWN}/{model}"
         try:
@@ -188,6 +188,11 @@ class LitellmModel:
         names = (" or " if provider in _EITHER else " and ").join(sorted(missing))
         message = f"{model} needs {names} in the worker's environment, or a file in [model.api_key_files].{provider}"
         raise ModelError("model_key_missing", message, retryable=False)
+
+
+def _form(sdk: LitellmSdk, request: ModelRequest, provider: str, origin: str) -> JsonObject:
+    takes_schema = request.output_schema is not None and sdk.takes_schema(request.config.model, provider)
+    return request_form(request, provider, origin, takes_schema=takes_schema)
 
 
 def estimated_tokens(form: JsonObject) -> int:

@@ -33,15 +33,15 @@ _DATA: Final = b"data:"
 _AT_ONCE: Final = 8
 """Reads of a stream before it is read at intervals: a short answer is never held up."""
 _DRAIN_SECONDS: Final = 0.2
-_OWN_JSON: Final = frozenset({"openai", "azure", "custom_openai", "hosted_vllm", "lm_studio", "llamafile"})
+OWN_JSON: Final = frozenset({"openai", "azure", "custom_openai", "hosted_vllm", "lm_studio", "llamafile"})
 """Providers whose `response_format` is sent as it is, and not as a tool whose calls litellm makes a text of."""
-_WIRE: Final = _OWN_JSON | {"openrouter", "groq", "deepseek", "mistral", "together_ai", "anthropic", "gemini"}
+_WIRE: Final = OWN_JSON | {"openrouter", "groq", "deepseek", "mistral", "together_ai", "anthropic", "gemini"}
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 def reads_bytes_of(provider: str | None, form: JsonObject) -> bool:
     """Whether what the provider streams for the request is its own words, which litellm would not rewrite."""
-    if provider not in _WIRE or ("response_format" in form and provider not in _OWN_JSON):
+    if provider not in _WIRE or ("response_format" in form and provider not in OWN_JSON):
         return False
     tools = form.get("tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []

@@ -75,6 +75,20 @@ class Question:
     """Whether an answer with neither text nor calls is one: an agent that is a listener hears `huh` then (§9)."""
     heard: bool = True
     """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
+    output_schema: JsonObject | None = None
+    """As in `ModelRequest`."""
+
+    def request(self, attempt: int, timeout_seconds: float) -> ModelRequest:
+        """The request of one attempt."""
+        return ModelRequest(
+            self.config,
+            self.messages,
+            self.tools,
+            self.step,
+            attempt,
+            timeout_seconds,
+            output_schema=self.output_schema,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +278,7 @@ async def ask(
     """
     number, failures = first
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
-    request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
+    request = question.request(number, timeout)
     chain = _Chain(limits, [*question.config.fallbacks], failures, shares_pauses=queues is not None)
     tokens = 0 if gate is None else await gate.tokens(request)
     while True:

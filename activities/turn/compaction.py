@@ -12,7 +12,7 @@ A limit is `max_context_tokens` of the profile's memory, or what a model was see
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turnstile.activities.prompt.model_attempts import Question
@@ -32,7 +32,7 @@ from turnstile.rules.tool_specs import READ_RESULT_SPEC
 from turnstile.rules.turn_config import PinnedConfig
 from turnstile.rules.turn_step import MadeBox
 from turnstile.runtime.faults import Fault, hit
-from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, TokenCount
+from turnstile.runtime.ports import Model, ModelMessage, TokenCount
 from turnstile.schema.cards import TOO_LONG, TOO_SMALL, Card, CardType, MemoryCut
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import new_box_id
@@ -129,6 +129,8 @@ class FittedStep:
         tools = self.pinned.last_specs if self.request.is_last else self.pinned.specs
         if not self.request.is_last and any(message.shortened for message in messages):
             tools = (*tools, READ_RESULT_SPEC)
+        pinned = self.pinned.config
+        is_text = len(tools) == len(self.pinned.specs) == 1 and not pinned.must_end_with
         return Question(
             turn=self.step.turn.agent_turn_id,
             step_id=self.request.step_id,
@@ -137,9 +139,10 @@ class FittedStep:
             messages=messages,
             tools=tools,
             address=self.step.turn_events.address,
-            agent_name=self.pinned.config.profile_name,
+            agent_name=pinned.profile_name,
             box=self.step.turn.output_box_id,
-            may_be_blank=bool(self.pinned.config.choices),
+            may_be_blank=bool(pinned.choices),
+            output_schema=pinned.output_schema if is_text else None,
         )
 
     async def fitted(self, messages: Messages) -> Messages | Compacted:
@@ -363,8 +366,9 @@ class FittedStep:
 
     async def _count(self, messages: Messages, *, alone: bool = False) -> TokenCount:
         question = self.question(messages)
-        tools = () if alone else question.tools
-        return await self.model.count(ModelRequest(question.config, messages, tools, question.step, 1, 1.0))
+        if alone:
+            question = replace(question, tools=(), output_schema=None)
+        return await self.model.count(question.request(1, 1.0))
 
     def _bytes(self, messages: Messages) -> int:
         """The size of the request, which is more than its tokens."""

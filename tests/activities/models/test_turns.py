@@ -5,24 +5,29 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.activities.models.asking import PROMPT
 from tests.activities.models.openai_stub import OpenAIStub
-from tests.activities.models.provider_stub import API_KEY, COMPLETION_TOKENS, PROMPT_TOKENS, Fault, Said
+from tests.activities.models.provider_stub import API_KEY, COMPLETION_TOKENS, PROMPT_TOKENS, Call, Fault, Said
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import QUICK, Stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Ended, Tenant, new_tenant, turn_of
+from tests.support.tools import definition
+from turnstile.activities.models.forms import is_strict
 from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.doctor.examine import check_models, examine, key_files
+from turnstile.ledger.roster import put_tool
 from turnstile.ledger.turns.usage import Grouping, list_profile_models, sum_usage
 from turnstile.processes.run import run_bridge
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType
-from turnstile.schema.ids import AgentTurnId, ProjectId, workflow_id
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, workflow_id
 from turnstile.schema.states import TurnStatus
 
 ANSWER = "answer-marker-2342"
@@ -57,6 +62,78 @@ async def _turn(tenant: Tenant, stub: OpenAIStub, *replies: Said | Fault) -> End
     stub.replies = list(replies)
     agent = await tenant.agent("x", llm={"model": stub.model}, system_prompt_template=PROMPT, max_steps=3)
     return await tenant.turn(agent, PROMPT)
+
+
+LOOSE: JsonObject = {
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "note": {"type": "string"}},
+    "required": ["id"],
+}
+STRICT: JsonObject = {**LOOSE, "required": ["id", "note"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(("schema", "is_strict"), [(STRICT, True), (LOOSE, False)])
+async def test_a_provider_that_takes_a_schema_gets_it_in_place_of_the_tool(
+    tenant: Tenant, stub: OpenAIStub, schema: JsonObject, is_strict: bool
+) -> None:
+    """What it answers is checked all the same."""
+    value = {"id": 7, "note": ANSWER}
+    wrong = Said(text=('{"id": "7", "note": "x"}',))
+    stub.replies[:] = [wrong, wrong, Said(text=(json.dumps(value),))]  # one may be lost to a step that is run again
+    agent = await tenant.agent("x", llm={"model": stub.model}, output_schema=schema)
+    ended = await tenant.turn(agent, PROMPT)
+    assert (ended.view.status, ended.deliverable()) == ("success", {"value": value})
+    first, *_, again = (json.loads(request.body) for request in stub.requests)
+    named = {"name": "answer", "schema": schema, "strict": is_strict}
+    assert (first["response_format"], "tools" in first) == ({"type": "json_schema", "json_schema": named}, False)
+    assert "does not match its schema at id" in again["messages"][-1]["content"]
+
+
+async def test_the_tool_takes_the_value_where_no_schema_can_go(tenant: Tenant, stub: OpenAIStub) -> None:
+    """Beside other tools, for a value that is no object, or for a model that is not known to take a schema."""
+    await put_tool(tenant.pool, tenant.project, definition())
+    numbers: JsonObject = {"type": "array", "items": {"type": "integer"}}
+    turns: list[tuple[str, list[str], JsonObject, Any]] = [
+        (stub.model, [], numbers, [1]),
+        ("openai/gpt-3.5-turbo", [], LOOSE, {"id": 7}),
+        (stub.model, ["search"], LOOSE, {"id": 7}),
+    ]
+    for number, (model, tools, schema, answer) in enumerate(turns):
+        stub.requests.clear()
+        stub.replies[:] = [Said(calls=(Call("submit_result", (json.dumps({"value": answer}),)),))]
+        agent = await tenant.agent(
+            "x", AgentId(f"a-{number}"), llm={"model": model}, output_schema=schema, allowed_tools=tools
+        )
+        ended = await tenant.turn(agent, PROMPT)
+        assert (ended.view.status, ended.deliverable()) == ("success", {"value": answer})
+        body = json.loads(stub.requests[0].body)
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        assert (names, "response_format" in body) == ([*tools, "submit_result"], False)
+
+
+def test_a_schema_is_strict_as_openai_has_it() -> None:
+    """What its own client makes of a model is; each thing that is not is found, wherever it is."""
+    inner: Any = {"$ref": "#/$defs/S"}
+    parts: list[Any] = [
+        STRICT,
+        inner,
+        {"anyOf": [inner, {"type": "null"}]},
+        {"type": "array", "items": inner},
+        {"enum": [1]},
+    ]
+    bads: list[Any] = [LOOSE, {"pattern": "x"}, {"anyOf": [LOOSE]}, {"items": LOOSE}, {"$defs": {"x": LOOSE}}, True]
+    bads += [{}, {"type": "array"}, {"type": ["object", "null"], "properties": {}}, {"items": STRICT}]
+    for part in parts:
+        for bad in (None, *bads):
+            fields: JsonObject = {"a": part} if bad is None else {"a": part, "b": bad}
+            whole: JsonObject = {"type": "object", "properties": fields, "required": [*fields]}
+            whole |= {"additionalProperties": False, "$defs": {"S": STRICT}, "title": "T", "description": "D"}
+            assert is_strict(whole) == (bad is None), (part, bad)
+    assert not is_strict({"type": "array", "items": STRICT})
+    deep: Any = STRICT
+    for _ in range(12):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"], "additionalProperties": False}
+    assert not is_strict(deep)
 
 
 def _attempts(ended: Ended) -> list[tuple[object, object, object]]:

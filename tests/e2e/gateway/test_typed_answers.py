@@ -1,6 +1,8 @@
 """Typed answers through every door: a value that matches its schema, or no success (protocol §18)."""
 
+import asyncio
 import json
+import random
 from typing import Any
 
 import httpx
@@ -125,7 +127,7 @@ async def test_what_is_typed_waits_for_an_upgrade_while_older_processes_run(tena
     )
     older = "INSERT INTO state.workers (worker_target, instance, protocol_level) VALUES ('elsewhere', $1, 1)"
     await tenant.rows(older, tenant.project)
-    said = {"agent_id": ALICE, "instruction": RIGHT}
+    said: JsonObject = {"agent_id": ALICE, "instruction": RIGHT}
     by_request: JsonObject = {**said, "runtime_config": {"output_schema": SCHEMA}, "correlation_id": "k"}
     by_setting: JsonObject = {**said, "runtime_config": {"seed": 7}}
     by_profile: JsonObject = {**said, "profile_name": "typed"}
@@ -135,8 +137,8 @@ async def test_what_is_typed_waits_for_an_upgrade_while_older_processes_run(tena
 
     plain = delegates("worker") | {"instruction": plays({"text": "as ever"})}
     tasks = [plain, delegates("worker", output_schema=SCHEMA), delegates("typed")]
-    steps = [{"tool_calls": [{"name": "delegate_async", "arguments": task}]} for task in tasks]
-    forks = {"tool_calls": [{"name": "fork_join", "arguments": {"tasks": tasks}}]}
+    steps: list[Any] = [{"tool_calls": [{"name": "delegate_async", "arguments": task}]} for task in tasks]
+    forks: Any = {"tool_calls": [{"name": "fork_join", "arguments": {"tasks": tasks}}]}
     codes = (
         "SELECT t.error_code FROM state.pmo_batch_tasks t JOIN state.pmo_batches b USING (batch_id)"
         " WHERE b.project_id = $1 ORDER BY t.task_index"
@@ -157,6 +159,51 @@ async def test_what_is_typed_waits_for_an_upgrade_while_older_processes_run(tena
         await tenant.rows("UPDATE state.workers SET left_at = now() WHERE instance = $1", tenant.project)
     for asked in (by_request, by_setting, by_profile):
         assert (await tenant.ask(asked)).status.value == "accepted"
+
+
+def answer(dice: random.Random, value: JsonObject, *, is_right: bool) -> JsonObject:
+    """An answer of a player: a value that matches, or one of the ways in which models are wrong."""
+    whole, bad = json.dumps(value), json.dumps({**value, "id": "7"})
+    right: list[JsonObject] = [
+        submits(value),
+        {"text": whole},
+        {"text": f"This is it:\n\n```json\n{whole}\n```\nI hope that it helps."},
+    ]
+    wrong: list[JsonObject] = [
+        submits({**value, "id": "7"}),
+        submits(None),
+        submits([value]),
+        {"text": bad},
+        {"text": f"```json\n{bad}\n```"},
+        {"text": f"{whole} I hope that it helps."},
+        {"text": f"```json\n{whole}\n```\nor\n```json\n{whole}\n```"},
+        {"text": "Order 7."},
+        {"tool_calls": [{"name": "submit_result", "arguments": f'{{"value": {whole[:-1]}'}]},
+        {"tool_calls": [{"name": "submit_result", "arguments": whole}]},
+        {"text": "so", "tool_calls": [{"name": "submit_result", "arguments": f'{{"value": {bad}}}'}]},
+    ]
+    return dice.choice(right if is_right else wrong)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+async def test_no_turn_succeeds_without_a_value_that_matches(tenant: Tenant, count: int) -> None:
+    """Of a model that is wrong in a third of its answers: the first right one of three is delivered, or none."""
+    dice, few = random.Random(4711), asyncio.Semaphore(20)  # noqa: S311 -- the same in each run
+    agents = await tenant.agents("player", 20, output_schema=SCHEMA)
+    scripts = [[dice.random() >= 1 / 3 for _ in range(3)] for _ in range(count)]
+
+    async def ask(number: int) -> tuple[bool, str | None]:
+        value: JsonObject = {"id": number, "lines": ["bread"]}
+        lines = [answer(dice, value, is_right=is_right) for is_right in scripts[number]]
+        async with few:
+            ended = await tenant.turn(agents[number % len(agents)], plays(*lines))
+        if is_success := ended.view.status == "success":
+            assert ended.deliverable() == {"value": value}
+        return is_success, ended.view.error_code
+
+    ended = await asyncio.gather(*map(ask, range(count)))
+    assert ended == [(True, None) if any(script) else (False, "output_invalid") for script in scripts]
+    assert {status for status, _ in ended} == {True, False} or count < 1000
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from turnstile.gateway.http.problems import BadField, Unsupported
-from turnstile.gateway.openai.chat_request import ChatCreate, message_texts
+from turnstile.gateway.openai.chat_request import ChatCreate, said_in
 from turnstile.gateway.openai.fields import PASSED, is_empty, notes_of
-from turnstile.gateway.openai.messages import SpokenText, composed
+from turnstile.gateway.openai.messages import CallOutput, MadeCalls, SpokenText, composed
 from turnstile.schema.errors import Refused, TurnstileError
+from turnstile.schema.wire.box_requests import TextPart
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
 ANYTHING = st.recursive(
@@ -33,7 +34,8 @@ def test_texts_become_parts_and_instructions() -> None:
         ]
     )
     assert made.instructions == "a\n\nd"
-    assert [(part.text, part.type) for part in made.parts] == [("b", "task.instruction"), ("c", "task.deliverable")]
+    parts = [TextPart(text="b", type="task.instruction"), TextPart(text="c", type="task.deliverable")]
+    assert made.parts == parts
     with pytest.raises(Refused) as raised:
         composed([SpokenText("user", "\u20ac" * 175_000)])
     assert raised.value.code == "text_too_large"
@@ -44,16 +46,16 @@ def test_whatever_is_sent_is_taken_or_refused(fields: dict[str, Any], messages: 
     """Nothing else is raised, and what is refused is a field that was given or is missing."""
     given_fields = {"model": "m", "messages": [USER, *messages], **fields}
     refused: TurnstileError | ValidationError | None = None
-    said: list[SpokenText] = []
+    said: list[SpokenText | MadeCalls | CallOutput] = []
     try:
-        said = message_texts(ChatCreate.model_validate(given_fields).messages)
+        said = said_in(ChatCreate.model_validate(given_fields).messages)
     except (TurnstileError, ValidationError) as error:
         refused = error
     if refused is not None:
         named = refused.param.split(".")[0] if isinstance(refused, BadField) else "model"
         assert named in given_fields or named == "a field"  # the name of a stranger's field may be anything
         return
-    assert all(isinstance(each.text, str) for each in said)
+    assert all(isinstance(entry[1 if isinstance(entry, SpokenText | CallOutput) else 0], str) for entry in said)
     for name, value in given_fields.items():
         defaults = ChatCreate.harmless.get(name, ())
         empty = is_empty(value) and any(isinstance(default, dict) for default in defaults)
@@ -61,7 +63,7 @@ def test_whatever_is_sent_is_taken_or_refused(fields: dict[str, Any], messages: 
 
 
 def test_a_value_of_another_type_is_not_the_default() -> None:
-    for name, value in (("n", True), ("n", 1.0), ("store", 0), ("tools", ""), ("logprobs", 0)):
+    for name, value in (("n", True), ("n", 1.0), ("store", 0), ("functions", ""), ("logprobs", 0)):
         with pytest.raises(Unsupported) as raised:
             ChatCreate.model_validate({"model": "m", "messages": [USER], name: value})
         assert raised.value.param == name

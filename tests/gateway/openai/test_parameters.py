@@ -15,8 +15,8 @@ from openai.resources.responses import AsyncResponses
 
 from tests.support.paths import ROOT
 from turnstile.activities.models.forms import request_form
-from turnstile.gateway.http.problems import Unsupported
-from turnstile.gateway.openai.chat_request import ChatCreate, message_texts
+from turnstile.gateway.http.problems import BadField, Unsupported
+from turnstile.gateway.openai.chat_request import ChatCreate, said_in
 from turnstile.gateway.openai.messages import composed
 from turnstile.gateway.openai.responses.request import ResponseCreate
 from turnstile.rules.turn_config import with_runtime
@@ -55,8 +55,6 @@ BOTH: dict[str, Fate] = {
     "service_tier": Fate(accepted=("auto", "default"), refused=("flex", "priority")),
     "stream": Fate(obeyed=(True,), accepted=(False,)),
     "temperature": Fate(obeyed=(0, 0.5)),
-    "tool_choice": Fate(accepted=("auto", "none"), refused=("required", TOOL)),
-    "tools": Fate(accepted=([],), refused=([TOOL],)),
     "top_p": Fate(obeyed=(0.5,), accepted=(1, 1.0)),
     "user": Fate(obeyed=("ada",)),
 }
@@ -83,6 +81,8 @@ CHAT: dict[str, Fate] = {
     "stop": Fate(obeyed=("END", ["END", "STOP"]), accepted=([],)),
     "store": Fate(accepted=(True, False)),
     "stream_options": Fate(obeyed=({"include_usage": True},), refused=({"include_obfuscation": True},)),
+    "tool_choice": Fate(accepted=("auto", "none"), refused=("required", TOOL)),
+    "tools": Fate(obeyed=([TOOL],), accepted=([],), refused=([{"type": "web_search"}], [TOOL] * 129)),
     "top_logprobs": Fate(refused=(3,)),
     "verbosity": Fate(obeyed=("low",), accepted=("medium",)),
     "web_search_options": Fate(refused=({"search_context_size": "low"},)),
@@ -106,6 +106,8 @@ RESPONSES: dict[str, Fate] = {
         obeyed=({"format": SHAPE}, {"format": {"type": "json_object"}}, {"verbosity": "high"}),
         accepted=({}, {"format": {"type": "text"}}, {"verbosity": "medium"}),
     ),
+    "tool_choice": Fate(accepted=("auto", "none"), refused=("required", TOOL)),
+    "tools": Fate(accepted=([],), refused=([TOOL],)),
     "top_logprobs": Fate(accepted=(0,), refused=(3,)),
     "truncation": Fate(accepted=("disabled",), refused=("auto",)),
 }
@@ -117,7 +119,7 @@ def chat(body: dict[str, Any]) -> list[Any]:
         body = {**body, "stream": True}
     whole = {"model": "helper", "messages": [{"role": "user", "content": "hello"}], **body}
     request = ChatCreate.model_validate(whole)
-    prompt = composed(message_texts(request.messages))
+    prompt = composed(said_in(request.messages))
     config = request.runtime_config(prompt.instructions)
     streams = request.stream_options is not None and request.stream_options.include_usage
     how = "stream_options" not in body and request.stream
@@ -157,7 +159,7 @@ def test_there_is_no_third_way(door: str) -> None:
             if name not in ("messages", "model", "input"):
                 assert of({name: value}) == plain, (name, value)
         for value in fate.refused:
-            with pytest.raises(Unsupported) as refused:
+            with pytest.raises(BadField) as refused:
                 of({name: value})
             assert refused.value.param.partition(".")[0] == name
     with pytest.raises(Unsupported, match="something_new"):
@@ -216,8 +218,8 @@ def test_what_an_assistant_refused_is_a_text() -> None:
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
         {"role": "assistant", "content": None, "refusal": "never"},
     ]
-    assert [text.text for text in message_texts(said)] == ["hello", "no", "never"]
+    assert [getattr(entry, "text", None) for entry in said_in(said)] == ["hello", "no", "never"]
     request = ResponseCreate.model_validate({"model": "m", "input": said[:2]})
     assert [getattr(entry, "text", None) for entry in request.entries()] == ["hello", "no"]
     with pytest.raises(Unsupported, match="a refusal was sent"):
-        message_texts([{"role": "user", "content": said[1]["content"]}])
+        said_in([{"role": "user", "content": said[1]["content"]}])

@@ -1,6 +1,7 @@
 """Agents as tools of MCP, asked for with the official client (protocol §17.2)."""
 
 import json
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -75,11 +76,9 @@ async def test_an_agent_whose_answers_have_a_schema_is_a_tool_that_says_so(door:
         await mcp.call_tool("turn_stop", {"turn_id": first["turn_id"]})
     declared = tools[ALICE].output_schema
     assert declared is not None
-    valid = [
-        Draft202012Validator(declared).is_valid({"status": "success", "value": v})
-        for v in (value, {"name": "a", "below": [{"name": 1}]})
-    ]
-    assert valid == [True, False]
+    validator: Any = Draft202012Validator(declared)
+    answers = [{"status": "success", "value": v} for v in (value, {"name": "a", "below": [{"name": 1}]})]
+    assert [validator.is_valid(a) for a in answers] == [True, False]
     assert tools["long"].output_schema == ANSWER_SCHEMA
     assert "output_schema" not in tools[ALICE].input_schema["properties"]
     assert (told(answer)["value"], told(answer)["status"], answer.is_error) == (value, "success", False)
