@@ -176,8 +176,9 @@ def build_messages(
     context: Sequence[Card],
     current: Sequence[Card],
     view: ResultView = WHOLE,
+    note: str = "",
 ) -> tuple[ModelMessage, ...]:
-    """The messages of one request: the system prompt (if any), then the cards of the three sources in this order.
+    """The messages of one request: the system prompt (if any), the cards of the three sources in this order, the note.
 
     `memory` are the output box's cards of earlier turns, `context` those of the context box, `current` the output box's
     cards of this turn. Raises `CardUnreadable` for a rendered card whose content does not fit its type (a
@@ -188,7 +189,9 @@ def build_messages(
         raise ModelError("model_request_invalid", "no card of the turn asks the model anything", retryable=False)
     if rendered[0].role != "user":
         rendered.insert(0, _user(OPENING))
-    if rendered[-1].role == "assistant":
+    if note:
+        rendered.append(_user(note))
+    elif rendered[-1].role == "assistant":
         rendered.append(_user(CONTINUE))
     system = [ModelMessage(role="system", content=system_prompt)] if system_prompt.strip() else []
     return (*system, *(_filled(message) for message in _merge(rendered)))

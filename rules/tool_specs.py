@@ -205,10 +205,11 @@ def taken_name(rows: Iterable[str], choices: Iterable[Choice], client_tools: Seq
 def last_specs(specs: Sequence[JsonObject], choices: Iterable[str]) -> tuple[JsonObject, ...]:
     """The specs that the last allowed step offers: the choices and `submit_result` (protocol §7.8)."""
     kept = {SUBMIT_RESULT, *choices}
-    return tuple(spec for spec in specs if _name(spec) in kept)
+    return tuple(spec for spec in specs if spec_name(spec) in kept)
 
 
-def _name(spec: JsonObject) -> str | None:
+def spec_name(spec: JsonObject) -> str | None:
+    """The name of a tool spec."""
     match spec:
         case {"function": {"name": str(name)}}:
             return name

@@ -15,7 +15,14 @@ from pydantic import Field, ValidationError
 
 from turnstile.rules.holds import ASK_HUMAN_ROW
 from turnstile.rules.text import function_name
-from turnstile.rules.tool_specs import ToolSpecs, build_tool_specs, last_specs, taken_name, wanted_fields
+from turnstile.rules.tool_specs import (
+    ToolSpecs,
+    build_tool_specs,
+    last_specs,
+    spec_name,
+    taken_name,
+    wanted_fields,
+)
 from turnstile.rules.turn_step import BegunStep
 from turnstile.schema.base import STORED, JsonObject, Tolerant
 from turnstile.schema.cards import (
@@ -121,6 +128,18 @@ class PinnedConfig:
     def last_specs(self) -> tuple[JsonObject, ...]:
         """The tool specs of the last allowed step (protocol §7.8)."""
         return last_specs(self.specs, self.config.choices)
+
+    def steps_note(self, step: int) -> str:
+        """What the model reads of its limit in the last two of its steps, if it took one before (protocol §7.8)."""
+        most = self.config.max_steps
+        if step == 1 or step < most - 1:
+            return ""
+        names = " or ".join(name for spec in self.last_specs if (name := spec_name(spec)) is not None)
+        if step < most:
+            end = f" Plan to call {names} in the next step." if names else ""
+            return f"(2 of {most} steps are left, this one included. Bring your results together now.{end})"
+        end = f", by calling {names} and no other tool" if names else ": no tool can be called any more"
+        return f"(This is the last of {most} steps. Give your final answer now{end}.)"
 
 
 PROMPT_PROFILES = 500

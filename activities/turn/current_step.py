@@ -123,8 +123,9 @@ class CurrentStep:
         """
         memory, view = memory or self.memory, ResultView(pinned.config.inline_result_chars, short)
         turn_cards = (*memory.own, *self.begun.steers)
+        note = pinned.steps_note(self.number - len(self.memory.compactions))
         return build_messages(
-            pinned.system_prompt, memory.earlier(first, summary), self.begun.context, turn_cards, view
+            pinned.system_prompt, memory.earlier(first, summary), self.begun.context, turn_cards, view, note
         )
 
     def llm_config(self, pinned: PinnedConfig) -> LlmConfig:

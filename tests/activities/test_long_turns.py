@@ -88,9 +88,12 @@ async def worked(pool: Pool, cast: Worker, memory: Memory | None = None, talks: 
 
 
 def newest(request: ModelRequest) -> str:
-    """The result that the request ends with."""
-    assert request.messages[-1].role == "tool"
-    return request.messages[-1].content
+    """The result that the request ends with, before what it says of the limit of steps."""
+    *_, result, last = request.messages
+    if last.role == "tool":
+        return last.content
+    assert (result.role, "of " in last.content) == ("tool", True)
+    return result.content
 
 
 def check_summed_up(cast: Worker, said: Said) -> None:

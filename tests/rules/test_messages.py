@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from turnstile.rules.messages import CONTINUE, EMPTY, IMAGE, OPENING, build_messages
+from turnstile.rules.turn_config import PinnedConfig, TurnConfig
 from turnstile.runtime.ports import ModelMessage
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
     Card,
     CardContent,
@@ -29,6 +31,7 @@ from turnstile.schema.cards import (
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
+from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.states import TurnStatus
 
 
@@ -356,3 +359,51 @@ def test_no_text_of_a_rendered_card_is_lost(cards: list[Card]) -> None:
         if each.type in (CardType.INSTRUCTION, CardType.THOUGHT, CardType.MUST_END_WITH_REQUIRED):
             assert isinstance(each.content, dict)
             assert str(each.content.get("text", "")).strip() in everything
+
+
+TWO_LEFT = "(2 of 4 steps are left, this one included. Bring your results together now."
+
+
+def test_a_note_ends_the_request_also_behind_an_assistant() -> None:
+    asks, answers = card("i", CardType.INSTRUCTION, "Go."), card("a", CardType.THOUGHT, "I went.")
+    assert [message.content for message in build_messages("", [], [], [asks, answers], note="1 left")] == [
+        "Go.",
+        "I went.",
+        "1 left",
+    ]
+    [both] = build_messages("", [], [], [asks], note="1 left")
+    assert both.content == "Go.\n\n1 left"
+
+
+@pytest.mark.parametrize(
+    ("step", "most", "names", "note"),
+    [
+        (1, 1, ["submit_result"], ""),
+        (1, 2, ["submit_result"], ""),
+        (2, 4, ["submit_result"], ""),
+        (3, 4, [], TWO_LEFT + ")"),
+        (
+            3,
+            4,
+            ["search", "submit_result"],
+            TWO_LEFT + " Plan to call submit_result in the next step.)",
+        ),
+        (
+            4,
+            4,
+            ["search"],
+            "(This is the last of 4 steps. Give your final answer now: no tool can be called any more.)",
+        ),
+        (
+            2,
+            2,
+            ["submit_result"],
+            "(This is the last of 2 steps. Give your final answer now, by calling submit_result and no other tool.)",
+        ),
+    ],
+)
+def test_the_last_two_steps_say_what_is_left(step: int, most: int, names: list[str], note: str) -> None:
+    specs: tuple[JsonObject, ...] = tuple({"type": "function", "function": {"name": name}} for name in names)
+    llm = LlmConfig(model="m")
+    config = TurnConfig(profile_name="x", llm_config=llm, max_steps=most, must_end_with=[], tools={})
+    assert PinnedConfig(config, "", specs, ()).steps_note(step) == note
