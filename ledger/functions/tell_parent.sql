@@ -65,6 +65,9 @@ BEGIN
     END IF;
     PERFORM state.answer_held(w, 'join-' || b.batch_id, b.parent_channel_id, 'sys.pmo', jsonb_build_object(
         '__type__', 'ToolResultContent', 'status', verdict, 'after_execution',
-        state.after_execution_of(b.project_id, w.tool_name), 'error', NULL, 'result', told));
+        state.after_execution_of(b.project_id, w.tool_name), 'result', told, 'error', CASE
+            -- v1r4's card reader wants one, and writes this one
+            WHEN verdict <> 'success' THEN jsonb_build_object('code', 'batch_failed', 'message',
+                'batch finished with status=' || verdict) END));
     RETURN true;
 END $$;

@@ -150,8 +150,9 @@ def _content(request: ReportRequest) -> str | None:
     if request.tool_result_card_id is not None:
         return None
     error = request.error
-    if error is None and request.status is not TurnStatus.SUCCESS and request.result is None:
-        error = ToolError(code=f"tool_{request.status.value}", message="the tool gave no reason")
+    if error is None and request.status is not TurnStatus.SUCCESS:  # v1r4's card reader wants one
+        why = "the tool gave no reason" if request.result is None else "see the result"
+        error = ToolError(code=f"tool_{request.status.value}", message=why)
     if sum(len(to_json(part)) for part in (request.result, error) if part is not None) > RESULT_LIMIT_BYTES:
         raise Refused(
             "result_too_large",

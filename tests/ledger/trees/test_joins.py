@@ -43,6 +43,7 @@ async def test_a_fork_of_two_is_answered_once_in_the_order_of_its_tasks(agents: 
     assert (await batch_of_call(agents, "c1"))["status"] == "partial"
     told = await answer(agents, "c1")
     assert told["status"] == "partial"
+    assert told["error"] == {"code": "batch_failed", "message": "batch finished with status=partial"}
     results = told["result"]["results"]
     assert [(result["task_index"], result["status"], result["error"]) for result in results] == [
         (0, "failed", "broken"),

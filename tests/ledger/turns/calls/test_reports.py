@@ -96,12 +96,14 @@ async def test_a_report_may_point_to_a_card_of_any_service(agents: Pool, author:
 
 
 async def test_an_inline_failure_without_a_word_is_given_one(agents: Pool) -> None:
-    turn = await sleeper(agents, "a", "b")
+    turn = await sleeper(agents, "a", "b", "c")
     await tell(agents, "a", status=TurnStatus.FAILED, result=None)
     await tell(agents, "b", status=TurnStatus.FAILED, error={"code": "no_such_page", "message": "404"})
+    await tell(agents, "c", status=TurnStatus.PARTIAL, result={"half": 1})
     errors = "SELECT content -> 'error' ->> 'code' FROM cards WHERE card_id = $1"
     assert await value(agents, errors, "a-result") == "tool_failed"
     assert await value(agents, errors, "b-result") == "no_such_page"
+    assert await value(agents, errors, "c-result") == "tool_partial"
     await settle(agents, turn)
 
 
