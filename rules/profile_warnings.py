@@ -60,14 +60,16 @@ def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
     asks = sorted(PMO_TOOLS.intersection(allowed))
     if asks and profile.delegation_policy is None:
         yield f"without a delegation_policy every call of {asks[0]} is refused"
-    for name in allowed:
-        if name not in tools and name != SUBMIT_RESULT:
-            yield f"allowed_tools names {name!r}, which is not a tool of the project yet{_nearest(name, tools)}"
     ending = {*tools, SUBMIT_RESULT}
-    for name in profile.end_tools:
-        if name not in ending:
+    unknown = [name for name in dict.fromkeys(allowed) if name not in ending]
+    if unknown:
+        names = ", ".join(f"{name[:_LONGEST_NAME]!r}{_nearest(name, tools)}" for name in unknown[:_MOST])
+        more = f", and {len(unknown) - _MOST} more" if len(unknown) > _MOST else ""
+        yield f"allowed_tools names what is not a tool of the project yet: {names}{more}"
+    for name in dict.fromkeys(profile.end_tools):
+        if name not in ending and name not in unknown:
             yield f"must_end_with names {name!r}, which is not a tool of the project yet{_nearest(name, ending)}"
-        elif name != SUBMIT_RESULT and not profile.allows(name):
+        elif name in ending and name != SUBMIT_RESULT and not profile.allows(name):
             yield f"must_end_with names {name!r}, which allowed_tools does not offer"
     if profile.run_by is not None and profile.run_by not in tools:
         near = _nearest(profile.run_by, tools)
