@@ -50,7 +50,7 @@ $(STAMP): requirements.lock pyproject.toml
 		echo "\`$(PYTHON)\` lacks the venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "1 of 3: making .venv"
 	@$(PYTHON) -m venv .venv
-	@echo "2 of 3: installing $$(grep -c '^[a-z0-9].*==' requirements.lock) packages into it, about 650 MB:" \
+	@echo "2 of 3: installing $$(grep -c '^[a-z0-9].*==' requirements.lock) packages into it, about 675 MB:" \
 		"one to two minutes without a word"
 	@$(call install,--require-hashes -r requirements.lock)
 	@echo "3 of 3: installing Turnstile itself"

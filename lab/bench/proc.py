@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -38,15 +39,9 @@ def cpu_seconds(pid: int) -> float:
 
 def tree_cpu_seconds(pid: int) -> float:
     """CPU time of a process and its descendants, including children that it has waited for."""
-    parents = {int(path.name): _stat(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit()}
-    family, grew = {pid}, True
-    while grew:
-        grown = {child for child, fields in parents.items() if fields and int(fields[1]) in family} - family
-        family |= grown
-        grew = bool(grown)
     ended = _stat(pid)
     waited = (int(ended[13]) + int(ended[14])) / _TICKS if ended else 0.0
-    return sum(map(cpu_seconds, family)) + waited
+    return sum(map(cpu_seconds, _family(pid))) + waited
 
 
 def peak_memory_mb(pids: Iterable[int]) -> float:
@@ -57,6 +52,22 @@ def peak_memory_mb(pids: Iterable[int]) -> float:
 def resident_mb(pids: Iterable[int]) -> float:
     """The sum of the processes' resident memory now, in MB of 10^6 bytes."""
     return sum(_status_kb(pid, "VmRSS") for pid in pids) * 1024 / 1_000_000
+
+
+def memory_mb(pid: int) -> dict[str, float]:
+    """The memory now of a process and its descendants by program, in MB of 10^6 bytes (PSS).
+
+    What processes share is counted once: PostgreSQL's would otherwise count its buffers for each connection.
+    """
+    memory: defaultdict[str, float] = defaultdict(float)
+    for member in _family(pid):
+        try:
+            lines = (_PROC / str(member) / "smaps_rollup").read_text().splitlines()
+            name = (_PROC / str(member) / "comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        memory[name] += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1_000_000
+    return dict(memory)
 
 
 def machine() -> JsonObject:
@@ -75,6 +86,17 @@ def machine() -> JsonObject:
 def load_average() -> float:
     """The load average of the last minute."""
     return round(os.getloadavg()[0], 2)
+
+
+def _family(pid: int) -> set[int]:
+    """A process and its descendants."""
+    parents = {int(path.name): _stat(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit()}
+    family, grew = {pid}, True
+    while grew:
+        grown = {child for child, fields in parents.items() if fields and int(fields[1]) in family} - family
+        family |= grown
+        grew = bool(grown)
+    return family
 
 
 def _stat(pid: int) -> list[str]:

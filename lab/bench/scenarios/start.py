@@ -1,5 +1,7 @@
 """`start`: how long a start takes: the client's import, `turnstile --help`, `turnstile up`, a worker's first turn.
 
+And what `up` takes, which README states: disk, and memory by program after three turns, once more with litellm loaded.
+
 Each is measured from the start of a new process; the medians of the rounds count. `up` begins in an empty directory,
 then again in one that has data. For the worker a turn waits, and a profile names a model of a provider, so that the
 worker loads litellm beside its first turns; the turn's own model is scripted.
@@ -21,6 +23,7 @@ from lab.bench.children import TURNSTILE, BenchError, Child, child
 from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result
 from lab.bench.load_client import open_load_client
+from lab.bench.proc import memory_mb
 from turnstile.ledger.roster import put_profile
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile
@@ -56,7 +59,10 @@ async def run_start(environment: Environment, bars: Bars) -> Result:
             took["a worker's first turn, ended"].append(ended)
             took["a worker's litellm, loading"].append(loaded)
             advance(1)
-    figures = tuple(Figure(name=name, value=statistics.median(values), unit="s") for name, values in took.items())
+    figures = (
+        *(Figure(name=name, value=statistics.median(values), unit="s") for name, values in took.items()),
+        *await _sizes(environment.directory / "sizes"),
+    )
     return Result(scenario="start", figures=figures, details={"seconds": {name: [*took[name]] for name in took}})
 
 
@@ -76,6 +82,62 @@ async def _up(directory: Path) -> float:
     async with child("up", (*TURNSTILE, "up", "--data", str(directory)), directory.with_suffix(".log")) as process:
         await process.wait_for_log("turnstile is up")
         return time.perf_counter() - began
+
+
+async def _sizes(home: Path) -> list[Figure]:
+    """Disk and memory of an `up` after three turns, and of its own process in one that has loaded litellm."""
+    words = (*TURNSTILE, "up", "--data", str(home))
+    profile = home.with_suffix(".yaml")
+
+    async def put(model: str) -> None:
+        profile.write_text(f"name: p\nllm_config: {{model: {model}}}\n", encoding="utf-8")
+        await _run(_COMMAND, "profile", "put", str(profile), "--data", str(home))
+
+    async with child("up", words, home.with_suffix(".log")) as process:
+        await process.wait_for_log("turnstile is up")
+        disk = await asyncio.to_thread(_disk_mb, home)
+        await put("scripted/echo")
+        await _run(_COMMAND, "agent", "add", "a", "--profile", "p", "--data", str(home))
+        for _ in range(3):
+            await _run(_COMMAND, "enqueue", "a", "hello", "--wait", "--data", str(home))
+        memory = await asyncio.to_thread(memory_mb, process.pid)
+        environment = await asyncio.to_thread(_disk_mb, Path(sys.prefix))
+        await put("openai/gpt-5")
+    async with child("up", words, home.with_suffix(".litellm.log")) as process:
+        await _mapped(process.pid)
+        with_litellm = await _settled(process.pid)
+    programs = [Figure(name=f"memory of up, {name}", value=value, unit="MB") for name, value in sorted(memory.items())]
+    python = max(memory, key=lambda name: memory[name])
+    return [
+        Figure(name="memory of up, after three turns", value=sum(memory.values()), unit="MB"),
+        *programs,
+        Figure(name="memory that litellm adds", value=with_litellm[python] - memory[python], unit="MB"),
+        Figure(name="disk, a fresh data directory", value=disk, unit="MB"),
+        Figure(name="disk, this virtual environment", value=environment, unit="MB"),
+    ]
+
+
+def _disk_mb(directory: Path) -> float:
+    """What the files of a directory take on the disk."""
+    files = (path.lstat() for path in directory.rglob("*") if not path.is_dir())
+    return sum(file.st_blocks * 512 for file in files) / 1_000_000
+
+
+async def _settled(pid: int) -> dict[str, float]:
+    """The memory of a process that loads something, once it has not grown for three seconds."""
+    memory = await asyncio.to_thread(memory_mb, pid)
+    while True:
+        await asyncio.sleep(3)
+        before, memory = memory, await asyncio.to_thread(memory_mb, pid)
+        if sum(memory.values()) - sum(before.values()) < 1:
+            return memory
+
+
+async def _mapped(pid: int) -> None:
+    """Wait until a process has loaded litellm."""
+    async with asyncio.timeout(_LOADED_SECONDS):
+        while _LIBRARY not in await asyncio.to_thread(Path(f"/proc/{pid}/maps").read_text, "utf-8"):  # noqa: ASYNC110 -- in another process
+            await asyncio.sleep(0.02)
 
 
 async def _first_turn(environment: Environment, number: int) -> tuple[float, float]:
@@ -98,7 +160,5 @@ async def _first_turn(environment: Environment, number: int) -> tuple[float, flo
         worker = await start("worker")
         await load.wait(turn)
         ended = time.perf_counter() - began
-        async with asyncio.timeout(_LOADED_SECONDS):
-            while _LIBRARY not in await asyncio.to_thread(Path(f"/proc/{worker.pid}/maps").read_text, "utf-8"):  # noqa: ASYNC110 -- in another process
-                await asyncio.sleep(0.02)
+        await _mapped(worker.pid)
         return ended, time.perf_counter() - began
