@@ -32,8 +32,8 @@ from turnstile.schema.wire import subjects
 from turnstile.transport.connection import NATS_TROUBLE
 from turnstile.transport.json_messages import decode_object
 
-CASES, LONG_CASES = 1_000, 100_000
-WARM_CASES = 300
+CASES, LONG_CASES = 600, 100_000
+WARM_CASES = 200
 BATCH, RUNS = 200, 4
 OVER_NATS = 4
 """One of so many cases is a verb."""

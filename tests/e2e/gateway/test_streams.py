@@ -185,11 +185,12 @@ async def test_from_each_place_of_a_conversation_the_rest_comes_once(web: httpx.
     ids = [sent.id for sent in whole if sent.id is not None]
     assert len(ids) == len(set(ids))
     kept = [name for name in ids if ":1.0." not in name]  # not text that is told by its step's cards
-    for place, name in enumerate(kept[:-1]):
-        rest = await events_until(web, path, last, name)
+    rests = await asyncio.gather(*(events_until(web, path, last, name) for name in kept[:-1]))
+    for place, rest in enumerate(rests):
         assert [sent.id for sent in rest if sent.id is not None] == kept[place + 1 :]
-    for count in (1, 2):
-        shown = await events_until(web, f"{path}?turns={count}", last)
+    counts = (1, 2)
+    lasts = await asyncio.gather(*(events_until(web, f"{path}?turns={count}", last) for count in counts))
+    for count, shown in zip(counts, lasts, strict=True):
         assert [sent.id for sent in shown if sent.event == "outcome"] == [
             f"{turn}:end" for turn in [*turns, last][-count:]
         ]

@@ -387,7 +387,7 @@ async def test_turns_go_on_beside_it(open_pool: Any, database_url: str) -> None:
 
     async def pruning() -> None:
         other, turns = open_pool(size=2), 0
-        while turns < 30:
+        while turns < 12:
             turns += (await prune(other, everything(batch_rows=7))).turns
         done.set()
 

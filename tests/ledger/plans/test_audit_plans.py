@@ -21,10 +21,10 @@ from turnstile.ledger.queries import query
 from turnstile.schema.ids import ProjectId
 
 OLD = ProjectId("old")
-AGENTS, PAST = 3, 20_000
+AGENTS, PAST = 3, 10_000
 ROWS = 2_500
 """Rows that one node of a plan may see, over all its loops; the window has some hundred of a kind."""
-BUFFERS = 2_000
+BUFFERS = 1_200
 """Pages that a rule may touch: a few for each row of the window. A table of the past has more, or an index of it."""
 UNBOUNDED = {"statuses_have_their_edges"}
 """Reads all identity edges, of which an agent gets one whenever an operator pauses, resumes or retires it."""
