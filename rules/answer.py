@@ -222,7 +222,8 @@ async def collect(
                 if draft.is_full:
                     draft.add(ModelDone(TOO_LARGE))
                     break
-                deadline.reschedule(min(start + timeout_seconds, clock() + silence))
+                if idle_seconds is not None:
+                    deadline.reschedule(min(start + timeout_seconds, clock() + idle_seconds))
     except TimeoutError:
         if not deadline.expired():
             raise

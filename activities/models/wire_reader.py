@@ -32,6 +32,8 @@ from turnstile.schema.errors import ModelError
 _DATA: Final = b"data:"
 _AT_ONCE: Final = 8
 """Reads of a stream before it is read at intervals: a short answer is never held up."""
+_WAITS: Final = 2
+"""Blocks that were waited for between two pauses: the first read after a pause brings what has come meanwhile."""
 _DRAIN_SECONDS: Final = 0.2
 OWN_JSON: Final = frozenset({"openai", "azure", "custom_openai", "hosted_vllm", "lm_studio", "llamafile"})
 """Providers whose `response_format` is sent as it is, and not as a tool whose calls litellm makes a text of."""
@@ -75,6 +77,8 @@ class WireReader:
         """Data of an event that does not end with its line."""
         self._ended = False
         self._blocks = 0
+        self._waits = 0
+        """Blocks since the last pause that had not come yet: others wait in the client, one for each HTTP chunk."""
         self._odd: bytes | None = None
 
     @property
@@ -123,14 +127,22 @@ class WireReader:
 
     async def _next_block(self) -> bytes | None:
         self._blocks += 1
-        if self._blocks > _AT_ONCE and self._gather_seconds and self._heard.finish is None:
+        gathers = self._gather_seconds and self._heard.finish is None
+        if self._blocks > _AT_ONCE and self._waits >= _WAITS and gathers:
+            self._waits = 0
             await asyncio.sleep(self._gather_seconds)
+        waited = asyncio.get_running_loop().call_soon(self._count_wait)  # runs only if the read gives way to the loop
         try:
             return await self._stream.next_block()
         except (httpx.ReadError, httpx.RemoteProtocolError):
             if self._heard.finish is None or isinstance(self._form, CandidatesForm):
                 raise
             return None  # the choice has ended: nothing but usage can be missing
+        finally:
+            waited.cancel()
+
+    def _count_wait(self) -> None:
+        self._waits += 1
 
     async def _end(self) -> None:
         if self._odd is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.bench.plan import BY_NAME, GatewayPart, Plan, Scenario
+from lab.bench.providers.forms import FORMS
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
@@ -54,6 +55,23 @@ async def bench(
     model: Annotated[
         str, typer.Option(help="A real model for `stream`, such as local/smollm2, for orientation.", metavar="ID")
     ] = _DEFAULT.model,
+    provider_forms: Annotated[
+        list[str] | None,
+        typer.Option("--provider-form", help=f"Wire form of `providers`, all by default: {', '.join(FORMS)}."),
+    ] = None,
+    provider_streams: Annotated[
+        int, typer.Option(min=1, help="Streams at once of each wire form.")
+    ] = _DEFAULT.provider_streams,
+    provider_seconds: Annotated[
+        float, typer.Option(min=0.5, help="Seconds that each of them lasts.")
+    ] = _DEFAULT.provider_seconds,
+    provider_held: Annotated[
+        list[int] | None, typer.Option(min=1, help="Numbers of streams that a worker is tried with, until it is late.")
+    ] = None,
+    soak_streams: Annotated[int, typer.Option(min=1, help="Streams at once of `soak`.")] = _DEFAULT.soak_streams,
+    soak_minutes: Annotated[
+        float, typer.Option(min=0.1, help="How long `soak` streams, a minute for each turn.")
+    ] = _DEFAULT.soak_minutes,
     stops: Annotated[int, typer.Option(min=1, help="Turns stopped while models stream.")] = _DEFAULT.stops,
     stop_streams: Annotated[
         int, typer.Option(min=1, help="Models that stream while turns are stopped.")
@@ -112,6 +130,12 @@ async def bench(
         stream_seconds=stream_seconds,
         first_streams=first_streams,
         model=model,
+        provider_forms=tuple(form for form in FORMS if form in (provider_forms or FORMS)),
+        provider_streams=provider_streams,
+        provider_seconds=provider_seconds,
+        provider_held=tuple(provider_held or _DEFAULT.provider_held),
+        soak_streams=soak_streams,
+        soak_minutes=soak_minutes,
         stops=stops,
         stop_streams=stop_streams,
         forks=tuple(forks or _DEFAULT.forks),

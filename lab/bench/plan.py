@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lab.bench.providers.forms import FORMS, Form
+
 
 class Scenario(StrEnum):
     """The scenarios in the order in which they run: those that leave much data behind come last."""
@@ -14,6 +16,7 @@ class Scenario(StrEnum):
     FANOUT = "fanout"
     STREAM = "stream"
     PROVIDERS = "providers"
+    SOAK = "soak"
     STOP = "stop"
     FORK = "fork"
     LOAD = "load"
@@ -29,7 +32,15 @@ class Scenario(StrEnum):
 
 
 BY_NAME = frozenset(
-    {Scenario.PROVIDERS, Scenario.FAIRNESS, Scenario.SYNC, Scenario.START, Scenario.AUDIT, Scenario.RETENTION},
+    {
+        Scenario.PROVIDERS,
+        Scenario.SOAK,
+        Scenario.FAIRNESS,
+        Scenario.SYNC,
+        Scenario.START,
+        Scenario.AUDIT,
+        Scenario.RETENTION,
+    },
 )
 """Scenarios that run only if they are named."""
 
@@ -66,11 +77,15 @@ class Plan:
     """Streams at once whose first pieces are timed."""
     model: str = ""
     """A real model for `stream`, in place of a script."""
+    provider_forms: tuple[Form, ...] = FORMS
     provider_streams: int = 20
     """Streams at once of each wire form."""
     provider_seconds: float = 8.0
     provider_held: tuple[int, ...] = (20, 40, 80, 120, 160, 200, 250, 300)
     """Numbers of streams that a worker is tried with, until it is late."""
+    soak_streams: int = 200
+    soak_minutes: float = 10.0
+    """How long they stream in `soak`, in turns of a minute each, of the first of `provider_forms`."""
     stops: int = 200
     stop_streams: int = 20
     forks: tuple[int, ...] = (16, 128, 1000)

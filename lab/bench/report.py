@@ -23,6 +23,8 @@ _TITLES = {
     "tool": "tool: two steps and one tool call",
     "fanout": "fanout: one queue, many agents",
     "stream": "stream: many models that stream",
+    "providers": "providers: streams of real wire forms",
+    "soak": "soak: streams of a real wire form for minutes",
     "stop": "stop: while models stream",
     "fork": "fork: turns that fork children and wait for all",
     "load": "load: turns that arrive at random, enqueue to task event",

@@ -24,6 +24,7 @@ from lab.bench.scenarios.gateway import run_gateway
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
 from lab.bench.scenarios.providers import run_providers
+from lab.bench.scenarios.soak import run_soak
 from lab.bench.scenarios.stages import run_stages
 from lab.bench.scenarios.start import run_start
 from lab.bench.scenarios.stop import run_stop
@@ -43,6 +44,7 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.FANOUT: run_fanout,
     Scenario.STREAM: run_stream,
     Scenario.PROVIDERS: run_providers,
+    Scenario.SOAK: run_soak,
     Scenario.STOP: run_stop,
     Scenario.FORK: run_fork,
     Scenario.LOAD: run_load,
@@ -111,6 +113,7 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
 def _sizes(plan: Plan) -> JsonObject:
     sizes: JsonObject = asdict(plan)
     sizes["forks"] = [*plan.forks]
+    sizes["provider_forms"] = [*plan.provider_forms]
     sizes["provider_held"] = [*plan.provider_held]
     sizes["gateway_parts"] = [*plan.gateway_parts]
     return sizes

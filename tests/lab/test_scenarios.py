@@ -36,9 +36,12 @@ TINY = Plan(
     streams=2,
     stream_seconds=1.5,
     first_streams=2,
+    provider_forms=("openai", "gemini"),
     provider_streams=2,
     provider_seconds=0.4,
     provider_held=(2, 3),
+    soak_streams=3,
+    soak_minutes=0.03,
     stops=2,
     stop_streams=2,
     forks=(2, 3),
@@ -175,11 +178,20 @@ async def test_streams_of_providers_are_read_by_yardsticks_and_by_both_readers(
     environment: Environment, bars: Bars
 ) -> None:
     result = await RUNNERS[Scenario.PROVIDERS](environment, bars)
-    for form in ("openai", "anthropic", "gemini"):
+    for form in TINY.provider_forms:
         assert (result.value(f"{form}: CPU of the bare loop a chunk") or 0) > 0
         for reader in ("litellm", "bytes"):
             assert (result.value(f"{form}, {reader}: CPU of the worker a chunk ÷ bare") or 0) > 0
-            assert (result.value(f"{form}, {reader}: first chunk late p50") or 0) > 0
+            assert (result.value(f"{form}, {reader}: first chunk beyond the provider's p50") or 0) > 0
+        assert result.value(f"{form}: streams of 50 a second held") is not None
+
+
+@pytest.mark.long
+async def test_streams_are_whole_while_others_are_stopped(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.SOAK](environment, bars)
+    assert result.value("turns that streamed to their end") == 3
+    assert result.value("turns whose deliverable lacks chunks") == 0
+    assert (result.value("turns stopped meanwhile") or 0) >= 1
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ class Models:
         """Raises `ConfigError` for a script that cannot be read."""
         model = settings.model
         self.access = access = ModelAccess(model.api_key_files, model.api_bases, model.provider_messages)
-        gather_seconds = settings.worker.stream_gather_ms / 2_000  # what is published every 50 ms is read every 25
+        gather_seconds = settings.worker.stream_gather_ms / 1000  # what is published every 50 ms is read as often
         reads_bytes = model.reader == "bytes"
         self._real = real or LitellmModel(access, reads_bytes=reads_bytes, gather_seconds=gather_seconds)
         self._local = LocalModel(self._real, access, local, partial(check_local, settings=settings.local))

@@ -1,14 +1,16 @@
 """`providers`: the streams of real models' wire forms, from a provider of our own that streams at a pace.
 
-Yardsticks read the same streams in a process of their own, in turns with the kernel: a bare loop, the `openai` client,
-litellm alone. Then turns through the kernel, with each of the two readers; then, in OpenAI's form, ever more streams
-until the median lateness of what a client hears passes 50 ms.
+Yardsticks read the same streams in a process of their own, in turns with a worker, which is a process of its own here:
+a bare loop, the `openai` client, litellm alone. CPU a chunk is the slope between short and long answers, of yardsticks
+and worker alike, so that what a turn costs once is a figure of its own. Then ever more streams at once, until the
+median lateness of what a client hears passes 50 ms.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lab.bench.bars import Bars
@@ -21,28 +23,47 @@ from lab.bench.providers.clients import Done, Order, Reader
 from lab.bench.providers.forms import FORMS, KEY, MODELS, PATHS, Asked, Form, Shape
 from lab.bench.providers.server import LISTENS
 from lab.bench.system import System, open_system
+from turnstile.schema.ids import AgentId
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.events import Chunk
 
 RATE = 50
+_FEW = 2
+"""Chunks of a short answer."""
 _LATE_MS = 50.0
 _SHAPES: tuple[Shape, ...] = ("several", "reasoning", "calls")
 _HEARD = 10
 """Streams whose lateness is heard: who hears all of them would be late itself."""
 _READERS = ("litellm", "bytes")
+_LOOK_SECONDS = 0.25
+
+
+@dataclass
+class Streamed:
+    """What turns that streamed at once came to."""
+
+    cpu_ms: float = 0.0
+    """CPU of the worker."""
+    first_ms: list[float] = field(default_factory=list[float])
+    """How late the first chunks of the observed turns were heard after the provider had sent them."""
+    late_ms: list[float] = field(default_factory=list[float])
+    """As `first_ms`, of all chunks."""
+    peak_mb: float = 0.0
+    """What the worker's memory grew by, at most."""
 
 
 async def run_providers(environment: Environment, bars: Bars) -> Result:
-    """Measure each form, then the shapes of OpenAI's form, then how many streams a worker holds."""
+    """Measure each form, with the streams that a worker holds, then the shapes of OpenAI's form."""
+    environment = replace(environment, plan=replace(environment.plan, split=True, workers=1))
     plan = environment.plan
     what, figures = Asked(round(plan.provider_seconds * RATE), RATE), list[Figure]()
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(_provider(environment.directory))
+        url = await stack.enter_async_context(provider(environment.directory))
         clients = await stack.enter_async_context(_clients(environment.directory))
-        with bars.bar("providers: forms, each bare, by libraries and by the kernel", len(FORMS)) as advance:
-            for form in FORMS:
-                figures += await _measure_form(environment, clients, url, form, what)
+        with bars.bar("providers: forms, each bare, by libraries and by a worker", len(FORMS)) as advance:
+            for form in plan.provider_forms:
+                figures += await _measure_form(environment, clients, url, form, what, bars)
                 advance(1)
         for shape in _SHAPES:
             asked = Asked(what.chunks, RATE, shape)
@@ -50,61 +71,69 @@ async def run_providers(environment: Environment, bars: Bars) -> Result:
             adapter = await _alone(clients, url, "model", "openai", asked, plan.provider_streams)
             name = f"openai, {shape}: CPU of the adapter a chunk ÷ the bare loop's"
             figures.append(Figure(name=name, value=ratio(adapter, bare)))
-        for reader in _READERS:
-            held = await _held(environment, url, reader, bars)
-            goal = at_least(200) if reader == "bytes" else None
-            figures.append(Figure(name=f"{reader}: streams of 50 a second held", value=held, goal=goal))
     return Result(scenario="providers", figures=tuple(figures))
 
 
-async def _measure_form(environment: Environment, clients: Child, url: str, form: Form, what: Asked) -> list[Figure]:
+async def _measure_form(
+    environment: Environment, clients: Child, url: str, form: Form, what: Asked, bars: Bars
+) -> list[Figure]:
     streams = environment.plan.provider_streams
     yardsticks: tuple[Reader, ...] = ("openai", "litellm") if form == "openai" else ("litellm",)
     bare = await _alone(clients, url, "bare", form, what, streams)
     figures = [Figure(name=f"{form}: CPU of the bare loop a chunk", value=bare, unit="µs")]
-    for reader in yardsticks:
-        cost = await _alone(clients, url, reader, form, what, streams)
-        figures.append(Figure(name=f"{form}: {reader} alone ÷ bare", value=ratio(cost, bare)))
+    for yardstick in yardsticks:
+        cost = await _alone(clients, url, yardstick, form, what, streams)
+        figures.append(Figure(name=f"{form}: {yardstick} alone ÷ bare", value=ratio(cost, bare)))
     for reader in _READERS:
-        async with _system(environment, url, form, reader, streams) as system:
-            first = list[float]()
-            cost, late = await _turns(system, what, first)
-            goal = at_most(1.3) if reader == "bytes" else None
+        ours, few = reader == "bytes", replace(what, chunks=_FEW)
+        agents = max(environment.plan.provider_held) if ours else streams
+        async with provider_system(environment, url, form, reader, agents) as system:
+            short = await stream_turns(system, few, system.agents[:streams])
+            long = await stream_turns(system, what, system.agents[:streams])
             bare = median((bare, await _alone(clients, url, "bare", form, what, streams)))
+            cost = (long.cpu_ms - short.cpu_ms) * 1000 / (streams * (what.chunks - _FEW))
+            name = f"{form}, {reader}"
             figures += [
-                Figure(name=f"{form}, {reader}: CPU of the worker a chunk ÷ bare", value=ratio(cost, bare), goal=goal),
-                Figure(name=f"{form}, {reader}: first chunk late p50", value=percentile(first, 0.5), unit="ms"),
-                Figure(name=f"{form}, {reader}: chunks late p50", value=percentile(late, 0.5), unit="ms"),
+                Figure(
+                    name=f"{name}: CPU of the worker a chunk ÷ bare",
+                    value=ratio(cost, bare),
+                    goal=at_most(1.3) if ours else None,
+                ),
+                Figure(
+                    name=f"{name}: CPU of the worker a turn of {_FEW} chunks", value=short.cpu_ms / streams, unit="ms"
+                ),
+                Figure(
+                    name=f"{name}: first chunk beyond the provider's p50",
+                    value=percentile(long.first_ms, 0.5),
+                    unit="ms",
+                ),
+                Figure(name=f"{name}: chunks late p50", value=percentile(long.late_ms, 0.5), unit="ms"),
             ]
+            if ours:
+                figures += await _held(system, form, what, bars)
     return figures
 
 
-async def _held(environment: Environment, url: str, reader: str, bars: Bars) -> float:
-    """The most streams, of those in the plan, that one worker reads in time."""
-    held, what = 0, Asked(round(environment.plan.provider_seconds * RATE), RATE)
-    steps = environment.plan.provider_held
-    async with _system(environment, url, "openai", reader, max(steps)) as system:
-        for count in steps:
-            before = resident_mb(system.pids())
-            _, late = await _turns(system, what, [], count)
-            late_ms = percentile(late, 0.5)
-            memory = (resident_mb(system.pids()) - before) / count
-            bars.print_line(f"{reader}: {count} streams, chunks {late_ms:.1f} ms late, {memory:.2f} MB a stream")
-            if late_ms > _LATE_MS:
-                break
-            held = count
-    return held
+async def _held(system: System, form: Form, what: Asked, bars: Bars) -> list[Figure]:
+    """The most streams, of those in the plan, that one worker reads in time, and what each took of its memory."""
+    held, memory = 0, list[float]()
+    for count in system.environment.plan.provider_held:
+        streamed = await stream_turns(system, what, system.agents[:count])
+        late_ms = percentile(streamed.late_ms, 0.5)
+        memory.append(streamed.peak_mb / count)
+        bars.print_line(f"{form}: {count} streams, chunks {late_ms:.1f} ms late, {memory[-1]:.2f} MB a stream")
+        if late_ms > _LATE_MS:
+            break
+        held = count
+    return [
+        Figure(name=f"{form}: streams of {RATE} a second held", value=held, goal=at_least(200)),
+        Figure(name=f"{form}: memory a stream, at most", value=max(memory), unit="MB"),
+    ]
 
 
-async def _turns(
-    system: System, what: Asked, first: list[float], count: int | None = None
-) -> tuple[float, list[float]]:
-    """Run a turn of each agent at once; CPU of the worker a chunk in µs, and how late the chunks were in ms.
-
-    `first` takes how late the first chunk of each observed turn was.
-    """
-    agents = system.agents[: count or len(system.agents)]
-    late = list[float]()
+async def stream_turns(system: System, what: Asked, agents: Sequence[AgentId]) -> Streamed:
+    """Run a turn of each agent at once."""
+    streamed = Streamed()
 
     def hear(seen: set[str]) -> Callable[[Message], Awaitable[None]]:
         async def heard(message: Message) -> None:
@@ -115,25 +144,39 @@ async def _turns(
             delays = [(now - stamp) / 1e6 for stamp in stamps]
             if delays and chunk.agent_turn_id not in seen:
                 seen.add(chunk.agent_turn_id)
-                first.append(delays[0])
-            late.extend(delays)
+                streamed.first_ms.append(delays[0])
+            streamed.late_ms.extend(delays)
 
         return heard
 
+    workers = [process.pid for role, process, _ in system.children if role == "worker"]
+    resident = resident_mb(workers)
+
+    async def look() -> None:
+        while True:
+            streamed.peak_mb = max(streamed.peak_mb, resident_mb(workers) - resident)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    conn = system.environment.conn
     subscriptions = [
-        await system.environment.conn.subscribe(subjects.agent_chunk(system.project, CHANNEL, agent), hear(set()))
+        await conn.subscribe(subjects.agent_chunk(system.project, CHANNEL, agent), hear(set()))
         for agent in agents[:_HEARD]
     ]
-    before = await system.read()
-    await system.load.at_once(agents, what.prompt())
-    spent = (await system.read()).since(before)
+    before, looking = await system.read(), asyncio.create_task(look())
+    try:
+        await system.load.at_once(agents, what.prompt())
+    finally:
+        looking.cancel()
+    streamed.cpu_ms = (await system.read()).since(before).cpu["worker"] * 1000
     for subscription in subscriptions:
-        await system.environment.conn.unsubscribe(subscription)
-    return spent.kernel_cpu() * 1e6 / (len(agents) * what.chunks), late
+        await conn.unsubscribe(subscription)
+    return streamed
 
 
 @asynccontextmanager
-async def _system(environment: Environment, url: str, form: Form, reader: str, streams: int) -> AsyncGenerator[System]:
+async def provider_system(
+    environment: Environment, url: str, form: Form, reader: str, streams: int
+) -> AsyncGenerator[System]:
     """A system whose models of this form are the provider's; every agent has had a turn of two chunks."""
     key = environment.directory / "provider-key"
     key.write_text(KEY)
@@ -153,7 +196,7 @@ async def _system(environment: Environment, url: str, form: Form, reader: str, s
 
 
 @asynccontextmanager
-async def _provider(directory: Path) -> AsyncGenerator[str]:
+async def provider(directory: Path) -> AsyncGenerator[str]:
     """The provider in a process of its own; yields its address."""
     log = directory / "provider.log"
     async with child("provider", ("-m", "lab.bench.providers.server"), log) as process:
@@ -171,7 +214,14 @@ async def _clients(directory: Path) -> AsyncGenerator[Child]:
 
 
 async def _alone(clients: Child, url: str, reader: Reader, form: Form, what: Asked, streams: int) -> float:
-    """CPU of the yardsticks' process a chunk, in µs, while it reads so many streams at once."""
+    """CPU of the yardsticks' process a chunk, in µs, while it reads so many streams at once: long ones beside short."""
+    short = await _read_alone(clients, url, reader, form, replace(what, chunks=_FEW), streams)
+    long = await _read_alone(clients, url, reader, form, what, streams)
+    return (long - short) * 1e6 / (streams * (what.chunks - _FEW))
+
+
+async def _read_alone(clients: Child, url: str, reader: Reader, form: Form, what: Asked, streams: int) -> float:
+    """CPU seconds of the yardsticks' process."""
     stdin, stdout = clients.process.stdin, clients.process.stdout
     if stdin is None or stdout is None:
         raise BenchError("the yardsticks have no pipes")
@@ -181,4 +231,4 @@ async def _alone(clients: Child, url: str, reader: Reader, form: Form, what: Ask
     if not line:
         await clients.process.wait()
         clients.check()
-    return Done.model_validate_json(line).cpu_seconds * 1e6 / (streams * what.chunks)
+    return Done.model_validate_json(line).cpu_seconds

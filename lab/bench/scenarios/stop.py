@@ -30,11 +30,11 @@ async def run_stop(environment: Environment, bars: Bars) -> Result:
         with bars.bar("stop: turns stopped while models stream", plan.stops) as advance:
             for number in range(plan.stops):
                 agent = system.agents[number % len(system.agents)]
-                took.append(await _stop(system, running[agent]))
+                took.append(await stop_one(system, running[agent]))
                 [running[agent]] = await _start(system, [agent])
                 advance(1)
         values = system.used((await system.read()).since(before), plan.stops)
-        await asyncio.gather(*(_stop(system, turn) for turn in running.values()))
+        await asyncio.gather(*(stop_one(system, turn) for turn in running.values()))
     figures = [
         Figure(name="stop p50", value=percentile(took, 0.5), unit="ms"),
         Figure(name="stop p99", value=percentile(took, 0.99), unit="ms", goal=at_most(250)),
@@ -47,10 +47,11 @@ async def run_stop(environment: Environment, bars: Bars) -> Result:
 
 async def _start(system: System, agents: Sequence[AgentId]) -> list[AgentTurnId]:
     """Start a turn of each agent; returns when all models stream."""
-    return list(await asyncio.gather(*(_start_one(system, agent) for agent in agents)))
+    return list(await asyncio.gather(*(start_one(system, agent) for agent in agents)))
 
 
-async def _start_one(system: System, agent: AgentId) -> AgentTurnId:
+async def start_one(system: System, agent: AgentId, instruction: str = "hello") -> AgentTurnId:
+    """Start a turn; returns when its model streams."""
     streaming, pieces = asyncio.Event(), 0
 
     async def heard(_: object) -> None:
@@ -61,7 +62,7 @@ async def _start_one(system: System, agent: AgentId) -> AgentTurnId:
 
     subject = subjects.agent_chunk(system.project, CHANNEL, agent)
     subscription = await system.environment.conn.subscribe(subject, heard)
-    turn = await system.load.enqueue(agent)
+    turn = await system.load.enqueue(agent, instruction)
     try:
         await asyncio.wait_for(streaming.wait(), _CHUNK_TIMEOUT_SECONDS)
     except TimeoutError:
@@ -71,7 +72,8 @@ async def _start_one(system: System, agent: AgentId) -> AgentTurnId:
     return turn
 
 
-async def _stop(system: System, turn: AgentTurnId) -> float:
+async def stop_one(system: System, turn: AgentTurnId) -> float:
+    """Stop a turn; returns ms from the request to its `task` event."""
     request: JsonObject = {"agent_turn_id": turn, "reason": "measurement"}
     began = time.perf_counter()
     reply = await system.load.client.request("stop", request, timeout=30)

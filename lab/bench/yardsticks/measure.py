@@ -28,6 +28,12 @@ class StepTiming(Tolerant):
     step_ms: float
 
 
+class Stamps(Tolerant):
+    """Turns whose deliverable has all chunks of its stream."""
+
+    whole: int
+
+
 class ForkTiming(Tolerant):
     """Timings of a fork, in ms."""
 
@@ -89,6 +95,12 @@ async def list_step_timings(conn: Connection, project: ProjectId) -> list[StepTi
     """Durations of all steps of a project."""
     rows = await _QUERIES["list_step_timings"].many(conn, project_id=project)
     return [StepTiming.model_validate(dict(row)) for row in rows]
+
+
+async def count_stamps(conn: Connection, project: ProjectId, chunks: int) -> Stamps:
+    """How many turns of a project have a deliverable of so many chunks of the bench's provider."""
+    row = await _QUERIES["count_stamps"].one(conn, project_id=project, chunks=chunks)
+    return Stamps.model_validate(dict(row))
 
 
 async def list_fork_timings(conn: Connection, project: ProjectId, turns: Sequence[AgentTurnId]) -> list[ForkTiming]:

@@ -62,3 +62,9 @@ SELECT extract(epoch FROM o.started_at - i.created_at)::float8 AS seconds,
        (SELECT count(*) FROM state.turn_outcomes f WHERE f.project_id = :loud) AS ended
 FROM state.turn_outcomes o JOIN state.agent_inbox i USING (inbox_id)
 WHERE o.agent_turn_id = :agent_turn_id;
+
+-- name: count_stamps :one
+-- The turns of a project that succeeded with a deliverable of this many chunks, each of which is a moment in nanoseconds.
+SELECT count(*) FILTER (WHERE regexp_count(c.content::text, '[0-9]{19}') = :chunks::int) AS whole
+FROM state.turn_outcomes o JOIN public.cards c ON c.card_id = o.deliverable_card_id
+WHERE o.project_id = :project_id AND o.status = 'success';
