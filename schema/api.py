@@ -5,11 +5,11 @@ fields; answers ignore them, so that a client of one version reads a gateway of 
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
-from turnstile.schema.base import EndUser, JsonObject, Strict, Tolerant
+from turnstile.schema.base import ConversationToken, EndUser, JsonObject, Strict, Tolerant
 from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimits
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
@@ -26,7 +26,6 @@ from turnstile.schema.ids import (
     InterruptId,
     SteerId,
     ToolCallId,
-    conversation_named,
 )
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt
@@ -43,10 +42,6 @@ TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
 _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
-ConversationName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(conversation_named)]
-"""Any text names a conversation; one that is no token of subjects is known by a token derived from it."""
-
-
 class TurnCreate(Strict):
     """A turn to run. It needs an agent or a profile with instances, and an instruction, a box or the agent's memory."""
 
@@ -58,7 +53,7 @@ class TurnCreate(Strict):
     """A profile for this turn; without an agent an instance of it runs the turn."""
     instruction: str | None = Field(default=None, min_length=1)
     """What is asked."""
-    conversation_id: ConversationName | None = None
+    conversation_id: ConversationToken | None = None
     """A conversation with the agent: its turns follow each other and remember what was said."""
     channel_id: str | None = Field(default=None, pattern=TOKEN)
     """The channel; by default the token's, else the gateway's."""
@@ -324,7 +319,7 @@ class PageQuery(Strict):
 class TurnsQuery(PageQuery, ChannelQuery):
     """Which turns."""
 
-    conversation_id: ConversationName | None = None
+    conversation_id: ConversationToken | None = None
     """Only of this conversation."""
     end_user: EndUser | None = None
     """Only of this end user."""

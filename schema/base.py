@@ -4,10 +4,10 @@ import json
 from collections.abc import Collection
 from typing import Annotated, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import from_json
 
-from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, end_user, token
+from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id, conversation_named, end_user, token
 from turnstile.schema.states import ReplyStatus
 
 
@@ -62,12 +62,8 @@ AgentToken = Annotated[AgentId, AfterValidator(_agent_token)]
 """An agent's id from outside, which must be a token of a subject."""
 
 
-def _conversation_token(value: ConversationId) -> ConversationId:
-    return ConversationId(token(value, "conversation_id"))
-
-
-ConversationToken = Annotated[ConversationId, AfterValidator(_conversation_token)]
-"""A conversation's id from outside."""
+ConversationToken = Annotated[ConversationId, Field(min_length=1, max_length=512), AfterValidator(conversation_named)]
+"""Any text from outside names a conversation; one that is no token of subjects is known by a token derived from it."""
 
 
 def _end_user(value: str) -> str:

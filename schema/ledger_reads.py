@@ -10,7 +10,17 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from turnstile.schema.api import Conversation, UsageLine
-from turnstile.schema.base import AgentToken, BoxUuid, IdOf, JsonObject, Reply, Strict, Tolerant, read_column
+from turnstile.schema.base import (
+    AgentToken,
+    BoxUuid,
+    ConversationToken,
+    IdOf,
+    JsonObject,
+    Reply,
+    Strict,
+    Tolerant,
+    read_column,
+)
 from turnstile.schema.budgets.budget_requests import BudgetListRequest, BudgetRequest
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
 from turnstile.schema.cards import Card
@@ -206,7 +216,7 @@ class ConversationsRead(TurnsRead):
 
     channel_id: str | None = Field(default=None, min_length=1, max_length=128)
     """Only those of this channel."""
-    conversation_id: str | None = Field(default=None, max_length=128)
+    conversation_id: ConversationToken | Literal[""] | None = None
     """Only those of this id; empty for those that profiles' memories keep."""
 
 
@@ -217,7 +227,7 @@ class SaidRead(Strict):
     """Its agent."""
     channel_id: str = Field(min_length=1, max_length=128)
     """Its channel."""
-    conversation_id: str = Field(max_length=128)
+    conversation_id: ConversationToken | Literal[""]
     """Its id; empty for the one that a profile's memory keeps."""
     limit: int = Field(default=50, ge=1, le=10_000)
     """At most this many turns."""

@@ -8,8 +8,8 @@ from typing import Final, cast
 from pydantic import Field
 
 from turnstile.rules.tool_specs import as_value
-from turnstile.schema.api import TOKEN, ConversationName
-from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.api import TOKEN
+from turnstile.schema.base import ConversationToken, JsonObject, Strict
 from turnstile.schema.cards import ResultField
 from turnstile.schema.profiles import OutputSchema
 from turnstile.schema.verbs import LONGEST_WAIT
@@ -24,7 +24,7 @@ class Ask(Strict):
     instruction: str = Field(min_length=1)
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
     output_schema: OutputSchema | None = None
-    conversation_id: ConversationName | None = None
+    conversation_id: ConversationToken | None = None
     wait_seconds: float = Field(default=USUAL_WAIT, ge=0, le=LONGEST_WAIT)
 
 

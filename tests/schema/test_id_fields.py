@@ -22,7 +22,7 @@ TOKENS = ("ä", "a b", "a.b", "*", ">", "x" * 129)
 REFUSED: dict[object, tuple[str, ...]] = {
     ids.BoxId: (*NEVER, *TOKENS, "01a20068-5f33-71eb-a3ad", "null"),
     ids.AgentId: (*NEVER, *TOKENS),
-    ids.ConversationId: (*NEVER, *TOKENS),
+    ids.ConversationId: ("", "\0", "a\0", "x" * 513, "ä" * 257, "a\n", "\ud800"),
     **dict.fromkeys([ids.AgentTurnId, ids.CardId, ids.ToolCallId, ids.InterruptId], NEVER),
     **dict.fromkeys([ids.ReceiverId, BudgetId, ThreadId], NEVER),
 }
@@ -82,10 +82,31 @@ def test_the_table_has_every_kind_of_id_that_a_request_has() -> None:
 @pytest.mark.parametrize("name", FIELDS)
 def test_no_id_of_a_request_can_be_what_none_is(name: str) -> None:
     field = FIELDS[name]
-    for value in REFUSED[field.kind]:
+    named = {part for part in parts(field.model.model_fields[field.name].annotation) if isinstance(part, str)}
+    for value in set(REFUSED[field.kind]) - named:
         given = Dice.of(1).valid(field.model) | {field.name: [value] if field.several else value}
         with pytest.raises((ValidationError, BadRequest)) as refused:
             field.model.model_validate(given)
         if isinstance(refused.value, ValidationError):
             places = {error["loc"][0] for error in refused.value.errors() if error["loc"]}
             assert field.name in places or field.model is ReportRequest, (value, places)
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.kind is ids.ConversationId])
+def test_any_text_names_a_conversation(name: str) -> None:
+    """A Slack thread, a Teams thread, a Message-ID: each is always known by the same token, and no other."""
+    field = FIELDS[name]
+    texts = (*TOKENS, "C0B-1784622590.251599", "thread:19:abc@thread.tacv2", "<CAF=1+a@mail.example.org>", "ä" * 256)
+    tokens: dict[str, str] = {}
+    needed = {key for key, info in field.model.model_fields.items() if info.is_required()}
+    given = {key: value for key, value in Dice.of(1).valid(field.model).items() if key in needed}
+    given |= {
+        key: value for key, value in (("agent_id", "a"), ("every_seconds", 3600)) if key in field.model.model_fields
+    }
+    for text in (*texts, "a-token_1"):
+        known = field.model.model_validate(given | {field.name: text})
+        tokens[text] = getattr(known, field.name)
+        assert field.model.model_validate(known.model_dump(exclude_none=True)) == known
+    assert tokens.pop("a-token_1") == "a-token_1"
+    assert len(set(tokens.values())) == len(texts)
+    assert all(ids.token(token, "conversation_id").startswith("c-") for token in tokens.values())

@@ -55,7 +55,7 @@ class NewChatForm(Strict):
 
     to: str = Field(default="", max_length=140)
     """`agent:NAME` or `profile:NAME`."""
-    conversation: str = Field(default="", max_length=128)
+    conversation: str = Field(default="", max_length=512)
     channel: str = Field(default="", max_length=128)
     text: str = ""
     key: str = Field(min_length=1, max_length=64)

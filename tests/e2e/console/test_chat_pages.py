@@ -214,7 +214,7 @@ async def test_a_profile_is_talked_to_and_a_name_that_is_none_is_told(
         ({"to": "", "text": "x"}, 400, "choose an agent or a profile"),
         ({"to": "agent:nobody", "text": "x"}, 404, "unknown agent"),
         ({"to": "profile:guide", "text": " "}, 400, "write what the agent should do"),
-        ({"to": "profile:guide", "text": "x", "conversation": "a b"}, 400, "conversation"),
+        ({"to": "profile:guide", "text": "x", "conversation": "a\x7fb"}, 400, "conversation"),
     ):
         told = Shown(await press(operator, await look(operator, NEW), "to", fields=wrong))
         assert (told.status, words in told.words) == (status, True), told.words

@@ -18,6 +18,7 @@ from turnstile.schema.wire.limits import Maker
 from turnstile.schema.wire.webhook_requests import WebhookEvent
 
 MARK, ADA, BOB = "m4rk3r", "ada+m4rk3r@example.org", "bob"
+TALK, SHARED = f"thread:19:{MARK}@thread/tacv2", "C0B-1784622590.251599"
 ROOT = Caller("root", operates=True)
 
 
@@ -42,20 +43,20 @@ async def test_nothing_is_left_of_an_end_user_while_others_go_on(tenant: Tenant)
     await staff(tenant)
     chats = await tenant.agent("chat", agent=AgentId("chatter"))
     async with hand_of(tenant) as hand, serving(tenant.stack) as url, client(url, token) as web:
-        await tenant.turn(chats, "I am Bob", conversation_id="shared", end_user=BOB)
-        await tenant.turn(chats, f"I am {MARK}", conversation_id="shared", end_user=ADA)
+        await tenant.turn(chats, "I am Bob", conversation_id=SHARED, end_user=BOB)
+        await tenant.turn(chats, f"I am {MARK}", conversation_id=SHARED, end_user=ADA)
         await add_agent(tenant.pool, tenant.project, AgentId("his"), f"{hand.agent}-profile")
         said = json.dumps({"steps": [calling("search")]})
         kept = turn_of(await tenant.enqueue(AgentId("his"), said, end_user=BOB, conversation_id="his"))
         await hand.called(call_of(kept))
         answered = await hand.start(
-            calling(("search", {"q": MARK})), end_user=ADA, conversation_id=f"talk-{MARK}", metadata={"note": MARK}
+            calling(("search", {"q": MARK})), end_user=ADA, conversation_id=TALK, metadata={"note": MARK}
         )
         await hand.called(call_of(answered))
         await hand.report(call_of(answered), f"found {MARK}")
         await hand.ended(answered)
         asleep = await hand.start(
-            calling(("search", {"q": MARK})), end_user=ADA, conversation_id=f"talk-{MARK}", correlation_id=MARK
+            calling(("search", {"q": MARK})), end_user=ADA, conversation_id=TALK, correlation_id=MARK
         )
         await hand.called(call_of(asleep))
         steer = {"agent_turn_id": asleep, "text": f"hear {MARK}", "correlation_id": f"steer-{MARK}"}
@@ -67,7 +68,7 @@ async def test_nothing_is_left_of_an_end_user_while_others_go_on(tenant: Tenant)
         await tenant.pool.run(
             lambda conn: put_webhook(conn, *where[:2], turn_webhook(asleep, Maker("me")), agent_turn_id=asleep, **hook)
         )
-        queued = turn_of(await tenant.enqueue(hand.agent, f"late {MARK}", end_user=ADA, conversation_id=f"talk-{MARK}"))
+        queued = turn_of(await tenant.enqueue(hand.agent, f"late {MARK}", end_user=ADA, conversation_id=TALK))
         parent = await tenant.turn(CHIEF, steps(fork([task(instruction=steps({"text": MARK}))])), end_user=ADA)
         [child] = await tenant.rows(
             "SELECT payload ->> 'end_user' AS end_user FROM state.agent_inbox WHERE agent_turn_id IN"
@@ -92,7 +93,7 @@ async def test_nothing_is_left_of_an_end_user_while_others_go_on(tenant: Tenant)
         if refused.error_code is None:
             await hand.ended(turn_of(refused))
         assert await traces(tenant, MARK) == {}
-        assert (await tenant.turn(chats, "who?", conversation_id="shared", end_user=BOB)).deliverable() == (
+        assert (await tenant.turn(chats, "who?", conversation_id=SHARED, end_user=BOB)).deliverable() == (
             "You said: who? (before that: I am Bob)"
         )
         await hand.report(call_of(kept), "found")

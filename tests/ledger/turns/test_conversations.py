@@ -123,9 +123,9 @@ async def test_a_conversation_costs_one_round_trip(agents: Pool) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"conversation_id": "a.b"},
+        {"conversation_id": "a\n"},
         {"conversation_id": ""},
-        {"conversation_id": "x" * 129},
+        {"conversation_id": "x" * 513},
         {"conversation_id": "c1", "output_box_id": new_box_id()},
         {"agent_id": None},
     ],

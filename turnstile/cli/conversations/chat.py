@@ -27,7 +27,7 @@ from turnstile.cli.turns.live import LiveView, progress_line, tool_progress
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, TurnstileError
-from turnstile.schema.ids import ConversationId, token, uuid7
+from turnstile.schema.ids import ConversationId, conversation_named, uuid7
 from turnstile.schema.ledger_reads import ConversationsRead, MemoryRead, ReadRequest
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -160,7 +160,7 @@ class Chat:
         """Talk until the input ends; raises `BadRequest`, `Refused` or `ServerUnavailable` before the first line."""
         if self._partner.name == "":
             raise BadRequest("name an agent, or a profile with --profile, or a model with --model")
-        named = None if conversation is None else ConversationId(token(conversation, "--conversation"))
+        named = None if conversation is None else conversation_named(conversation, "--conversation")
         session = self._session
         if self._partner.of_model and session.gateway is not None:
             raise BadRequest(

@@ -6,7 +6,7 @@ from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import token
+from turnstile.schema.ids import conversation_named, token
 from turnstile.schema.ledger_reads import ConversationLine, ConversationsRead, ReadRequest, SaidRead, SaidTurn
 from turnstile.sdk.requests import parse_request
 
@@ -29,7 +29,7 @@ def shown_id(line: ConversationLine) -> str:
 async def read_conversation(session: Session, named: str, agent: str | None, *, limit: int) -> ConversationReport:
     """The conversation; raises `Refused` (`unknown_conversation`, `ambiguous_conversation` if several have the id)."""
     fields: JsonObject = {
-        "conversation_id": "" if named == KEPT else token(named, "CONVERSATION"),
+        "conversation_id": "" if named == KEPT else conversation_named(named, "CONVERSATION"),
         "agent_id": None if agent is None else token(agent, "--agent"),
         "channel_id": session.channel if session.options.channel else None,
         "limit": 6,
