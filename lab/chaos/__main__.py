@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lab.chaos.load import CLOCKS
 from lab.chaos.run import QUIET_SECONDS, RunOptions, run_chaos
 from lab.chaos.scenarios import SCENARIOS
 from lab.chaos.trees import TURNS_A_TREE
@@ -29,6 +30,7 @@ def read_options() -> tuple[str, RunOptions]:
     parser = argparse.ArgumentParser(prog="python -m lab.chaos", description=__doc__)
     parser.add_argument("--turns", type=int, default=None, help="number of turns (default 3000, in a scenario 200)")
     parser.add_argument("--trees", type=int, default=None, help="trees of turns beside them (default: a 15th)")
+    parser.add_argument("--schedules", type=int, default=0, help="schedules beside them, at most 50")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=None, help="default: one for every 50 turns, of trees too")
     parser.add_argument("--seconds", type=float, default=None, help=f"default: {RATE:g} turns a second")
@@ -47,6 +49,7 @@ def read_options() -> tuple[str, RunOptions]:
     options = RunOptions(
         turns=turns,
         trees=trees,
+        schedules=min(arguments.schedules, CLOCKS),
         seed=arguments.seed,
         seconds=arguments.seconds or max(20.0, everyone / RATE),
         kills=kills,

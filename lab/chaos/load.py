@@ -23,6 +23,7 @@ from lab.chaos.trees import MATES, TREES, Grower, Plan
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.ledger.turns.intake import enqueue
+from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.delegation.policy import DelegationPolicy
@@ -37,7 +38,9 @@ from turnstile.transport.connection import NatsConnection, connect
 
 PROJECT, CHANNEL = ProjectId("chaos"), ChannelId("public")
 PROFILE = "chaos"
-AGENTS, BUSY, ROOTS = 120, 8, 40
+AGENTS, BUSY, ROOTS, CLOCKS = 120, 8, 40, 50
+CLOCK = Caller("clock")
+"""Who puts the schedules."""
 REQUEST_SECONDS = 3.0
 FORK_SECONDS = 60.0
 """How long a delegating call waits until a bridge has taken it; the bridges may be dead for a while."""
@@ -125,6 +128,7 @@ class Load:
     most_open: int = 400
     """The number of accepted turns that may be open; then the clients wait."""
     answers: Counter[str] = field(default_factory=Counter[str])
+    schedules: list[str] = field(default_factory=list[str])
     _acks: dict[str, "asyncio.Future[JsonObject]"] = field(default_factory=dict[str, "asyncio.Future[JsonObject]"])
 
     @property
@@ -154,6 +158,24 @@ class Load:
             async for kind, way in self._paced(count, seconds, TREES):
                 agent, number = AgentId(f"root-{number % ROOTS}"), number + 1
                 group.create_task(self.plan(kind, way, agent, grower.tree(kind)))
+
+    async def put_schedules(self, count: int) -> None:
+        """Put `count` schedules, each of an agent of its own, which fire every 2 to 10 seconds."""
+        for number in range(count):
+            schedule = f"clock-{number}"
+            request: JsonObject = {
+                "schedule_id": schedule,
+                "agent_id": schedule,
+                "instruction": Plan(steps_of("plain", self.draw)).instruction(schedule),
+                "every_seconds": self.draw.randint(2, 10),
+            }
+            await self._request_until_accepted("schedule.put", request, caller=CLOCK)
+            self.schedules.append(schedule)
+
+    async def pause_schedules(self) -> None:
+        """Let them fire no more, so that the ledger becomes quiet."""
+        for schedule in self.schedules:
+            await self._request_until_accepted("schedule.pause", {"schedule_id": schedule}, caller=CLOCK)
 
     async def _paced(self, count: int, seconds: float, kinds: Mapping[str, int]) -> AsyncIterator[tuple[str, Way]]:
         """Kinds and ways, at a steady rate while not too many turns are open."""
@@ -207,13 +229,15 @@ class Load:
             if again["agent_turn_id"] != turn.turn:
                 turn.others.add(str(again["agent_turn_id"]))
 
-    async def _request_until_accepted(self, verb: str, payload: JsonObject, turn: Turn | None = None) -> JsonObject:
+    async def _request_until_accepted(
+        self, verb: str, payload: JsonObject, turn: Turn | None = None, caller: Caller | None = None
+    ) -> JsonObject:
         client = BridgeClient(self.conn, PROJECT, CHANNEL)
         while True:
             if turn is not None:
                 turn.tries += 1
             try:
-                reply = await client.request(verb, payload, timeout=REQUEST_SECONDS)
+                reply = await client.request(verb, payload, timeout=REQUEST_SECONDS, caller=caller)
             except ServerUnavailable:
                 self.answers["none"] += 1
                 await asyncio.sleep(0.2)
@@ -296,7 +320,7 @@ async def open_load(environment: Environment, observer: Observer, seed: int) -> 
             delegation_policy=DelegationPolicy(),
         )
         await put_profile(direct, PROJECT, profile)
-        for kind, count in (("agent", AGENTS), ("root", ROOTS), ("mate", MATES)):
+        for kind, count in (("agent", AGENTS), ("root", ROOTS), ("mate", MATES), ("clock", CLOCKS)):
             for number in range(count):
                 await add_agent(direct, PROJECT, AgentId(f"{kind}-{number}"), PROFILE)
     finally:

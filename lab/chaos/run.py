@@ -40,6 +40,8 @@ class RunOptions:
     json: Path | None = None
     trees: int = 0
     """Roots of trees, beside the turns."""
+    schedules: int = 0
+    """Schedules that fire beside them."""
     size: Size = field(default_factory=Size)
     quiet_seconds: float = QUIET_SECONDS
 
@@ -90,6 +92,7 @@ async def run_chaos(options: RunOptions, console: Console) -> bool:
             async with asyncio.TaskGroup() as group:
                 group.create_task(state.load.run(options.turns, options.seconds))
                 group.create_task(state.load.grow(options.trees, options.seconds))
+                group.create_task(state.load.put_schedules(options.schedules))
                 group.create_task(state.injector.run(faults))
             verdict = await conclude(state, verdict)
         return report(state, verdict, "chaos", time.monotonic() - began)
@@ -99,6 +102,7 @@ async def conclude(state: RunState, verdict: Verdict | None = None) -> Verdict:
     """Bring everything up, wait until the ledger is quiet, and judge the run."""
     verdict = verdict or Verdict()
     await bring_up(state.environment)
+    await state.load.pause_schedules()
     verdict.quiet_after, verdict.hanging = await wait_quiet(state.environment, state.options.quiet_seconds)
     return await judge(state.environment, state.load, state.injector, verdict)
 
@@ -210,6 +214,8 @@ def table_of(run: Run, verdict: Verdict, injector: Injector) -> Table:
         ("batches", _counts(verdict.batches)),
         ("budgets, tokens", f"{_counts(Counter(verdict.budgets))}; audited {verdict.looks} times meanwhile"),
         ("wrong in trees", str(len(verdict.trees))),
+        ("firings of schedules", _counts(verdict.firings)),
+        ("wrong in schedules", str(len(verdict.schedules))),
         ("calls", _counts(Counter({name: count for name, count in calls.items() if name != "calls"}))),
         (
             "tool executions",
@@ -242,6 +248,7 @@ def faults_of(verdict: Verdict, injector: Injector) -> list[str]:
         "applied twice": verdict.applied_twice,
         "unexpected": verdict.unexpected,
         "tree": verdict.trees,
+        "schedule": verdict.schedules,
         "ended by itself": verdict.deaths,
         "fault failed": injector.errors,
         "audit": [] if verdict.audit_clean else [verdict.audit],

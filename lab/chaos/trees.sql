@@ -36,7 +36,7 @@ WHERE (b.batch_id IS NULL AND EXISTS (SELECT FROM state.pmo_batches x WHERE x.ba
 
 -- name: children_of_nobody :many
 -- Children without a call that made them: without a task where they are waited for, without a delegating call else; and turns that
--- neither a client nor a call asked for.
+-- neither a client nor a call nor a schedule asked for.
 SELECT format('turn %s, a child of %s, is no task of a batch of it', n.agent_turn_id, n.parent_turn_id) AS detail
 FROM state.turn_nodes n
 WHERE n.parent_turn_id IS NOT NULL AND n.waited AND NOT EXISTS (
@@ -51,7 +51,8 @@ WHERE n.parent_turn_id IS NOT NULL AND NOT n.waited AND NOT EXISTS (
 UNION ALL
 SELECT format('turn %s has the correlation %s, and no parent', i.agent_turn_id, i.correlation_id)
 FROM state.agent_inbox i LEFT JOIN state.turn_nodes n ON n.agent_turn_id = i.agent_turn_id
-WHERE i.message_type = 'turn' AND i.correlation_id NOT LIKE 'key-%' AND n.parent_turn_id IS NULL;
+WHERE i.message_type = 'turn' AND i.correlation_id NOT LIKE 'key-%' AND i.correlation_id NOT LIKE 'schedule:%'
+  AND n.parent_turn_id IS NULL;
 
 -- name: children_after_a_mark :many
 -- Children that were made after their parent was marked or had ended.

@@ -8,7 +8,9 @@ import json
 import time
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ EXPECTED = {"stop": {"success", "canceled"}, "budget": {"success", "partial"}}
 LOOK_SECONDS = 1.0
 """Between two looks at the budgets while a run goes on."""
 _SHOWN = 12
+_SLOW_SECONDS = 30.0
 
 
 @dataclass
@@ -66,6 +69,10 @@ class Verdict:
     """What is wrong with trees."""
     budgets: dict[str, int] = field(default_factory=dict[str, int])
     """What budgets were given, in tokens, and what became of it."""
+    firings: Counter[str] = field(default_factory=Counter[str])
+    """Firings of schedules, by what came of them."""
+    schedules: list[str] = field(default_factory=list[str])
+    """What is wrong with schedules."""
     looks: int = 0
     """How often the budgets were audited while the run went on."""
     lates: Counter[str] = field(default_factory=Counter[str])
@@ -79,7 +86,8 @@ class Verdict:
     @property
     def failed(self) -> bool:
         """Whether anything is wrong."""
-        wrong = (self.hanging, self.lost, self.doubled, self.applied_twice, self.unexpected, self.trees, self.deaths)
+        wrong = (self.hanging, self.lost, self.doubled, self.applied_twice, self.unexpected, self.trees)
+        wrong += (self.schedules, self.deaths)
         return any(wrong) or not self.audit_clean or bool(self.lates["committed twice"])
 
 
@@ -159,6 +167,7 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
         results = await pool.run(QUERIES["results_twice"].many)
         calls = await pool.run(QUERIES["calls"].one)
         batches = await pool.run(QUERIES["batches"].many)
+        firings = await pool.run(QUERIES["firings"].many)
         verdict.trees += await pool.run(judge_trees)
         verdict.budgets = {name: int(amount) for name, amount in (await pool.run(QUERIES["budgets"].one)).items()}
         try:
@@ -168,6 +177,8 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
     finally:
         await pool.close()
     _judge_turns(load, verdict, outcomes)
+    verdict.firings = Counter("enqueued" if row["code"] is None else str(row["code"]) for row in firings)
+    verdict.schedules = wrong_firings(firings, load.schedules, {str(row["agent_turn_id"]) for row in outcomes})
     verdict.doubled += [f"correlation {row['correlation_id']} is {row['turns']} turns" for row in twice]
     verdict.applied_twice = [f"call {row['tool_call_id']} has {row['results']} results" for row in results]
     verdict.batches = Counter({str(row["status"]): int(row["batches"]) for row in batches})
@@ -176,7 +187,7 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
     _judge_times(load, verdict, injector, outcomes)
     _judge_executions(environment, verdict)
     for late in injector.lates:
-        verdict.lates.update(_judge_late(environment, late, committed))
+        verdict.lates.update(_judge_late(environment, late, committed, load.schedules))
     verdict.deaths = [
         f"{death.name} ended by itself ({death.code}):\n{death.last_lines}" for death in environment.deaths
     ]
@@ -244,6 +255,32 @@ def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
             verdict.unexpected.append(f"{turn.turn} is {row['status']}, its event says {observer.statuses[turn.turn]}")
 
 
+def wrong_firings(firings: Sequence[Mapping[str, Any]], schedules: Sequence[str], ended: Collection[str]) -> list[str]:
+    """What is wrong with the firings, compared with the times that each schedule names.
+
+    Each is at one of these times and has a turn of its own, which ended. Of the times that have passed the latest is
+    fired, so where one was passed over the next had not come yet. A bridge that is stopped between its look and its
+    firing is `_SLOW_SECONDS` late at most, and so are the first firing and the last.
+    """
+    turns = Counter(str(row["agent_turn_id"]) for row in firings if row["agent_turn_id"] is not None)
+    wrong = [f"turn {turn} is that of {count} firings" for turn, count in turns.items() if count > 1]
+    wrong += [f"turn {turn} of a firing has no outcome" for turn in turns.keys() - set(ended)]
+    last: dict[str, Mapping[str, Any]] = {}
+    for row in firings:
+        every, name = timedelta(seconds=row["every_seconds"]), str(row["schedule_id"])
+        if (row["nominal_at"] - row["anchor_at"]) % every:
+            wrong.append(f"{name} fired at {row['nominal_at']}, which it does not name")
+        late = (row["fired_at"] - row["nominal_at"] - every).total_seconds()
+        if name in last and row["nominal_at"] - last[name]["nominal_at"] > every and late > _SLOW_SECONDS:
+            wrong.append(f"{name} made up for {row['nominal_at']}, {late:.1f} s after the time that follows")
+        last[name] = row
+    for name in schedules:
+        row = last.get(name)
+        if row is None or (row["paused_at"] - row["nominal_at"]).total_seconds() > row["every_seconds"] + _SLOW_SECONDS:
+            wrong.append(f"{name} did not fire until it was paused")
+    return wrong
+
+
 def _judge_times(load: Load, verdict: Verdict, injector: Injector, outcomes: list[Any]) -> None:
     ends = sorted(float(row["ended_at"]) for row in outcomes)
     for at, target in injector.kills:
@@ -264,7 +301,7 @@ def _judge_executions(environment: Environment, verdict: Verdict) -> None:
     verdict.repeated_calls = sum(count > 1 for count in by_call.values())
 
 
-def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> Counter[str]:
+def _judge_late(environment: Environment, late: Late, committed: list[Any], schedules: Collection[str]) -> Counter[str]:
     """Count the steps of a stopped worker that another worker continued, by who committed them.
 
     Each must be committed once. `first` counts steps that the late worker committed before the other had an answer.
@@ -279,6 +316,8 @@ def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> C
         if note["pid"] == late.pid and note["what"] == "asked" and float(str(note["at"])) < late.slept_at
     }
     for step in late.steps:
+        if step[0] in schedules:  # all of its turns have one key
+            continue
         match rows.get(step, []):
             case [row]:
                 is_first = row["attempt"] is not None and int(row["attempt"]) == attempts.get(step)

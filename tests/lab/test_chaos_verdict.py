@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from lab.chaos.verdict import TREE_RULES, judge_trees, open_witness
+from lab.chaos.verdict import TREE_RULES, judge_trees, open_witness, wrong_firings
 from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, add_agents, finish
 from tests.support.ledger.calls import sleeper
@@ -90,3 +92,32 @@ async def test_a_healthy_ledger_breaks_no_rule_and_each_damage_is_told(healthy: 
 
 def test_each_rule_is_broken() -> None:
     assert {rule for rule, _ in DAMAGES} == set(TREE_RULES)
+
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def fired(second: int, turn: str, late: float = 0.1) -> dict[str, Any]:
+    """A firing of a schedule of every two seconds, which was paused after a minute."""
+    at = BEGAN + timedelta(seconds=second)
+    times = {"anchor_at": BEGAN, "nominal_at": at, "fired_at": at + timedelta(seconds=late)}
+    about = {"schedule_id": "tick", "every_seconds": 2.0, "agent_turn_id": turn, "code": None}
+    return {**about, **times, "paused_at": BEGAN + timedelta(minutes=1)}
+
+
+@pytest.mark.parametrize(
+    ("firings", "wrong"),
+    [
+        ([fired(2, "a"), fired(4, "b"), fired(50, "c")], []),
+        ([fired(2, "a"), fired(50, "a")], ["is that of 2 firings"]),
+        ([fired(2, "a"), fired(50, "x")], ["has no outcome"]),
+        ([fired(3, "a"), fired(50, "b")], ["which it does not name"]),
+        ([fired(2, "a"), fired(8, "b", 45.0), fired(50, "c")], ["after the time that follows"]),
+        ([fired(2, "a")], ["did not fire until it was paused"]),
+        ([], ["did not fire until it was paused"]),
+    ],
+)
+def test_firings_are_compared_with_the_times_of_their_schedule(firings: list[dict[str, Any]], wrong: list[str]) -> None:
+    found = wrong_firings(firings, ["tick"], {"a", "b", "c"})
+    assert len(found) == len(wrong), found
+    assert all(part in line for part, line in zip(wrong, found, strict=True))

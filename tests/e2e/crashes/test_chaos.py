@@ -38,8 +38,9 @@ async def survived(options: RunOptions) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_no_turn_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
-    """Trees of turns among them."""
-    await survived(RunOptions(turns=45, trees=4, seed=7, seconds=11, kills=4, **SMALL, directory=tmp_path))
+    """Trees of turns among them, and schedules that fire."""
+    options = RunOptions(turns=45, trees=4, schedules=5, seed=7, seconds=11, kills=4, **SMALL, directory=tmp_path)
+    await survived(options)
 
 
 @pytest.mark.long
