@@ -42,11 +42,11 @@ from turnstile.gateway.openai.chat_answer import (
     reason_of,
     usage_of,
 )
-from turnstile.gateway.openai.chat_request import ChatCreate, answers_in, said_in
+from turnstile.gateway.openai.chat_request import ChatCreate, said_in
 from turnstile.gateway.openai.client_tools import check_target
 from turnstile.gateway.openai.error_objects import CONTEXT_LENGTH, code_of, error_response
 from turnstile.gateway.openai.fields import end_user_of
-from turnstile.gateway.openai.messages import Composed, composed
+from turnstile.gateway.openai.messages import Composed, answers_in, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
@@ -212,13 +212,13 @@ class _ChatAnswer:
                     thoughts.take(change.events)
                 if (turn := _outcome(change)) is not None:
                     message = AssistantMessage(content=delivered_text(turn, is_typed=self.is_typed))
-                    return await self._whole(message, reason_of(turn))
+                    return await self._completed(message, reason_of(turn))
                 if calls := self._handed_over(change, thoughts):
                     message = AssistantMessage(content=thoughts.text or None, tool_calls=calls)
-                    return await self._whole(message, "tool_calls")
+                    return await self._completed(message, "tool_calls")
         raise ServerUnavailable("the turn cannot be followed")
 
-    async def _whole(self, message: AssistantMessage, reason: FinishReason) -> ChatCompletion:
+    async def _completed(self, message: AssistantMessage, reason: FinishReason) -> ChatCompletion:
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -269,7 +269,10 @@ class _ChatAnswer:
 
     async def _usage(self) -> TurnUsage:
         view = self.view
-        return await self.kernel.pool.run(lambda conn: sum_turn_usage(conn, view.project_id, view.agent_turn_id))
+        step = self.begin.step
+        return await self.kernel.pool.run(
+            lambda conn: sum_turn_usage(conn, view.project_id, view.agent_turn_id, after_step=step)
+        )
 
     async def _problem(self, error: TurnstileError) -> Problem:
         """The problem that ends the completion; a turn that is not over is left."""

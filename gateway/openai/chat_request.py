@@ -20,7 +20,7 @@ from turnstile.gateway.openai.fields import (
     output_format,
     unsupported,
 )
-from turnstile.gateway.openai.messages import CallOutput, MadeCalls, Speaker, SpokenText, text_in
+from turnstile.gateway.openai.messages import CALL_ID_LIMIT, CallOutput, MadeCalls, Said, Speaker, SpokenText, text_in
 from turnstile.schema.base import JsonObject
 from turnstile.schema.profiles import REQUEST_PARAMS
 from turnstile.schema.wire.box_requests import CARD_LIMIT, PastCall
@@ -32,8 +32,6 @@ _SPEAKERS: Final[Mapping[str, Speaker]] = {
     "assistant": "assistant",
 }
 _KINDS: Final = ("text",)
-_ID_LIMIT: Final = 128
-"""Characters of a call's id."""
 _PASSED: Final = frozenset(
     {
         *("role", "content", "id", "name", "cache_control", "annotations", "refusal", "provider_specific_fields"),
@@ -152,7 +150,7 @@ class ChatCreate(OpenAiRequest):
         return notes_of(**self.model_dump(include=_RECORDED))
 
 
-def said_in(messages: Sequence[JsonValue]) -> list[SpokenText | MadeCalls | CallOutput]:
+def said_in(messages: Sequence[JsonValue]) -> list[Said]:
     """What the messages say; raises `BadField`, or `Unsupported` for what no turn can read, such as images."""
     said = [_said(message, f"messages.{place}") for place, message in enumerate(messages)]
     if not any(isinstance(s, SpokenText) and s.speaker == "user" and s.text for s in said):
@@ -160,17 +158,7 @@ def said_in(messages: Sequence[JsonValue]) -> list[SpokenText | MadeCalls | Call
     return said
 
 
-def answers_in(said: Sequence[SpokenText | MadeCalls | CallOutput]) -> dict[str, str]:
-    """The outputs of calls that stand last, by their calls."""
-    answers: dict[str, str] = {}
-    for entry in reversed(said):
-        if not isinstance(entry, CallOutput):
-            break
-        answers.setdefault(entry.call, entry.output)
-    return dict(reversed(answers.items()))
-
-
-def _said(message: JsonValue, param: str) -> SpokenText | MadeCalls | CallOutput:
+def _said(message: JsonValue, param: str) -> Said:
     role = message.get("role") if isinstance(message, dict) else None
     if role == "function":
         raise unsupported(f"{param}.role", role, hint="send results of calls as messages of the role tool")
@@ -208,7 +196,7 @@ def _call(call: JsonValue, param: str) -> PastCall:
 
 def _output(message: JsonObject, param: str) -> CallOutput:
     named = message.get("tool_call_id")
-    if not isinstance(named, str) or not 0 < len(named) <= _ID_LIMIT:
+    if not isinstance(named, str) or not 0 < len(named) <= CALL_ID_LIMIT:
         raise BadField(f"{param}.tool_call_id: must be the id of a call", f"{param}.tool_call_id")
     content = message.get("content")
     return CallOutput(named, "" if content is None else text_in(content, f"{param}.content", _KINDS))

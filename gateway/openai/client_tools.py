@@ -27,10 +27,12 @@ def client_tools_in(tools: JsonValue, choice: JsonValue, *, nested: bool) -> Jso
     """
     if tools is None or tools == []:
         if choice not in (None, *_FREE):
-            raise BadField("tool_choice: there are no tools to choose from", "tool_choice")
+            raise unsupported("tool_choice", choice, _FREE)
         return {}
-    if not isinstance(tools, list) or len(tools) > MOST_CLIENT_TOOLS:
-        raise BadField(f"tools: must be a list of at most {MOST_CLIENT_TOOLS} functions", "tools")
+    if not isinstance(tools, list):
+        raise unsupported("tools", tools, hint="send a list of functions")
+    if len(tools) > MOST_CLIENT_TOOLS:
+        raise BadField(f"tools: at most {MOST_CLIENT_TOOLS} functions", "tools")
     functions = [_function(tool, f"tools.{place}", nested=nested) for place, tool in enumerate(tools)]
     names = [function.name for function in functions]
     if len(set(names)) < len(names):

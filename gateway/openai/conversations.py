@@ -23,7 +23,7 @@ from turnstile.gateway.openai.fields import OpenAiRequest, notes_of, unsupported
 from turnstile.gateway.openai.messages import SpokenText
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.objects import Item, UserMessage
-from turnstile.gateway.openai.responses.request import ItemRef, ItemsQuery, item_texts
+from turnstile.gateway.openai.responses.request import Entry, ItemsQuery, item_texts
 from turnstile.gateway.openai.responses.response_reading import items_of
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.access.chats import KeptConversation, find_kept_conversations
@@ -221,7 +221,7 @@ class OpenAIConversations:
         self, call: Call[Any, Any], channel: ChannelId, items: Sequence[JsonValue], key: str | None
     ) -> BoxId:
         """A box of these items; raises `BadField` and `Unsupported`, which name the item."""
-        entries: list[SpokenText | ItemRef] = item_texts(items, "items")
+        entries: list[Entry] = item_texts(items, "items")
         for part in entries:
             if isinstance(part, SpokenText) and part.speaker == "instructions":
                 hint = "system and developer messages apply to one response: send them as its instructions"

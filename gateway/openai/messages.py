@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from pydantic import JsonValue
 
@@ -47,6 +47,22 @@ class CallOutput(NamedTuple):
     output: str
 
 
+Said: TypeAlias = SpokenText | MadeCalls | CallOutput
+"""What was said and done in a history."""
+CALL_ID_LIMIT: Final = 128
+"""Characters of a call's id."""
+
+
+def answers_in(said: Sequence[object]) -> dict[str, str]:
+    """The outputs of calls that stand last, by their calls."""
+    answers: dict[str, str] = {}
+    for entry in reversed(said):
+        if not isinstance(entry, CallOutput):
+            break
+        answers.setdefault(entry.call, entry.output)
+    return dict(reversed(answers.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class Composed:
     """What was said, as a turn takes it."""
@@ -57,7 +73,7 @@ class Composed:
     """Of a box: users' texts as instructions, the assistant's as deliverables; calls and their results."""
 
 
-def composed(said: Sequence[SpokenText | MadeCalls | CallOutput]) -> Composed:
+def composed(said: Sequence[Said]) -> Composed:
     """What a turn reads of these, in their order; empty texts are left out. Raises `Refused` (text_too_large)."""
     texts = [entry.text for entry in said if isinstance(entry, SpokenText)]
     if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > TEXT_LIMIT_BYTES:

@@ -55,9 +55,12 @@ async def sum_usage(
     )
 
 
-async def sum_turn_usage(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnUsage:
-    """The sum of its steps; nothing if it has none."""
-    return await query("sum_turn_usage").one_as(conn, TurnUsage, project_id=project, agent_turn_id=turn)
+async def sum_turn_usage(
+    conn: Connection, project: ProjectId, turn: AgentTurnId, *, after_step: int = 0, until_step: int | None = None
+) -> TurnUsage:
+    """The sum of its steps, of those after one and up to another if these are given; nothing if it has none."""
+    named = {"project_id": project, "agent_turn_id": turn, "after_step": after_step, "until_step": until_step}
+    return await query("sum_turn_usage").one_as(conn, TurnUsage, **named)
 
 
 async def list_profile_models(conn: Connection, project: ProjectId | None = None) -> list[ProfileModel]:

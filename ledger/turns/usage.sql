@@ -32,13 +32,15 @@ SELECT name, count(DISTINCT agent_turn_id) AS turns, count(DISTINCT step_id) AS 
 FROM named GROUP BY GROUPING SETS ((name), ()) ORDER BY grouping(name), name;
 
 -- name: sum_turn_usage :one
--- What the models of a turn's committed steps counted, all attempts included.
+-- What the models of a turn's committed steps counted, all attempts included; of those after a step, up to another.
 SELECT coalesce(sum(state.as_count(u.counts ->> 'prompt_tokens')), 0)::bigint AS prompt_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'completion_tokens')), 0)::bigint AS completion_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'cached_tokens')), 0)::bigint AS cached_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'reasoning_tokens')), 0)::bigint AS reasoning_tokens
 FROM state.agent_steps s CROSS JOIN LATERAL (SELECT s.metadata -> 'llm_usage' AS counts) u
-WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id;
+WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND (
+    :after_step::int = 0 AND :until_step::int IS NULL
+    OR state.as_count(substring(s.step_id FROM '-s([0-9]+)$')) BETWEEN :after_step + 1 AND coalesce(:until_step, 1000000));
 
 -- name: list_profile_models :many
 -- The models that profiles name, fallbacks and those of their summaries included, of one project or of all.

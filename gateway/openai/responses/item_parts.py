@@ -7,8 +7,8 @@ from typing import Final
 
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.kernel import Kernel
-from turnstile.gateway.openai.messages import SpokenText, composed
-from turnstile.gateway.openai.responses.request import ItemRef
+from turnstile.gateway.openai.messages import CallOutput, MadeCalls, SpokenText, composed
+from turnstile.gateway.openai.responses.request import Entry, ItemRef
 from turnstile.gateway.openai.responses.response_reading import ItemCards, cards_of_items, turn_of_item
 from turnstile.schema.access import Principal
 from turnstile.schema.errors import Refused
@@ -24,9 +24,7 @@ class ItemNotFound(BadField):
     code: str = "item_not_found"
 
 
-async def parts_of(
-    kernel: Kernel, principal: Principal, entries: Sequence[SpokenText | ItemRef], field: str
-) -> list[Part]:
+async def parts_of(kernel: Kernel, principal: Principal, entries: Sequence[Entry], field: str) -> list[Part]:
     """What is in the field of a request as parts of a box.
 
     Raises `ItemNotFound` for an item that it names and is not there, and `BadField` if it says nothing.
@@ -35,15 +33,22 @@ async def parts_of(
     parts: list[Part] = []
     for entry, following in zip_longest(entries, entries[1:]):
         item = known.get(entry.item) if isinstance(entry, ItemRef) else None
-        if isinstance(entry, SpokenText):
+        if isinstance(entry, MadeCalls | CallOutput):
+            parts += composed([entry]).parts
+        elif isinstance(entry, SpokenText):
             call = known.get(following.item) if isinstance(following, ItemRef) and following.text is None else None
             if entry.speaker == "assistant" and call is not None and call.says(entry.text):
                 continue  # a client sends what a model said with its call without an id: the call's card has it
             parts += composed([entry]).parts
-        elif item is not None and (entry.text is None or item.says(entry.text)):
+        elif (
+            item is not None
+            and (entry.text is None or item.says(entry.text))
+            and not (entry.text is not None and isinstance(following, MadeCalls))  # whose calls come as they are given
+        ):
             parts += [CardPart(card_id=card) for card in item.cards]
         elif entry.text is not None:
-            parts += composed([SpokenText("assistant", entry.text)]).parts
+            said = item.text if item is not None and item.says(entry.text) else entry.text
+            parts += composed([SpokenText("assistant", said or "")]).parts
         elif entry.is_needed:
             raise ItemNotFound(f"{entry.param}: the project has no such item; send the message itself", entry.param)
     if not parts:

@@ -7,13 +7,14 @@ begin with, a blank line, since clients join them with nothing between.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
 from turnstile.gateway.events.positions import END, EventPart, Position
-from turnstile.gateway.openai.responses.objects import Item, McpCall, Message, OutputText
+from turnstile.gateway.openai.responses.objects import FunctionCallItem, Item, McpCall, Message, OutputText
 from turnstile.gateway.outputs import is_fallback, typed_value
 from turnstile.schema.api import CardAnswer, Turn
 from turnstile.schema.cards import (
@@ -52,6 +53,8 @@ class Called:
     call: ToolCallId
     name: str
     arguments: str
+    is_clients: bool = False
+    """Whether the client runs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,22 @@ class ActLog:
     """Takes a turn's cards in their order, then its outcome.
 
     Of a typed answer (protocol §18) the only text is its value: what the model said on the way would break its JSON.
+    A call of one of `client_tools` is the client's to run only if it is held, which its own card says; else it was
+    refused, and its result comes instead.
     """
 
-    def __init__(self, *, is_typed: bool = False) -> None:
+    def __init__(self, *, is_typed: bool = False, client_tools: Collection[str] = ()) -> None:
         self._is_typed = is_typed
+        self._client_tools = client_tools
+        self._unclear: dict[ToolCallId, Called] = {}
+        """Calls of client tools of which nobody knows yet whether the client runs them."""
         self._said: str | None = None
         self._delivered: set[CardId] = set()
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether there are calls of which nobody knows yet whether the client runs them."""
+        return bool(self._unclear)
 
     def take(self, position: Position, card: CardAnswer) -> list[PlacedAct]:
         """The acts of a card."""
@@ -103,11 +116,14 @@ class ActLog:
                 calls = card.tool_calls or []
                 says = text and not self._is_typed
                 entries: list[Spoken | Called | Returned] = [Spoken(card.card_id, text, bool(calls))] if says else []
-                return entries + [
-                    Called(card.card_id, call.tool_call_id, call.tool_name, call.arguments) for call in calls
-                ]
+                made = [Called(card.card_id, call.tool_call_id, call.tool_name, call.arguments) for call in calls]
+                self._unclear |= {called.call: called for called in made if called.name in self._client_tools}
+                return entries + [called for called in made if called.name not in self._client_tools]
+            case CardType.TOOL_CALL, _ if (called := self._unclear.pop(_id(card), None)) is not None:
+                return [replace(called, is_clients=True)]
             case CardType.TOOL_RESULT, ToolResultContent() if card.tool_call_id is not None:
-                return [_returned(card.tool_call_id, content)]
+                refused = self._unclear.pop(card.tool_call_id, None)
+                return [*([] if refused is None else [refused]), _returned(card.tool_call_id, content)]
             case CardType.DELIVERABLE, TextContent(text=text):
                 return [*self._delivery(card.card_id, text)]
             case CardType.DELIVERABLE, JsonContent(data=data):
@@ -139,13 +155,34 @@ class Placed:
 class ItemLog:
     """The items of a response, as far as its turn is known."""
 
-    def __init__(self, *, is_typed: bool = False) -> None:
+    def __init__(self, *, is_typed: bool = False, client_tools: Collection[str] = ()) -> None:
         self.items: list[Item] = []
-        self._acts = ActLog(is_typed=is_typed)
+        self._acts = ActLog(is_typed=is_typed, client_tools=client_tools)
+        self._handed: set[int] = set()
+        """The steps that have made calls which the client runs."""
         self._places: dict[ToolCallId, tuple[int, int]] = {}
         """The index of each call's item, and its step."""
         self._apart = ""
         """What the next text begins with."""
+
+    @property
+    def handed_steps(self) -> frozenset[int]:
+        """The steps that have made calls which the client runs."""
+        return frozenset(self._handed)
+
+    @property
+    def first_handed(self) -> int | None:
+        """The first of them: what the client is handed ends with it. None if there is none."""
+        return min(self._handed, default=None)
+
+    @property
+    def handed_over(self) -> int | None:
+        """That step, if nothing else of it is waited for."""
+        step = self.first_handed
+        if self._acts.is_unclear:
+            return None
+        running = (self.items[index] for index, of_step in self._places.values() if of_step == step)
+        return None if any(isinstance(i, McpCall) and i.status == "in_progress" for i in running) else step
 
     @property
     def before_text(self) -> str:
@@ -180,6 +217,10 @@ class ItemLog:
                 whole = self._apart + text + (APART if goes_on else "")
                 self._apart = "" if goes_on else APART
                 return self._new(position, Message(id=message_id(card), content=[OutputText(text=whole)]))
+            case Called(card=card, call=call, name=name, arguments=arguments, is_clients=True):
+                self._handed.add(position.step)
+                named = {"id": function_item_id(card, call), "call_id": call, "name": name, "arguments": arguments}
+                return self._new(position, FunctionCallItem.model_validate(named))
             case Called(card=card, call=call, name=name, arguments=arguments):
                 self._places[call] = len(self.items), position.step
                 server = name.partition("__")[0] if "__" in name.strip("_") else OWN_LABEL
@@ -208,6 +249,15 @@ def message_id(card: CardId) -> str:
 def call_item_id(thought: CardId, call: ToolCallId) -> str:
     """The id of the item that a call is: it leads to the step that made it."""
     return f"mcp_{thought.removesuffix('-thought')}-{call}"
+
+
+def function_item_id(thought: CardId, call: ToolCallId) -> str:
+    """The id of the item that a call which the client runs is."""
+    return f"fc_{thought.removesuffix('-thought')}-{call}"
+
+
+def _id(card: CardAnswer) -> ToolCallId:
+    return ToolCallId("") if card.tool_call_id is None else card.tool_call_id
 
 
 def _returned(call: ToolCallId, content: ToolResultContent) -> Returned:

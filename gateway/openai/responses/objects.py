@@ -49,7 +49,18 @@ class McpCall(BaseModel):
     approval_request_id: None = None
 
 
-Item = Message | McpCall
+class FunctionCallItem(BaseModel):
+    """A call of a function of the client's own, which the client runs (protocol §19)."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "completed"
+
+
+Item = Message | McpCall | FunctionCallItem
 
 
 class InputText(BaseModel):
@@ -163,8 +174,8 @@ class Response(BaseModel):
     temperature: float | None = None
     text: TextConfig = TextConfig()
     tool_choice: Literal["auto"] = "auto"
-    tools: list[str] = Field(default_factory=list[str])
-    """None of the request: an agent's tools are the project's."""
+    tools: list[JsonObject] = Field(default_factory=list[JsonObject])
+    """The functions of the client; an agent's own tools are the project's."""
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
     usage: Usage | None = None

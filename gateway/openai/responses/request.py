@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
-from pydantic import Field, JsonValue, StrictBool, field_validator, model_validator
+from pydantic import Field, JsonValue, StrictBool, ValidationError, field_validator, model_validator
 
 from turnstile.gateway.http.problems import BadField
+from turnstile.gateway.openai.client_tools import client_tools_in
 from turnstile.gateway.openai.fields import (
     NOTES,
     Effort,
@@ -18,11 +19,12 @@ from turnstile.gateway.openai.fields import (
     output_format,
     unsupported,
 )
-from turnstile.gateway.openai.messages import Speaker, SpokenText, text_in
+from turnstile.gateway.openai.messages import CALL_ID_LIMIT, CallOutput, MadeCalls, Said, Speaker, SpokenText, text_in
 from turnstile.gateway.openai.responses.objects import Item, ItemList, UserMessage
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import conversation_named
+from turnstile.schema.wire.box_requests import PastCall
 
 _SPEAKERS: Mapping[str, Speaker] = {
     "user": "user",
@@ -44,6 +46,10 @@ class ItemRef(NamedTuple):
     """What it says, if it was sent whole: it counts where the item is not there, or says something else."""
     is_needed: bool = True
     """Whether the request is refused where the item is not there."""
+
+
+Entry: TypeAlias = Said | ItemRef
+"""What is in a request."""
 
 
 class MutuallyExclusive(BadField):
@@ -78,8 +84,6 @@ class ResponseCreate(OpenAiRequest):
         "parallel_tool_calls": (True,),
         "service_tier": ("auto", "default"),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "tool_choice": ("auto", "none"),
-        "tools": ([],),
         "top_logprobs": (0,),
         "top_p": (1, 1.0),
         "truncation": ("disabled",),
@@ -102,6 +106,9 @@ class ResponseCreate(OpenAiRequest):
     stream: bool = False
     temperature: float | None = Field(default=None, ge=0, le=2)
     text: TextRequest | None = None
+    tool_choice: JsonValue = None
+    tools: JsonValue = None
+    """Functions that the client runs."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     user: Note | None = None
 
@@ -117,7 +124,7 @@ class ResponseCreate(OpenAiRequest):
         if self.conversation is not None and self.previous_response_id is not None:
             message = "conversation and previous_response_id exclude each other: send only one"
             raise MutuallyExclusive(message, "previous_response_id")
-        _ = self.output_format  # refused before anything is looked up
+        _ = self.output_format, self.own_tools  # refused before anything is looked up
         return self
 
     def conversation_id(self) -> str | None:
@@ -134,18 +141,23 @@ class ResponseCreate(OpenAiRequest):
         except BadRequest as error:
             raise BadField(str(error), "conversation") from None
 
-    def entries(self) -> list[SpokenText | ItemRef]:
+    @cached_property
+    def own_tools(self) -> JsonObject:
+        """The settings of the turn for the client's functions; raises as `client_tools_in` does."""
+        return client_tools_in(self.tools, self.tool_choice, nested=False)
+
+    def entries(self) -> list[Entry]:
         """What is in it, in its order; raises `BadField` and `Unsupported`, which name the item."""
-        texts: list[SpokenText | ItemRef] = (
-            [] if self.instructions is None else [SpokenText("instructions", self.instructions)]
-        )
+        texts: list[Entry] = [] if self.instructions is None else [SpokenText("instructions", self.instructions)]
         if isinstance(self.input, str):
             texts.append(SpokenText("user", self.input))
         elif isinstance(self.input, list):
             texts += item_texts(self.input, "input")
         elif self.input is not None:
             raise BadField("input: must be a string or a list of messages", "input")
-        if not any(isinstance(text, ItemRef) or (text.text and text.speaker != "instructions") for text in texts):
+        if not any(
+            not isinstance(text, SpokenText) or (text.text and text.speaker != "instructions") for text in texts
+        ):
             raise BadField("input: the message is empty", "input")
         return texts
 
@@ -160,6 +172,7 @@ class ResponseCreate(OpenAiRequest):
         fields: JsonObject = {
             "output_schema": None if form is None else form.output_schema,
             "instructions": instructions,
+            **self.own_tools,
             "max_tokens": self.max_output_tokens,
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
@@ -216,13 +229,13 @@ class ResponseRetrieve(Strict):
     include_obfuscation: Literal["false"] = "false"
 
 
-def item_texts(items: Sequence[JsonValue], param: str) -> list[SpokenText | ItemRef]:
+def item_texts(items: Sequence[JsonValue], param: str) -> list[Entry]:
     """What input items say; raises `BadField` and `Unsupported`, which name the item."""
     entries = [_text_or_ref(item, f"{param}.{place}") for place, item in enumerate(items)]
     return [entry for entry in entries if entry is not None]
 
 
-def _text_or_ref(item: JsonValue, param: str) -> SpokenText | ItemRef | None:
+def _text_or_ref(item: JsonValue, param: str) -> Entry | None:
     if not isinstance(item, dict):
         raise BadField(f"{param}: must be a message", param)
     named = item.get("id")
@@ -233,6 +246,10 @@ def _text_or_ref(item: JsonValue, param: str) -> SpokenText | ItemRef | None:
             return ItemRef(named, f"{param}.id")
         case "item_reference":
             raise BadField(f"{param}.id: must be the id of an item", f"{param}.id")
+        case "function_call":
+            return _function_call(item, param)
+        case "function_call_output":
+            return _output(item, param)
         case "mcp_call":
             return ItemRef(named, f"{param}.id", is_needed=False) if isinstance(named, str) else None
         case str() as kind if kind in _SHOWN_ONLY:
@@ -240,6 +257,25 @@ def _text_or_ref(item: JsonValue, param: str) -> SpokenText | ItemRef | None:
         case kind:
             hint = "send messages, items of earlier responses or item_reference; agents run their tools themselves"
             raise unsupported(f"{param}.type", kind, hint=hint)
+
+
+def _function_call(item: JsonObject, param: str) -> MadeCalls:
+    match item:
+        case {"call_id": str(named), "name": str(name), "arguments": str(arguments)}:
+            try:
+                call = PastCall(tool_call_id=named, tool_name=name, arguments=arguments)
+            except ValidationError:
+                raise BadField(f"{param}: its call_id and name have 1 to 128 characters", param) from None
+            return MadeCalls("", (call,))
+        case _:
+            raise BadField(f"{param}: must have call_id, name and arguments", param)
+
+
+def _output(item: JsonObject, param: str) -> CallOutput:
+    named, output = item.get("call_id"), item.get("output")
+    if not isinstance(named, str) or not 0 < len(named) <= CALL_ID_LIMIT:
+        raise BadField(f"{param}.call_id: must be the id of a call", f"{param}.call_id")
+    return CallOutput(named, text_in(output, f"{param}.output", ("input_text", "output_text")))
 
 
 def _message_in(item: JsonObject, param: str) -> SpokenText | ItemRef:

@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from turnstile.gateway.client_calls import continued
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN
 from turnstile.gateway.events.reading import Reader, reader_of
@@ -21,10 +22,11 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, Unauthenticated, problem_of
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.chat_answer import error_frame
+from turnstile.gateway.openai.client_tools import check_target
 from turnstile.gateway.openai.conversations import OpenAIConversations
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.fields import end_user_of
-from turnstile.gateway.openai.messages import SpokenText, composed
+from turnstile.gateway.openai.messages import SpokenText, answers_in, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
@@ -32,10 +34,11 @@ from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreat
 from turnstile.gateway.openai.responses.response_reading import (
     asked_with,
     begun,
+    client_tools_of,
     is_typed,
     items_of,
+    place_in,
     read_response,
-    turn_in,
     unknown_response,
 )
 from turnstile.gateway.openai.responses.response_stream import ResponseStream
@@ -63,6 +66,13 @@ class PreviousResponse(BadField):
         self.code = code
 
 
+class _Place(NamedTuple):
+    """A response: its turn, and the step after which it begins."""
+
+    view: TurnView
+    begin: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Responses:
     """The handlers."""
@@ -77,30 +87,30 @@ class Responses:
                 stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
             key = key_in(call.headers)
             try:
-                view = await self._enqueued(call, key)
+                place = await self._enqueued(call, key)
             except ServerUnavailable as error:  # nobody knows whether it was enqueued
                 return Answer(error_response(problem_of(error), over=key is None))
             lasts = request.background or key is not None
             if request.stream:
-                return Answer(self._streamed(call, view, None, stack.pop_all(), lasts=lasts))
+                return Answer(self._streamed(call, place, None, stack.pop_all(), lasts=lasts))
             if not request.background:
-                return await self._awaited(call, view, lasts=lasts)
-            return Answer(await read_response(kernel.pool, view, call.principal))
+                return await self._awaited(call, place, lasts=lasts)
+            return Answer(await read_response(kernel.pool, place.view, call.principal, place.begin))
 
     async def get(self, call: Call[ResponseRetrieve, object]) -> Answer:
         """A response as it is now, or its stream, from its begin or after a sequence number."""
-        view = await self._view(call.principal, call.path["response_id"])
+        place = await self._place(call.principal, call.path["response_id"])
         mark = None if call.query.starting_after is None else read_number(int(call.query.starting_after))
         if call.query.stream == "true":
             counted = self.kernel.access.streaming(call.principal)
-            return Answer(self._streamed(call, view, mark, counted, lasts=True))
+            return Answer(self._streamed(call, place, mark, counted, lasts=True))
         if mark is not None:
             raise BadField("starting_after: allowed only with stream", "starting_after")
-        return Answer(await read_response(self.kernel.pool, view, call.principal))
+        return Answer(await read_response(self.kernel.pool, place.view, call.principal, place.begin))
 
     async def input_items(self, call: Call[ItemsQuery, object]) -> Answer:
         """What a response's turn had read before it began, as items."""
-        view = await self._view(call.principal, call.path["response_id"])
+        view = (await self._place(call.principal, call.path["response_id"])).view
         project, turn = view.project_id, view.agent_turn_id
         past = await self.kernel.pool.run(lambda conn: list_turn_past(conn, project, turn, row_limit=CARD_LIMIT))
         cards = await self.kernel.pool.run(lambda conn: list_cards(conn, project, past))
@@ -110,9 +120,10 @@ class Responses:
         return Answer(call.query.page(items_of(cards[:first])))
 
     async def cancel(self, call: Call[object, object]) -> Answer:
-        """Stop a response; one that is over stays as it is."""
-        view = await self._view(call.principal, call.path["response_id"])
-        if view.ended_at is None:
+        """Stop a response; one that is over stays as it is, also if its turn goes on or waits for its client."""
+        view, begin = await self._place(call.principal, call.path["response_id"])
+        before = await read_response(self.kernel.pool, view, call.principal, begin)
+        if view.ended_at is None and before.status != "completed":
             request = TurnStop(reason="cancelled")
             await self.kernel.turns.stop_turn(call.principal, view, request, call.headers)
             with contextlib.suppress(TimeoutError):
@@ -121,15 +132,18 @@ class Responses:
             await self.kernel.access.still(call.secret)
             if view.ended_at is None:
                 view = await self.kernel.turns.described(call.principal, view.agent_turn_id)
-        return Answer(await read_response(self.kernel.pool, view, call.principal))
+        return Answer(await read_response(self.kernel.pool, view, call.principal, begin))
 
-    async def _enqueued(self, call: Call[Any, Any], key: str | None) -> TurnView:
-        """The turn of a new response, or of the same request before."""
+    async def _enqueued(self, call: Call[Any, Any], key: str | None) -> "_Place":
+        """The turn of a new response, of the same request before, or that goes on with what its client has run."""
         kernel, principal = self.kernel, call.principal
         request: ResponseCreate = call.body
         entries, conversation = request.entries(), request.conversation_id()
         instructions = composed([entry for entry in entries if isinstance(entry, SpokenText)]).instructions
         notes, target = request.notes(), await find_target(kernel.pool, principal.project_id, request.model)
+        check_target(target, request.own_tools)
+        if (answers := answers_in(entries)) and (on := await continued(kernel, call, target, answers)) is not None:
+            return _Place(on[0], on[1].step)
         previous = await self._previous(principal, request.previous_response_id)
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
         fields: JsonObject = {"runtime_config": request.runtime_config(instructions), "metadata": notes}
@@ -148,14 +162,14 @@ class Responses:
         if parts:
             fields["context_box_id"] = await kernel.make_box(call, channel, parts, key)
         with known_model(request.model):
-            return await kernel.enqueue(call, channel, target, fields, key)
+            return _Place(await kernel.enqueue(call, channel, target, fields, key))
 
     async def _previous(self, principal: Principal, response: str | None) -> TurnView | None:
         """The turn to go on from; raises `PreviousResponse` if it is not there or not over."""
         if response is None:
             return None
         try:
-            view = await self._view(principal, response)
+            view = (await self._place(principal, response)).view
         except Refused:
             message = "previous_response_id: the project has no such response"
             raise PreviousResponse(message, "previous_response_not_found") from None
@@ -172,18 +186,42 @@ class Responses:
             raise PreviousResponse("previous_response_id: the conversation before it is too long", "too_many_cards")
         return [CardPart(card_id=card) for card in cards]
 
-    async def _view(self, principal: Principal, response: str) -> TurnView:
+    async def _place(self, principal: Principal, response: str) -> "_Place":
         """The turn of a response that the token may see; raises `Refused` (unknown_response)."""
-        turn = turn_in(response)
+        turn, begin = place_in(response)
         try:
-            return await self.kernel.turns.described(principal, turn)
+            return _Place(await self.kernel.turns.described(principal, turn), begin)
         except Refused:
             raise unknown_response() from None
 
-    async def _awaited(self, call: Call[Any, ResponseCreate], view: TurnView, *, lasts: bool) -> Answer:
+    async def _over(self, call: Call[Any, Any], place: "_Place") -> TurnView:
+        """The turn when the response is over: it is, or it waits for what its client runs."""
+        kernel, view = self.kernel, place.view
+        request = await asked_with(kernel.pool, view, call.principal)
+        if not (tools := client_tools_of(request)):
+            return await kernel.feeds.until_over(view)
+        stream = ResponseStream(
+            view.agent_turn_id, partial(begun, view, request), None, begin=place.begin, client_tools=tools
+        )
+        reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
+        async with (
+            kernel.feeds.following(view) as feed,
+            contextlib.aclosing(reader.changes(feed, stream.cursor)) as changes,
+        ):
+            async for change in changes:
+                for event in () if change is None else change.events:
+                    for _ in stream.take(event):
+                        pass
+                    if stream.handed_over:
+                        break
+                if change is not None and (stream.handed_over or change.outcome is not None):
+                    return change.seen.view
+        raise ServerUnavailable("the turn cannot be followed")
+
+    async def _awaited(self, call: Call[Any, ResponseCreate], place: "_Place", *, lasts: bool) -> Answer:
         """The response when it is over; unless it `lasts`, its turn is stopped if no turn waits for it any more."""
-        kernel = self.kernel
-        waiting = asyncio.create_task(kernel.feeds.until_over(view))
+        kernel, view = self.kernel, place.view
+        waiting = asyncio.create_task(self._over(call, place))
         still = partial(kernel.access.still, call.secret)
         try:
             ending = await attend(waiting, call.request.receive, kernel.streaming.closing, holds=still)
@@ -194,7 +232,7 @@ class Responses:
         match ending:
             case "done":
                 try:
-                    return Answer(await read_response(kernel.pool, waiting.result(), call.principal))
+                    return Answer(await read_response(kernel.pool, waiting.result(), call.principal, place.begin))
                 except ServerUnavailable as error:
                     what = error
             case "gone":
@@ -208,7 +246,7 @@ class Responses:
     def _streamed(
         self,
         call: Call[Any, Any],
-        view: TurnView,
+        place: "_Place",
         mark: Mark | None,
         counted: AbstractContextManager[object],
         *,
@@ -218,11 +256,11 @@ class Responses:
         kernel = self.kernel
 
         async def gone() -> None:
-            await kernel.turns.abandon(call.principal, view)
+            await kernel.turns.abandon(call.principal, place.view)
 
         kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if mark is None else "yes")
         reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-        events = self._ending_well(self._events(view, call.principal, mark, reader))
+        events = self._ending_well(self._events(place, call.principal, mark, reader))
         return EventStream(events, kernel.streaming, counted, None if lasts else gone, farewell=_FAREWELL)
 
     async def _ending_well(self, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -235,11 +273,18 @@ class Responses:
             yield error_frame(problem_of(error))
 
     async def _events(
-        self, view: TurnView, principal: Principal, mark: Mark | None, reader: Reader
+        self, place: "_Place", principal: Principal, mark: Mark | None, reader: Reader
     ) -> AsyncGenerator[bytes]:
-        kernel, request = self.kernel, await asked_with(self.kernel.pool, view, principal)
-        render = partial(begun, view, request)
-        stream = ResponseStream(view.agent_turn_id, render, mark, is_typed=is_typed(request))
+        kernel, (view, begin) = self.kernel, place
+        request = await asked_with(kernel.pool, view, principal)
+        stream = ResponseStream(
+            view.agent_turn_id,
+            partial(begun, view, request, begin=begin),
+            mark,
+            is_typed=is_typed(request),
+            begin=begin,
+            client_tools=client_tools_of(request),
+        )
         if stream.over:
             return
         async with (
@@ -258,10 +303,16 @@ class Responses:
                 events_sent = list(stream.status("running" if events else now.status))
                 for event in events:
                     events_sent += stream.take(event)
-                if (turn := change.outcome) is not None:
-                    events_sent += stream.end(turn, await read_response(kernel.pool, now, principal))
+                    if stream.handed_over:
+                        break
+                if stream.handed_over:
+                    events_sent += stream.hand_over(await read_response(kernel.pool, now, principal, begin))
+                elif (turn := change.outcome) is not None:
+                    events_sent += stream.end(turn, await read_response(kernel.pool, now, principal, begin))
                 if events_sent:
                     yield b"".join(event_sent.frame() for event_sent in events_sent)
+                if stream.handed_over:
+                    return
 
 
 def _is_made(card: Card) -> bool:

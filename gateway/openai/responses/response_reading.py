@@ -10,7 +10,7 @@ from turnstile.gateway.events.feed import SHOWN
 from turnstile.gateway.events.positions import EventPart, Position
 from turnstile.gateway.openai.error_objects import code_of
 from turnstile.gateway.openai.fields import NOTES
-from turnstile.gateway.openai.responses.items import ItemLog, call_item_id, message_id
+from turnstile.gateway.openai.responses.items import ItemLog, call_item_id, function_item_id, message_id
 from turnstile.gateway.openai.responses.objects import (
     Failure,
     Incomplete,
@@ -39,17 +39,22 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.chunk_order import step_number
 
-_ITEM = re.compile(r"(?:msg|mcp)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.{1,200}")
-_ID = re.compile(r"resp_([A-Za-z0-9_-]{1,128})")
+_ITEM = re.compile(r"(?:msg|mcp|fc)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.{1,200}")
+_ID = re.compile(r"resp_([A-Za-z0-9_-]{1,128}?)(?:_(\d{1,6}))?")
 PREFIX: Final = "resp_"
 
 
-def turn_in(response: str) -> AgentTurnId:
-    """The turn that a response's id names; raises `Refused` (unknown_response)."""
+def place_in(response: str) -> tuple[AgentTurnId, int]:
+    """The turn that a response's id names, and the step after which it begins; raises `Refused` (unknown_response)."""
     match = _ID.fullmatch(response)
     if match is None:
         raise unknown_response()
-    return AgentTurnId(match[1])
+    return AgentTurnId(match[1]), int(match[2] or 0)
+
+
+def response_id(turn: AgentTurnId, begin: int) -> str:
+    """The id of the response that begins after this step of a turn: each one ends with calls that its client runs."""
+    return f"{PREFIX}{turn}_{begin}" if begin else PREFIX + turn
 
 
 def unknown_response() -> Refused:
@@ -86,6 +91,7 @@ async def cards_of_items(pool: Pool, view: TurnView) -> dict[str, ItemCards]:
             cards = [card.card_id, *(results if card.tool_calls else [])]
             items[message_id(card.card_id)] = ItemCards(cards, text_of_card(card))
             for call in card.tool_calls or ():
+                items[function_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards, text_of_card(card))
                 items[call_item_id(card.card_id, call.tool_call_id)] = ItemCards(cards, text_of_card(card))
     delivered = view.deliverable_card_id
     if delivered is not None:
@@ -129,6 +135,13 @@ def is_typed(request: TurnRequest) -> bool:
     return isinstance(noted, dict) and "text_format" in noted
 
 
+def client_tools_of(request: TurnRequest) -> frozenset[str]:
+    """The names of the functions that the turn's client runs."""
+    tools = request.runtime_config.get("client_tools")
+    names = (tool.get("name") for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
+    return frozenset(name for name in names if isinstance(name, str))
+
+
 async def asked_with(pool: Pool, view: TurnView, principal: Principal) -> TurnRequest:
     """What the turn was enqueued with; its instructions are for those who gave them, or see prompts."""
     request = await pool.run(lambda conn: get_turn_request(conn, view.project_id, view.agent_turn_id))
@@ -137,30 +150,46 @@ async def asked_with(pool: Pool, view: TurnView, principal: Principal) -> TurnRe
     if principal.sees_detail(Detail.PROMPTS) or request.requester == principal.sender:
         return request
     config = {name: value for name, value in request.runtime_config.items() if name not in _PROMPTS}
+    if "client_tools" in config:
+        config["client_tools"] = [{"name": name} for name in sorted(client_tools_of(request))]
     return request.model_copy(update={"runtime_config": config})
 
 
-async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Response:
-    """The response as it is now, for this principal."""
+async def read_response(pool: Pool, view: TurnView, principal: Principal, begin: int = 0) -> Response:
+    """The response as it is now, for this principal; of a turn with several the one that begins after this step.
+
+    One that ended with calls that its client runs stays as it was, whatever becomes of the turn (protocol §19). Raises
+    `Refused` (unknown_response) where none begins there.
+    """
     project, turn = view.project_id, view.agent_turn_id
     rows = await pool.run(lambda conn: list_turn_progress(conn, project, turn))
     request = await asked_with(pool, view, principal)
-    log = ItemLog(is_typed=is_typed(request))
+    tools = client_tools_of(request)
+    log, before = (ItemLog(is_typed=is_typed(request), client_tools=tools) for _ in range(2))
     placed = [
         (Position(step_number(row.step_id), row.part, row.place, row.sub), row.card)
         for row in rows
         if row.card is not None and row.card.type in SHOWN
     ]
     for position, card in sorted(placed, key=lambda p: p[0]):
-        log.take(position, CardAnswer.of(card))
-    response = begun(view, request, "queued" if view.status == "queued" else "in_progress")
+        if position.step <= begin:
+            before.take(position, CardAnswer.of(card))
+        elif position.step <= (log.first_handed or position.step):
+            log.take(position, CardAnswer.of(card))
+    if begin and begin not in before.handed_steps:
+        raise unknown_response()
+    response = begun(view, request, "queued" if view.status == "queued" else "in_progress", begin)
+    if (end := log.handed_over) is not None:
+        counted = await pool.run(lambda conn: sum_turn_usage(conn, project, turn, after_step=begin, until_step=end))
+        update = {"status": "completed", "output": log.items, "usage": _usage(counted)}
+        return response.model_copy(update=update)
     if view.ended_at is None:
         return response.model_copy(update={"output": log.items})
     card_id = view.deliverable_card_id
     output = None if card_id is None else await output_of(pool, view, card_id)
     ended = Turn.model_validate({**view.model_dump(), "output": output})
     log.end(ended)
-    counted = await pool.run(lambda conn: sum_turn_usage(conn, project, turn))
+    counted = await pool.run(lambda conn: sum_turn_usage(conn, project, turn, after_step=begin))
     incomplete, failure = _incomplete(ended), _failure(ended)
     return response.model_copy(
         update={
@@ -174,7 +203,7 @@ async def read_response(pool: Pool, view: TurnView, principal: Principal) -> Res
     )
 
 
-def begun(view: TurnView, request: TurnRequest, status: Status) -> Response:
+def begun(view: TurnView, request: TurnRequest, status: Status, begin: int = 0) -> Response:
     """The response before the turn has done anything."""
     noted = request.metadata.get(NOTES)
     notes = cast("JsonObject", noted) if isinstance(noted, dict) else {}
@@ -182,7 +211,8 @@ def begun(view: TurnView, request: TurnRequest, status: Status) -> Response:
     return Response.model_validate(
         {
             **{name: notes[name] for name in _NOTED if name in notes},
-            "id": PREFIX + view.agent_turn_id,
+            "id": response_id(view.agent_turn_id, begin),
+            "tools": _functions(config.get("client_tools")),
             "created_at": int(view.created_at.timestamp()),
             "status": status,
             "model": notes.get("model", view.agent_id),
@@ -196,6 +226,12 @@ def begun(view: TurnView, request: TurnRequest, status: Status) -> Response:
             "conversation": Named(id=view.conversation_id) if view.conversation_id else None,
         }
     )
+
+
+def _functions(tools: JsonValue) -> list[JsonObject]:
+    """The client's functions, as a request has them."""
+    defaults: JsonObject = {"type": "function", "description": None, "parameters": None, "strict": False}
+    return [{**defaults, **tool} for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
 
 def _text_config(noted: JsonValue, config: JsonObject) -> JsonObject:

@@ -6,7 +6,7 @@ item of the same id. So items that were added are never taken back, and their `o
 response of the last event has those that hold, under the ids that were streamed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.gateway.openai.responses.items import APART, ItemLog, Placed, message_id
 from turnstile.gateway.openai.responses.numbers import CREATED, IN_PROGRESS, QUEUED, Mark, Sub
 from turnstile.gateway.openai.responses.objects import (
+    FunctionCallItem,
     Item,
     McpCall,
     Message,
@@ -48,15 +49,24 @@ class ResponseStream:
     """The events for one client."""
 
     def __init__(
-        self, turn: AgentTurnId, render: Callable[[Status], Response], mark: Mark | None, *, is_typed: bool = False
+        self,
+        turn: AgentTurnId,
+        render: Callable[[Status], Response],
+        mark: Mark | None,
+        *,
+        is_typed: bool = False,
+        begin: int = 0,
+        client_tools: Collection[str] = (),
     ) -> None:
+        """`begin`: the step of the turn after which the response begins."""
         self._turn = turn
+        self._begin = Position(begin, EventPart.RESULTS, _FAR, _FAR) if begin else BEGIN
         self._is_typed = is_typed
         self._shown = render
         """The response at its begin, with this status."""
         self._seen: tuple[Position, int] = (BEGIN, -1) if mark is None else (mark.position, mark.sub)
         self._voids = 0 if mark is None else mark.voids
-        self._log = ItemLog(is_typed=is_typed)
+        self._log = ItemLog(is_typed=is_typed, client_tools=client_tools)
         self._open: _Open | None = None
         self._whole = True
         """Whether all the text of the open item was sent."""
@@ -74,7 +84,7 @@ class ResponseStream:
         """The place behind which the turn's events are needed: the last one again, if it was not sent whole."""
         position, sub = self._seen
         if position.step == 0:
-            return BEGIN
+            return self._begin
         if position == END:
             return replace(END, b=END.b - 1)
         if position.part != EventPart.CHUNKS:
@@ -85,10 +95,15 @@ class ResponseStream:
             return replace(position, b=position.b - 1)
         return replace(position, a=position.a - 1)
 
+    @property
+    def handed_over(self) -> bool:
+        """Whether the response ends with calls that its client runs."""
+        return self._log.handed_over is not None
+
     def known(self, events: list[Event]) -> None:
         """Take the events that its client has had, of those that are known, so that items are counted from there."""
         for event in events:
-            if event.position <= self.cursor:
+            if self._begin < event.position <= self.cursor:
                 self._log.close(event.position.step)
                 if isinstance(event.data, CardAnswer):
                     self._log.take(event.position, event.data)
@@ -125,6 +140,11 @@ class ResponseStream:
             case _:
                 yield from self._void(event.position)
 
+    def hand_over(self, response: Response) -> Iterator[StreamEvent]:
+        """The events for the end of a response whose client runs its last calls."""
+        yield from self._void(END)
+        yield from self._event("response.completed", Mark(END, Sub.RESPONSE), response=response)
+
     def end(self, turn: Turn, response: Response) -> Iterator[StreamEvent]:
         """The events for the turn's outcome, with the whole response."""
         last = self._log.end(turn)
@@ -150,6 +170,8 @@ class ResponseStream:
             match item := entry.item:
                 case Message():
                     yield from self._message(position, item, index)
+                case FunctionCallItem():
+                    yield from self._handed(position, item, index)
                 case McpCall() if entry.is_new:
                     yield from self._called(position, item, index)
                 case McpCall(id=item_id, status=status):
@@ -158,6 +180,18 @@ class ResponseStream:
                         named = {"output_index": index + self._voids, "item_id": item_id}
                         yield from self._event(f"response.mcp_call.{status}", end, **named)
                     yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
+
+    def _handed(self, position: Position, item: FunctionCallItem, index: int) -> Iterator[StreamEvent]:
+        added, delta, whole, done = (
+            Mark(position, sub, self._voids) for sub in (Sub.ADDED, Sub.DELTA, Sub.TOLD, Sub.DONE)
+        )
+        named = {"output_index": index + self._voids, "item_id": item.id}
+        begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
+        kind = "response.function_call_arguments"
+        yield from self._item("added", added, index, begun)
+        yield from self._event(f"{kind}.delta", delta, delta=item.arguments, **named)
+        yield from self._event(f"{kind}.done", whole, arguments=item.arguments, name=item.name, **named)
+        yield from self._item("done", done, index, item)
 
     def _called(self, position: Position, item: McpCall, index: int) -> Iterator[StreamEvent]:
         text, named = item.arguments, {"output_index": index + self._voids, "item_id": item.id}

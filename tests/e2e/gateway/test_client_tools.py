@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, UnprocessableEntityError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, UnprocessableEntityError
 
 from tests.support.conditions import until
 from tests.support.gateway import client, token_of
@@ -352,7 +352,7 @@ async def test_128_tools_and_a_choice_of_the_first_call(openai: AsyncOpenAI, hel
             "tool_choice",
             "bad_request",
         ),
-        ({"tool_choice": "required"}, "tool_choice", "bad_request"),
+        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         (
             {"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]},
             "messages.1.tool_call_id",
@@ -375,3 +375,109 @@ async def test_only_a_caller_that_the_subject_names_has_tools(tenant: Tenant) ->
     config: JsonObject = {"client_tools": [{"name": "move"}]}
     reply = await tenant.ask({"agent_id": ALICE, "instruction": "x", "runtime_config": config})
     assert (reply.status.value, reply.error_code) == ("rejected", "principal_required")
+
+
+FUNCTION: Any = {"type": "function", **WEATHER["function"]}
+OTHER: Any = {"type": "function", "name": "move"}
+
+
+def script(*lines: JsonObject) -> str:
+    """The instruction of a player."""
+    return json.dumps({"steps": lines})
+
+
+def returned(response: Any, output: str = "sunny") -> list[Any]:
+    """The outputs of all calls of a response."""
+    calls = [item for item in response.output if item.type == "function_call"]
+    return [{"type": "function_call_output", "call_id": call.call_id, "output": output} for call in calls]
+
+
+async def test_a_response_ends_with_function_calls_and_stays_as_it_was(openai: AsyncOpenAI, helper: Tenant) -> None:
+    both = calling(("weather", {"city": "Wien"}), ("move", {}))
+    told = script(calling(("weather", {}), text="Hm."), ASKS, both, {"text": "Good."})
+    tools = [FUNCTION, OTHER]
+    first = await openai.responses.create(model=MODEL, input=told, tools=tools)
+    kinds = [item.type for item in first.output]
+    assert (first.status, kinds) == ("completed", ["message", "mcp_call", "message", "function_call"])
+    assert [tool.name for tool in first.tools if tool.type == "function"] == ["weather", "move"]
+    second = await openai.responses.create(
+        model=MODEL, input=returned(first), previous_response_id=first.id, tools=tools
+    )
+    assert [item.type for item in second.output] == ["function_call", "function_call"]
+    assert second.id == f"{first.id}_2"
+    again = await openai.responses.create(model=MODEL, input=returned(first), previous_response_id=first.id)
+    assert again == second
+    third = await openai.responses.create(model=MODEL, input=returned(second), previous_response_id=second.id)
+    assert (third.id, third.status, third.output_text) == (f"{first.id}_3", "completed", "Good.")
+    for response in (first, second, third):
+        assert await openai.responses.retrieve(response.id) == response
+        assert await openai.responses.cancel(response.id) == response
+    usage = [response.usage.output_tokens for response in (first, second, third) if response.usage is not None]
+    assert len(usage) == 3
+    assert 0 < usage[2] < usage[0]
+    with pytest.raises(NotFoundError):
+        await openai.responses.retrieve(f"{first.id}_1")
+    assert await turns_of(helper) == [("success", None)]
+    after = await openai.responses.create(model=MODEL, input=script({"text": "Bye."}), previous_response_id=third.id)
+    assert after.output_text == "Bye."
+
+
+async def test_a_response_streams_its_function_calls_and_goes_on_from_any_place(
+    openai: AsyncOpenAI, helper: Tenant
+) -> None:
+    told = script(calling(("weather", {"city": "Graz"}), ("move", {}), text="I look."), {"text": "Good."})
+    async with openai.responses.stream(model=MODEL, input=told, tools=[FUNCTION, OTHER]) as stream:
+        events = [event async for event in stream]
+        first = await stream.get_final_response()
+    assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+    arguments = [e.arguments for e in events if e.type == "response.function_call_arguments.done"]
+    assert [json.loads(text) for text in arguments] == [{"city": "Graz"}, {}]
+    whole = await openai.responses.retrieve(first.id, stream=True)
+    numbers = [event.sequence_number async for event in whole]
+    rest = await openai.responses.retrieve(first.id, stream=True, starting_after=numbers[-4])
+    assert [event.sequence_number async for event in rest] == numbers[-3:]
+    second = await openai.responses.create(
+        model=MODEL, input=returned(first), previous_response_id=first.id, stream=True
+    )
+    last = [event async for event in second][-1]
+    assert last.type == "response.completed"
+    assert (last.response.output_text, last.response.id) == ("Good.", f"{first.id}_1")
+
+
+async def test_a_background_response_is_over_when_its_client_must_run_something(
+    openai: AsyncOpenAI, tenant: Tenant
+) -> None:
+    await put_tool(tenant.pool, tenant.project, definition())
+    await tenant.profile("helper", "talks", instances=True, allowed_tools=["search"])
+    told = script(calling("search", ("weather", {"city": "Graz"})), {"text": "Good."})
+    begun = await openai.responses.create(model=MODEL, input=told, tools=[FUNCTION], background=True)
+    [asked] = await open_calls(tenant)
+    assert (await openai.responses.retrieve(begun.id)).status == "in_progress"
+    await Hand(tenant, ALICE).report(call_of(asked.agent_turn_id))
+
+    async def over() -> Any:
+        read = await openai.responses.retrieve(begun.id)
+        return read if read.status == "completed" else None
+
+    first = await until(over, 25, "the response is over")
+    assert [item.type for item in first.output] == ["mcp_call", "function_call"]
+    second = await openai.responses.create(
+        model=MODEL, input=returned(first), previous_response_id=first.id, background=True
+    )
+    await tenant.ended(asked.agent_turn_id)
+    assert (await openai.responses.retrieve(second.id)).output_text == "Good."
+    assert (await openai.responses.retrieve(begun.id)).output == first.output
+
+
+async def test_items_that_are_sent_back_are_a_history(openai: AsyncOpenAI, helper: Tenant) -> None:
+    told: Any = [{"role": "user", "content": script(ASKS, {"text": "Good."})}]
+    first = await openai.responses.create(model=MODEL, input=told, tools=[FUNCTION], store=False)
+    sent: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+    on = await openai.responses.create(model=MODEL, input=[*told, *sent, *returned(first)], tools=[FUNCTION])
+    assert on.output_text == "Good."
+    other = await openai.responses.create(model="profile:mirror", input=[*told, *sent, *returned(first, "rain")])
+    shown = json.loads(other.output_text)["messages"]
+    assert [role for role, _ in shown] == ["user", "assistant", "tool"]
+    assert shown[1][1] == "I look."
+    assert json.loads(shown[2][1])["result"] == "rain"
+    assert [status for status, _ in await turns_of(helper)] == ["success", "success"]

@@ -382,7 +382,7 @@ async def test_a_turn_that_fails_is_a_response_that_failed(ai: AsyncOpenAI, tena
 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
-    ("tools", {"tools": [{"type": "web_search"}]}),
+    ("tools.0.type", {"tools": [{"type": "web_search"}]}),
     ("tool_choice", {"tool_choice": "required"}),
     ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
     ("reasoning.summary", {"reasoning": {"effort": "low", "summary": "auto"}}),
@@ -391,7 +391,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": {"id": "p"}}),
     ("max_tool_calls", {"max_tool_calls": 3}),
     ("made_up", {"extra_body": {"made_up": 1}}),
-    ("input.0.type", {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}),
+    ("input.0.type", {"input": [{"type": "computer_call_output", "call_id": "c", "output": {}}]}),
     ("input.0.content.0.type", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
 ]
 

@@ -40,6 +40,7 @@ class Fate(NamedTuple):
 
 
 TOOL: Any = {"type": "function", "function": {"name": "f"}}
+FUNCTION: Any = {"type": "function", "name": "f"}
 CACHE: dict[str, Fate] = {
     "prompt_cache_key": Fate(obeyed=("k",)),
     "prompt_cache_options": Fate(accepted=({"mode": "explicit"},)),
@@ -107,7 +108,7 @@ RESPONSES: dict[str, Fate] = {
         accepted=({}, {"format": {"type": "text"}}, {"verbosity": "medium"}),
     ),
     "tool_choice": Fate(accepted=("auto", "none"), refused=("required", TOOL)),
-    "tools": Fate(accepted=([],), refused=([TOOL],)),
+    "tools": Fate(obeyed=([FUNCTION],), accepted=([],), refused=([{"type": "web_search"}], [FUNCTION] * 129)),
     "top_logprobs": Fate(accepted=(0,), refused=(3,)),
     "truncation": Fate(accepted=("disabled",), refused=("auto",)),
 }

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.gateway.openai.messages import SpokenText
 from turnstile.gateway.openai.responses.request import ItemRef, MutuallyExclusive, ResponseCreate
-from turnstile.gateway.openai.responses.response_reading import turn_in
+from turnstile.gateway.openai.responses.response_reading import place_in
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import conversation_named
 
@@ -62,8 +62,7 @@ def test_a_bad_input_is_named(param: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("param", "item"),
     [
-        ("input.0.type", {"type": "function_call_output", "call_id": "c", "output": "o"}),
-        ("input.0.type", {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}"}),
+        ("input.0.type", {"type": "computer_call_output", "call_id": "c", "output": {}}),
         ("input.0.mood", {"role": "user", "content": "x", "mood": "good"}),
         ("input.0.content.0.type", {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
         ("input.0.content.0.type", {"role": "user", "content": [{"type": "output_text", "text": "x"}]}),
@@ -110,9 +109,9 @@ def test_a_refusal_says_what_was_sent_and_what_to_do() -> None:
     image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
     with pytest.raises(Unsupported, match="an image was sent, but agents accept only input_text"):
         request(input=[image]).entries()
-    with pytest.raises(Unsupported, match=r'tool_choice.*\("required" was sent\); send "auto" or "none"'):
+    with pytest.raises(Unsupported, match=r'tool_choice.*\("required" was sent\); send "none" or "auto"'):
         request(tool_choice="required")
-    with pytest.raises(Unsupported, match=r"tools.*a list of 1 was sent.*send \[\]"):
+    with pytest.raises(Unsupported, match=r'tools.0.type.*\("web_search" was sent\); send "function"'):
         request(tools=[{"type": "web_search"}])
 
 
@@ -159,5 +158,5 @@ def test_notes_have_what_is_given_back() -> None:
 @pytest.mark.parametrize("name", ["", "resp_", "resp_a.b", "msg_1", "resp_" + "x" * 129, "resp_\n"])
 def test_an_id_that_is_none_is_unknown(name: str) -> None:
     with pytest.raises(Refused) as refused:
-        turn_in(name)
+        place_in(name)
     assert refused.value.code == "unknown_response"
