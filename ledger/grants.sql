@@ -115,7 +115,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'), ('state.agent_steps'), ('state.turn_outcomes'),
     ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.webhook_configs'),
-    ('state.gateway_tokens'), ('state.model_queues'), ('resource.schedules'), ('state.schedule_firings'),
+    ('state.gateway_tokens'), ('state.model_queues'), ('state.call_steps'), ('resource.schedules'), ('state.schedule_firings'),
     ('state.schema_files'), ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'),

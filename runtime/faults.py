@@ -39,6 +39,7 @@ class Fault(StrEnum):
     REPORT_PUBLISHED = "report.published"
     REPORTS_APPLIED = "reports.applied"
     TIMEOUTS_INJECTED = "timeouts.injected"
+    CALL_STEPPED = "call.stepped"
     QUESTION_COMMITTED = "question.committed"
     QUESTION_PUBLISHED = "question.published"
     DECISION_COMMITTED = "decision.committed"

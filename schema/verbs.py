@@ -44,6 +44,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
+from turnstile.schema.wire.call_requests import CallHistoryReply, CallHistoryRequest, CallStepReply, CallStepRequest
 from turnstile.schema.wire.conversation_requests import (
     ConversationPutReply,
     ConversationPutRequest,
@@ -413,6 +414,24 @@ DELEGATE = Verb(
     reply=DelegateReply,
     callers=_TOOL,
     counted="new",
+)
+CALL_STEP = Verb(
+    name="call.step",
+    summary="Record what a program has done under a call that it runs, once for each key; or look for it.",
+    section="21",
+    request=CallStepRequest,
+    reply=CallStepReply,
+    callers=_TOOL,
+    counted="none",
+)
+CALL_HISTORY = Verb(
+    name="call.history",
+    summary="Read what the turn of a call may read, a page at a time.",
+    section="21",
+    request=CallHistoryRequest,
+    reply=CallHistoryReply,
+    callers=_TOOL,
+    counted="none",
 )
 PROGRESS = Verb(
     name="progress",

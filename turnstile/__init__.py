@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage
     from turnstile.sdk.blocking import SyncClient, SyncConversation, SyncInterrupt, SyncTurn
     from turnstile.sdk.interrupts import Interrupt
-    from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
+    from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService, Used
     from turnstile.sdk.turn import Turn, TurnFailed, TurnResult
     from turnstile.sdk.turns import Client, Conversation, connect
 
@@ -55,6 +55,7 @@ __all__ = [
     "TurnFailed",
     "TurnResult",
     "TurnstileError",
+    "Used",
     "connect",
     "listener",
     "run_service",
@@ -69,7 +70,7 @@ _MODULES = {
     "turnstile.schema.pump.listeners": ("listener",),
     "turnstile.schema.pump.payloads": ("Payload",),
     "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "Huh", "SystemErrorMessage"),
-    "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
+    "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService", "Used"),
     "turnstile.sdk.interrupts": ("Interrupt",),
     "turnstile.sdk.blocking": ("SyncClient", "SyncConversation", "SyncInterrupt", "SyncTurn"),
     "turnstile.sdk.turn": ("Turn", "TurnFailed", "TurnResult"),

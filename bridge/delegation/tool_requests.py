@@ -1,4 +1,4 @@
-"""The verbs `delegate` and `progress` of a tool that runs a call (protocol §6, §12, §13).
+"""The verbs of a tool that runs a call: `delegate`, `progress`, `call.step`, `call.history` (protocol §6, §12, §21).
 
 Who the caller is, with its policy, boxes and depth, is read from the call's waiting row, never from the request. A
 request makes one batch, named by the call and the tool's key; a repeat returns its state, and goes on with children
@@ -7,6 +7,8 @@ statements for a repeat.
 
 `progress` publishes how far the tool is, as `step` events of the call's turn: best effort, and nothing is written. What
 comes faster than `PROGRESS_RATE` is dropped before anything is read; else it costs the look at the call.
+
+`call.step` and `call.history` cost that look, and one statement.
 """
 
 from dataclasses import dataclass, field
@@ -17,16 +19,19 @@ from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import OwnBatch, ParentCall, find_call, find_own_batch
+from turnstile.ledger.turns.call_steps import page_call_history, step_of_call
+from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.refusals import DelegationRefused
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import StepId
+from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.states import ReplyStatus, StepPhase
 from turnstile.schema.tools import PMO_TOOLS, PmoTool
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.call_requests import CallHistoryReply, CallHistoryRequest, CallStepReply, CallStepRequest
 from turnstile.schema.wire.events import StepEvent, TurnAddress
 from turnstile.schema.wire.limits import rate_limited
 from turnstile.schema.wire.progress import PROGRESS_RATE, ProgressReply, ProgressRequest
@@ -136,3 +141,41 @@ class ToolProgress:
         message = TurnAddress.of(call, call.context_headers, SENDER).step(event)
         published = await publish_best_effort(self.publisher, message)
         return ProgressReply(status=ReplyStatus.ACCEPTED, tool_call_id=body.tool_call_id, published=published)
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """What a program records and reads under its call, over one ledger."""
+
+    pool: Pool
+
+    async def call_step(self, request: VerbRequest) -> CallStepReply:
+        """Record a step of the call, or look for it; raises `Refused` if it may not run."""
+        body = request.parse(CallStepRequest)
+        call = await self._call(request, body.tool_call_id)
+        step = await self.pool.run(
+            lambda conn: step_of_call(conn, call.project_id, call.tool_call_id, body.key, body.outcome)
+        )
+        if body.outcome is not None:
+            hit(Fault.CALL_STEPPED)
+        return CallStepReply(
+            status=ReplyStatus.ACCEPTED,
+            tool_call_id=call.tool_call_id,
+            recorded=step.verdict != "absent",
+            duplicate=step.verdict == "duplicate",
+            value=step.value,
+        )
+
+    async def call_history(self, request: VerbRequest) -> CallHistoryReply:
+        """The next cards that the call's turn may read; raises `Refused` if the call waits no more."""
+        body = request.parse(CallHistoryRequest)
+        call = await self._call(request, body.tool_call_id)
+        if not call.waits:
+            raise Refused("parent_over", "the call waits no more: its turn is over, or it was answered")
+        part, _, position = (body.after or "0:0").partition(":")
+        after = int(part), int(position)
+        cards = await self.pool.run(lambda conn: page_call_history(conn, call, after, body.limit))
+        return CallHistoryReply(status=ReplyStatus.ACCEPTED, tool_call_id=call.tool_call_id, cards=tuple(cards))
+
+    async def _call(self, request: VerbRequest, call: ToolCallId) -> ParentCall:
+        return checked_call(request, await self.pool.run(lambda conn: find_call(conn, request.project_id, call)))

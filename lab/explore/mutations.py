@@ -86,7 +86,7 @@ MUTATIONS: Sequence[Mutation] = (
     ),
     Mutation(
         "a tool asks under a call that was reported",
-        "ask_under_call",
+        "refused_under_call",
         "w.wait_status <> 'waiting' OR",
         "",
         "asking",

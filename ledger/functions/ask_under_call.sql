@@ -11,7 +11,7 @@ DECLARE
     w state.turn_waiting_tools;
     t state.interrupts;
     interrupt text := 'int-' || call || '~' || (asked ->> 'key');
-    stopping timestamptz;
+    refused text;
     left_over float8;
 BEGIN
     SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project;
@@ -27,22 +27,11 @@ BEGIN
     END IF;
     SELECT x.* INTO w FROM state.turn_waiting_tools x
     WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
-    SELECT n.stopping_at INTO stopping FROM state.turn_nodes n WHERE n.agent_turn_id = w.agent_turn_id FOR SHARE;
+    refused := state.refused_under_call(w, h);
     left_over := coalesce(w.left_seconds, extract(epoch FROM coalesce(w.deadline,
         h.resume_deadline) - clock_timestamp())::float8, 120);
-    IF w.wait_status <> 'waiting' OR h.active_agent_turn_id IS DISTINCT FROM w.agent_turn_id
-        OR h.turn_epoch <> w.turn_epoch
-       OR h.status <> 'suspended' OR left_over <= 0 OR EXISTS (  -- it is timed out
-           SELECT FROM state.agent_inbox i
-           WHERE i.correlation_id = call AND i.project_id = project AND i.message_type = 'timeout') THEN
-        RETURN jsonb_build_object('verdict', 'parent_over');
-    ELSIF w.held_by IS NOT NULL THEN
-        RETURN jsonb_build_object('verdict', 'not_sent');
-    ELSIF stopping IS NOT NULL
-       OR EXISTS (SELECT FROM state.agent_inbox i WHERE i.correlation_id IN (w.agent_turn_id,
-           'cascade-' || w.agent_turn_id)
-                    AND i.project_id = project AND i.message_type = 'stop' AND i.archived_at IS NULL) THEN
-        RETURN jsonb_build_object('verdict', 'parent_stopping');
+    IF refused IS NOT NULL OR left_over <= 0 THEN
+        RETURN jsonb_build_object('verdict', CASE WHEN left_over <= 0 THEN 'parent_over' ELSE refused END);
     ELSIF (asked ->> 'most_open')::int <= (SELECT count(*) FROM state.interrupts q
         WHERE q.agent_turn_id = w.agent_turn_id
                                              AND q.tool_call_id = call AND q.call_key IS NOT NULL

@@ -1,4 +1,4 @@
--- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, receivers of notifications,
+-- Removes all rows of these turns: outcome, inbox rows, calls and their steps, questions, steps, steers, receivers of notifications,
 -- node, batches with their tasks, what was booked for them, and the edges that ask for or answer them. Skips locked
 -- turns, and those that have a child which is not over: its end locks batch and call in another order. The turns' cards
 -- stay as long as their boxes, and what they cost stays in past_costs. Nothing else removes turns.
@@ -54,6 +54,10 @@ CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text
     ),
     steers AS (
         DELETE FROM state.steers s USING gone WHERE s.agent_turn_id = gone.agent_turn_id
+    ),
+    call_steps AS (
+        DELETE FROM state.call_steps s USING gone
+        WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
     ),
     receivers AS (
         DELETE FROM state.push_receivers p USING gone WHERE p.agent_turn_id = gone.agent_turn_id

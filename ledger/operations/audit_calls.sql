@@ -416,3 +416,25 @@ WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
+
+-- name: call_steps_are_whole :many
+-- Protocol §21: the steps of a call are of its turn, number from 1 without a gap, within their bounds, and what a model
+-- used for one is booked.
+SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id,
+                          'tool_call_id', s.tool_call_id) AS ids,
+       CASE WHEN w.tool_call_id IS NULL THEN 'its turn has no such call'
+            WHEN s.steps <> s.last THEN format('the last of its %s steps has the number %s', s.steps, s.last)
+            WHEN s.unbooked > 0 THEN format('what %s of its steps used is not booked so', s.unbooked)
+            ELSE format('its values have %s bytes', s.bytes) END AS detail
+FROM (
+    SELECT x.project_id, x.agent_turn_id, x.tool_call_id, count(DISTINCT x.seq) AS steps, max(x.seq) AS last,
+           sum(x.bytes) AS bytes, count(*) FILTER (WHERE x.attempt IS NOT NULL AND r.attempt IS NULL) AS unbooked
+    FROM {of_turns_since(state.call_steps, agent_turn_id)} x
+    LEFT JOIN state.budget_reservations r ON r.agent_turn_id = x.agent_turn_id AND r.attempt = x.attempt
+        AND (r.used_tokens, r.used_cost) = (x.tokens, x.cost)
+    WHERE :project_id::text IS NULL OR x.project_id = :project_id
+    GROUP BY x.project_id, x.agent_turn_id, x.tool_call_id) s
+LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = s.tool_call_id AND w.project_id = s.project_id
+    AND w.agent_turn_id = s.agent_turn_id
+WHERE w.tool_call_id IS NULL OR s.steps <> s.last OR s.unbooked > 0 OR s.bytes > 16777216
+ORDER BY ids LIMIT :row_limit::int;

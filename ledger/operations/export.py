@@ -23,7 +23,7 @@ TABLES: Final[tuple[str, ...]] = (
     *("state.agent_state_head", "state.agent_state_pointers", "state.channel_pointers"),
     *("state.agent_inbox", "state.turn_waiting_tools"),
     *("state.agent_steps", "state.execution_edges", "state.identity_edges", "state.turn_outcomes", "state.rejections"),
-    *("state.conversations", "state.turn_nodes", "state.steers"),
+    *("state.conversations", "state.turn_nodes", "state.steers", "state.call_steps"),
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
     *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
     *("state.interrupts", "resource.schedules", "state.schedule_firings"),

@@ -89,6 +89,11 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 SELECT to_jsonb(x)::text AS row FROM state.steers x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_call_steps :many
+-- What programs recorded under the calls that they ran.
+SELECT to_jsonb(x)::text AS row FROM state.call_steps x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
 -- name: export_rejections :many
 -- The rejections that were recorded.
 SELECT to_jsonb(x)::text AS row FROM state.rejections x

@@ -7,15 +7,18 @@ children, or the same answer of a person. A function whose order is not the same
 own.
 """
 
+import asyncio
+import inspect
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import JsonValue, ValidationError
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import ResultField
@@ -23,8 +26,20 @@ from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, HumanReply, JoinAnswer
 from turnstile.schema.errors import BadRequest, ConfigError, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.wire.call_requests import (
+    VALUE_BYTES,
+    CallHistoryReply,
+    CallHistoryRequest,
+    CallStepReply,
+    CallStepRequest,
+    HistoryCard,
+    StepOutcome,
+    StepUse,
+)
 from turnstile.schema.wire.progress import MESSAGE_CHARACTERS, ProgressRequest
 from turnstile.sdk.requests import Budget, budget_of
+
+Value = TypeVar("Value")
 
 
 class CallRequests(Protocol):
@@ -32,6 +47,14 @@ class CallRequests(Protocol):
 
     async def __call__(self, request: DelegateRequest) -> JsonObject:
         """Return what they came to; raise `Refused` with the code of why there are none."""
+        ...
+
+    async def step(self, request: CallStepRequest) -> CallStepReply:
+        """Record a step, or look for it; raise `Refused` with the code of why it may not run."""
+        ...
+
+    async def history(self, request: CallHistoryRequest) -> CallHistoryReply:
+        """Return a page of what the call's turn may read; raise `Refused` if the call waits no more."""
         ...
 
     async def waits(self) -> bool:
@@ -56,6 +79,24 @@ class HumanAnswer:
     """With `respond`: the answer; one of the choices, of the schema that was asked for, or a text."""
     message: str = ""
     """With `reject`: why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used(Generic[Value]):
+    """Return it from the function of a step to say what a model used for the value, besides the value."""
+
+    value: Value
+    model: str
+    tokens: int
+    """All that it read and wrote."""
+    cost: float = 0.0
+    """In US dollars."""
+
+
+StepFunction: TypeAlias = Callable[[], object]
+"""Returns the value of a step, JSON or what pydantic writes as JSON, or `Used` of it; or an awaitable."""
+_LOOK_SECONDS = 5.0
+"""How often a step that runs looks whether its call still waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +162,7 @@ class ToolCall:
     """Set by the service that runs the call."""
     send_progress: SendProgress | None = field(default=None, repr=False, compare=False)
     """As `requests`."""
+    _steps: set[str] = field(default_factory=set[str], init=False, repr=False, compare=False)
     _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
 
     async def delegate(
@@ -214,6 +256,59 @@ class ToolCall:
         reply = HumanReply.model_validate(await self._ask("ask_human", arguments, key))
         return HumanAnswer(reply.decision, reply.response, reply.message)
 
+    async def step(self, key: str, function: StepFunction) -> Any:
+        """Do something once for the call, whatever becomes of the process, and return its value as JSON has it.
+
+        The first value that is recorded under the key counts for every run of the call, and later ones get it without
+        running the function. The function runs at least once, in a thread unless it is async, and is cancelled within
+        seconds if the call waits no more. If it raises, nothing is recorded. Costs two requests.
+
+        Raises `Refused` with a code: `parent_over`, `parent_stopping`, `budget_exhausted`, `too_many_steps`,
+        `result_too_large` (512 KiB), `key_conflict` if this run has used the key for another step.
+        """
+        requests = self._requests()
+        if key in self._steps:
+            raise Refused("key_conflict", f"the key {key[:64]!r} names an earlier step of this run: give each its own")
+        self._steps.add(key)
+        try:
+            done = await requests.step(_step_request(self.tool_call_id, key))
+            if not done.recorded:
+                outcome = _outcome(await self._while_it_waits(function))
+                done = await requests.step(_step_request(self.tool_call_id, key, outcome))
+        except BaseException:
+            self._steps.discard(key)  # it may be tried again
+            raise
+        return done.value
+
+    async def history(self, *, after: str | None = None, limit: int = 100) -> list[HistoryCard]:
+        """A page of what the turn may read: earlier turns of its box, then what it was asked; none at the end.
+
+        `after`: the `place` of the last card of the page before. At most 100 cards, fewer where they are large. Raises
+        `Refused` (`parent_over`) if the call waits no more.
+        """
+        requests = self._requests()
+        try:
+            request = CallHistoryRequest(tool_call_id=self.tool_call_id, after=after, limit=limit)
+        except ValidationError:
+            raise BadRequest("after is the place of a card, and limit 1 to 100") from None
+        return list((await requests.history(request)).cards)
+
+    async def _while_it_waits(self, function: StepFunction) -> object:
+        """What the function returns; cancelled, and `Refused`, once the call waits no more."""
+        work = asyncio.ensure_future(_run(function))
+        try:
+            while not (await asyncio.wait({work}, timeout=_LOOK_SECONDS))[0]:
+                if not await self.waits():
+                    raise Refused("parent_over", "the call waits no more: its turn is over, or is being stopped")
+            return work.result()
+        finally:
+            work.cancel()
+
+    def _requests(self) -> CallRequests:
+        if self.requests is None:
+            raise ConfigError("only a call that a ToolService runs has steps and a history")
+        return self.requests
+
     async def waits(self) -> bool:
         """Whether the result is still wanted: False once the turn has ended, was stopped, or waits no longer.
 
@@ -257,6 +352,33 @@ class ToolCall:
         except ValidationError:
             raise BadRequest("a key has 1 to 64 characters of A-Z a-z 0-9 _ . : -") from None
         return await self.requests(request)
+
+
+async def _run(function: StepFunction) -> object:
+    if inspect.iscoroutinefunction(function):
+        return await function()
+    value = await asyncio.to_thread(function)
+    return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
+
+
+def _step_request(call: ToolCallId, key: str, outcome: StepOutcome | None = None) -> CallStepRequest:
+    try:
+        return CallStepRequest(tool_call_id=call, key=key, outcome=outcome)
+    except ValidationError:
+        raise BadRequest("a key of a step has 1 to 128 characters of A-Z a-z 0-9 _ . : / -") from None
+
+
+def _outcome(value: object) -> StepOutcome:
+    """What a function came to, as JSON; raises `BadRequest` for what is none."""
+    used = cast("Used[object]", value) if isinstance(value, Used) else None
+    try:
+        written = to_jsonable_python(value if used is None else used.value, inf_nan_mode="null")
+        if (size := len(to_json(written))) > VALUE_BYTES:
+            raise Refused("result_too_large", f"the value has {size} bytes; the limit is {VALUE_BYTES}")
+        use = None if used is None else StepUse(model=used.model, tokens=used.tokens, cost=used.cost)
+        return StepOutcome(value=written, usage=use)
+    except (PydanticSerializationError, ValidationError, ValueError) as error:
+        raise BadRequest(f"a step's value cannot be recorded: {str(error).splitlines()[0][:200]}") from None
 
 
 def _field(field: ResultField | Mapping[str, Any]) -> JsonObject:

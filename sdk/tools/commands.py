@@ -7,18 +7,20 @@ durable command, which a bridge applies later. Both are idempotent by call: a se
 
 import logging
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from nats.aio.msg import Msg
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from turnstile.runtime.throttle import Throttle
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import JsonObject, Reply
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ToolCommandPayload
 from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.call_requests import CallHistoryReply, CallHistoryRequest, CallStepReply, CallStepRequest
 from turnstile.schema.wire.progress import PROGRESS_RATE, ProgressRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.answer import DescribedCall, ToolReport, failed, too_large
@@ -38,6 +40,7 @@ _PASSED_ON = (
 )
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer", bound=Reply)
 
 
 class BridgeFailed(TurnstileError):
@@ -158,11 +161,25 @@ class CallClient:
 
         Raises `Refused` if there will be none, else as `describe` does.
         """
+        reply = await self._under_call(command, "delegate", request, DelegateReply, _DELEGATE_SECONDS)
+        return reply.answer
+
+    async def step(self, command: CallCommand, request: CallStepRequest) -> CallStepReply:
+        """Record a step of the call, or look for it; raises as `delegate` does."""
+        return await self._under_call(command, "call.step", request, CallStepReply)
+
+    async def history(self, command: CallCommand, request: CallHistoryRequest) -> CallHistoryReply:
+        """A page of what the call's turn may read; raises as `delegate` does."""
+        return await self._under_call(command, "call.history", request, CallHistoryReply)
+
+    async def _under_call(
+        self, command: CallCommand, verb: str, request: BaseModel, form: type[Answer], seconds: float = _REQUEST_SECONDS
+    ) -> Answer:
         arguments, sent = request.model_dump(mode="json"), self._headers(command)
-        reply = await self._client(command).request("delegate", arguments, headers=sent, timeout=_DELEGATE_SECONDS)
+        reply = await self._client(command).request(verb, arguments, headers=sent, timeout=seconds)
         _raise_unless_accepted(reply)
         try:
-            return DelegateReply.model_validate(reply).answer
+            return form.model_validate(reply)
         except ValidationError:
             raise BridgeFailed("the bridge's answer cannot be read") from None
 

@@ -40,13 +40,13 @@ from turnstile.schema.ids import ProjectId, token
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
 from turnstile.sdk.tools.answer import Terminate, ToolFailed
-from turnstile.sdk.tools.call import ChildTask, ToolCall
+from turnstile.sdk.tools.call import ChildTask, ToolCall, Used
 from turnstile.sdk.tools.spec import OnOver, ToolFunction, ToolSpec, ToolTerms, read_spec
 from turnstile.sdk.tools.worker import ToolCounts, ToolWorker
 from turnstile.transport.connection import NatsConnection, connect, start_connecting
 from turnstile.transport.streams import declare_consumer
 
-__all__ = ["ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"]
+__all__ = ["ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService", "Used"]
 
 _BEATS_PER_ACK_WAIT = 3
 _LEAST_ACK_WAIT = 2

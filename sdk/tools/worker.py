@@ -18,11 +18,11 @@ import os
 import re
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -39,6 +39,7 @@ from turnstile.schema.ids import ChannelId, ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCallHolder
 from turnstile.schema.wire import subjects
+from turnstile.schema.wire.call_requests import CallHistoryReply, CallHistoryRequest, CallStepReply, CallStepRequest
 from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, failed, prepare
 from turnstile.sdk.tools.call import ToolCall
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
@@ -142,6 +143,7 @@ logger = logging.getLogger(__name__)
 
 
 FAILURES = 8
+Answer = TypeVar("Answer")
 _PAUSE_SECONDS = 0.1, 2.0
 
 
@@ -173,12 +175,23 @@ class RepeatedRequests:
         """Whether the call still waits for its result; True if no bridge can say."""
         return await self._calls.waits(self._command)
 
+    async def step(self, request: CallStepRequest) -> CallStepReply:
+        """Record a step, or look for it; raises as a request for children does."""
+        return await self._repeated(lambda: self._calls.step(self._command, request))
+
+    async def history(self, request: CallHistoryRequest) -> CallHistoryReply:
+        """A page of what the turn may read; raises as a request for children does."""
+        return await self._repeated(lambda: self._calls.history(self._command, request))
+
     async def _answer(self, request: DelegateRequest) -> JsonObject:
+        return await self._repeated(lambda: self._calls.delegate(self._command, request))
+
+    async def _repeated(self, ask: Callable[[], Awaitable[Answer | None]]) -> Answer:
         pause, longest = _PAUSE_SECONDS
         failures = 0
         while True:
             try:
-                answer = await self._calls.delegate(self._command, request)
+                answer = await ask()
             except ServerUnavailable as error:
                 self._log.warning("delegate", "a tool waits for a bridge: %s", error)
             except BridgeFailed as error:

@@ -385,6 +385,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "expire_batch": {"status"},
     "find_call_question": call_questions.CallQuestion,
     "ask_under_call": {"asked"},
+    "step_of_call": {"step"},
+    "page_call_history": {"part", "position", "card_id", "content", "metadata"},
     "find_question": decisions.InterruptToDecide,
     "decide_interrupt": {"decided"},
     "list_expired": decisions.ExpiredInterrupt,

@@ -12,7 +12,7 @@ from functools import partial
 from turnstile.bridge.budgets.budget_verbs import BudgetVerbs
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
-from turnstile.bridge.delegation.tool_requests import ToolProgress, ToolRequests
+from turnstile.bridge.delegation.tool_requests import CallMemory, ToolProgress, ToolRequests
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
@@ -125,6 +125,7 @@ class Bridge:
             PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)),
             ToolRequests(pool, delegation, ToolQuestions(pool, publisher)),
             ToolProgress(pool, publisher),
+            CallMemory(pool),
         )
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         durable = {verb.name: verbs[verb.name] for verb in VERBS if verb.durable}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tests.support.conditions import until
 from tests.support.delegation import ALL, chief_says, fork, result, running, staff, task
 from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Ended, Tenant, turn_of
-from turnstile import ToolCall, ToolFailed, ToolService
+from turnstile import ToolCall, ToolFailed, ToolService, Used
 from turnstile.ledger.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType
@@ -204,3 +204,80 @@ async def test_it_waits_for_an_upgrade_while_older_processes_run(served: Tenant)
     finally:
         await served.rows("UPDATE state.workers SET left_at = now() WHERE instance = $1", served.project)
     assert (await served.turn(ALICE, "x")).view.status == "success"
+
+
+def steady(tenant: Tenant, ran: list[str], dies: asyncio.Event) -> ToolService:
+    """An agent of three steps, which never ends in its first run; `ran` gets the steps that ran."""
+    service = ToolService(tenant.project, drain_seconds=0.1, ack_wait_seconds=2)
+
+    @service.tool(target="steady", suffix="run", timeout_seconds=60)
+    async def steady(instruction: str, call: ToolCall) -> Any:
+        """Do what is asked for in steps."""
+
+        async def think() -> Used[list[str]]:
+            ran.append("think")
+            return Used([instruction], model="m", tokens=60, cost=0.001)
+
+        async def last() -> None:
+            ran.append("last")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ran.append("canceled")
+
+        def write() -> str:
+            ran.append("write")
+            return f"run {len(ran)}"
+
+        said = [(card.type, card.value) for card in await call.history()]
+        thought = await call.step("think", think)
+        written = await call.step("write", write)
+        if instruction.startswith("die") and not dies.is_set():
+            dies.set()
+            await asyncio.Event().wait()
+        if instruction.startswith("twice"):
+            await call.step("write", write)
+        if instruction.startswith("wait"):
+            await call.step("last", last)
+        if instruction.startswith("more"):
+            await call.step("more", think)
+            await call.step("most", think)
+        return {"said": said, "thought": thought, "written": written}
+
+    return service
+
+
+async def test_a_step_is_done_once_whatever_becomes_of_the_process(tenant: Tenant) -> None:
+    """And what it used is booked, the history is read, and a stop cancels what runs."""
+    ran: list[str] = []
+    dies = asyncio.Event()
+
+    def has(word: str) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return word in ran
+
+        return look
+
+    await put_tool(tenant.pool, tenant.project, steady(tenant, ran, dies).definitions()[0])
+    await coded(tenant, run_by="steady")
+    asked: JsonObject = {"conversation_id": "c", "runtime_config": {"remember": True}}
+    async with running(tenant, steady(tenant, ran, dies)):
+        dying = turn_of(await tenant.enqueue(ALICE, "die once", **asked))
+        await asyncio.wait_for(dies.wait(), 25)
+    async with running(tenant, steady(tenant, ran, dies)):
+        status, _, value = shown(await tenant.ended(dying))
+        first: list[Any] = [["task.instruction", "die once"]]
+        assert (status, value) == ("success", {"said": first, "thought": ["die once"], "written": "run 2"})
+        assert ran == ["think", "write"]
+        _, _, value = shown(await tenant.turn(ALICE, "go on", **asked))
+        said = [kind for kind, _ in value["said"]]
+        assert said == ["task.instruction", "tool.result", "task.deliverable", "task.instruction"]
+        assert value["said"][-1] == ["task.instruction", "go on"]
+        assert shown(await tenant.turn(ALICE, "twice"))[:2] == ("failed", "key_conflict")
+        broke = await tenant.turn(ALICE, "more", budget={"max_tokens": 100})
+        assert shown(broke)[:2] == ("failed", "budget_exhausted")
+        turn = turn_of(await tenant.enqueue(ALICE, "wait"))
+        await until(has("last"), 25, "the last step runs")
+        await tenant.client.request("stop", {"agent_turn_id": turn})
+        assert shown(await tenant.ended(turn))[:2] == ("canceled", "stopped")
+        await until(has("canceled"), 25, "it was canceled")

@@ -161,6 +161,10 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
         {"tool_call_id": call, "key": "1", "tool": "fork_join", "arguments": {"tasks": [task], "join": "all"}},
     )
     await client.request("progress", {"tool_call_id": call, "progress": 1, "total": 2, "message": "half"})
+    use: JsonObject = {"model": "m", "tokens": 7, "cost": 0.1}
+    step: JsonObject = {"tool_call_id": call, "key": "plan", "outcome": {"value": [1], "usage": use}}
+    await client.request("call.step", step)
+    await client.request("call.history", {"tool_call_id": call})
     receiver: JsonObject = {"agent_turn_id": turn, "receiver_id": "r"}
     await client.request("push.set", {**receiver, "url": "https://192.0.2.1/"})
     await client.request("push.remove", receiver)

@@ -73,6 +73,7 @@ EMPTY = {
     "state.rejections",
     "state.gateway_tokens",
     "state.steers",
+    "state.call_steps",
     "state.push_receivers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
@@ -201,6 +202,11 @@ def tells(call: str, told: Mapping[str, str] | None = None) -> Case:
     return Case("progress", {"tool_call_id": call, "progress": 1}, told or {})
 
 
+def steps(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A step of a call."""
+    return Case("call.step", {"tool_call_id": call, "key": "1", **fields}, told or {})
+
+
 def asks(call: str, told: Mapping[str, str] | None = None, tool: str = "delegate_async", **fields: Any) -> Case:
     """What a tool asks under a call."""
     given: JsonObject = {"target_strategy": "new", "target_ref": "nobody", "instruction": "hi", **fields}
@@ -318,6 +324,10 @@ MATRIX: dict[str, Make] = {
     "delegate tool_call_id": lambda _, its: asks(its.call),
     "delegate to people": lambda _, its: asks(its.call, tool="ask_human"),
     "progress tool_call_id": lambda _, its: tells(its.call),
+    "call.step tool_call_id": lambda _, its: steps(its.call),
+    "call.step, a value": lambda _, its: steps(its.call, outcome={"value": 1}),
+    "call.step, call in the header": lambda own, its: steps(own.call, {headers.TOOL_CALL_ID: its.call}),
+    "call.history tool_call_id": lambda _, its: Case("call.history", {"tool_call_id": its.call}),
     "progress, call in the header": lambda own, its: tells(own.call, {headers.TOOL_CALL_ID: its.call}),
     "delegate, call in the header": lambda own, its: asks(own.call, {headers.TOOL_CALL_ID: its.call}),
     "delegate, turn in the header": lambda own, its: asks(own.call, {headers.TURN_ID: its.asleep}),
@@ -451,7 +461,7 @@ NAMES_NOTHING = {
     *("worker_target", "display_name", "tags", "only_new", "payloads"),
     *("decision", "response", "message", "limit"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns"),
-    *("progress", "total", "url", "token", "receiver_id"),
+    *("progress", "total", "url", "token", "receiver_id", "outcome", "after"),
     "removed",
     "begins",  # a name of its own, beside the call
     "to",  # a listener: those of a worker are every project's

@@ -86,6 +86,12 @@ BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
 TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
 ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
+_MANY_STEPS = """
+UPDATE state.call_steps SET bytes = 524288;
+INSERT INTO state.call_steps (project_id, agent_id, agent_turn_id, tool_call_id, key, seq, value, bytes)
+SELECT project_id, agent_id, agent_turn_id, tool_call_id, 'k' || n, n, value, bytes
+FROM state.call_steps, generate_series(3, 33) n WHERE key = 'plan'
+"""
 STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
 RECEIVER = "UPDATE state.push_receivers SET {} WHERE agent_turn_id = '${}'"
 BUDGET = "UPDATE state.budgets SET {} WHERE budget_id = '${}'"
@@ -1034,6 +1040,14 @@ DAMAGES = [
         "UPDATE box_cards SET card_id = '$plain-s1-thought' WHERE box_id = '$once_context'",
         {"agent_turn_id": "$again", "box_id": "$again_context"},
         {"context_boxes_never_change"},
+    ),
+    *(
+        Damage("call_steps_are_whole", damage, {"agent_turn_id": "$holder", "tool_call_id": "shared"})
+        for damage in (
+            "DELETE FROM state.call_steps WHERE key = 'plan'",
+            "UPDATE state.call_steps SET tokens = tokens + 1 WHERE key = 'write'",
+            _MANY_STEPS,
+        )
     ),
     *(
         Damage("budgets_count_what_is_spent", BUDGET.format(change, name), {"budget_id": f"${name}"})

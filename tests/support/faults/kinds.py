@@ -275,12 +275,14 @@ async def unknown_call(scene: Scene) -> None:
 
 
 async def tool_asks(scene: Scene) -> None:
-    """The tool that runs the call asks a person under it, and goes on with the answer."""
+    """The tool that runs the call records a step, asks a person under it, and goes on with the answer."""
     hand = await scene.hand()
     await scene.armed()
     turn = await scene.enqueue(hand.agent, calling("search"), DONE)
     call = call_of(turn)
     await hand.called(call, timeout=PATIENCE_SECONDS)
+    step: JsonObject = {"tool_call_id": call, "key": "plan", "outcome": {"value": [1]}}
+    assert (await scene.insist("call.step", step))["value"] == [1]
     request: JsonObject = {"tool_call_id": call, "key": "1", "tool": "ask_human", "arguments": {"question": "Which?"}}
     assert (await scene.insist("delegate", request))["answer"] is None
     await scene.decide("respond", response="this")

@@ -146,6 +146,7 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         *REPORTS,
         *_DECIDED,
         *ENDS,
+        Fault.CALL_STEPPED,
         Fault.QUESTION_COMMITTED,
         Fault.QUESTION_PUBLISHED,
     ),

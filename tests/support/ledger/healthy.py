@@ -56,18 +56,20 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.pushes.receivers import claim_pushes, record_push, set_receiver
 from turnstile.ledger.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.boxes import compose_box
+from turnstile.ledger.turns.call_steps import step_of_call
 from turnstile.ledger.turns.ends import finish_turn
 from turnstile.rules.turn_ends import Ending
 from turnstile.rules.turn_step import StepRecord
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.cards import CardType
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ReceiverId, made_box_id, new_box_id
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ReceiverId, ToolCallId, made_box_id, new_box_id
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
+from turnstile.schema.wire.call_requests import StepOutcome, StepUse
 from turnstile.schema.wire.limits import Maker
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
@@ -171,6 +173,10 @@ async def _spending(pool: Pool) -> dict[str, TurnRef]:
     await price(pool)
     await limit(pool, max_tokens=10_000, max_turns=10)
     turns = {"holder": await sleeper(pool, "shared", agent=OSCAR, budget={"max_tokens": 2000, "max_cost_usd": 0.05})}
+    for key in ("plan", "write"):
+        use = StepUse(model="m", tokens=10, cost=0.00001)
+        outcome = StepOutcome(value=key, usage=use)
+        await pool.run(lambda conn, k=key, o=outcome: step_of_call(conn, PROJECT, ToolCallId("shared"), k, o))
     holder = BudgetId(turns["holder"].agent_turn_id)
     await pool.run(lambda conn: raise_budget(conn, PROJECT, holder, More(tokens=100), "user.test", "raise"))
     call = await parent(pool, "shared")
