@@ -38,6 +38,7 @@ from turnstile.gateway.v1.budget_handlers import Budgets
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
+from turnstile.gateway.v1.file_handlers import Files
 from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.schedule_handlers import Schedules
@@ -45,6 +46,7 @@ from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.gateway.v1.verb_endpoints import VerbEndpoints
 from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
+from turnstile.runtime.object_store import ObjectStore
 from turnstile.runtime.release import release
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 from turnstile.schema.errors import Refused
@@ -68,6 +70,8 @@ class Gateway:
     """Whether there are more connections than there may be."""
     meter: Meter = SILENT.meter
     about: About = field(default_factory=About)
+    store: ObjectStore | None = None
+    """Where the bytes of files are; without it there are none."""
     links: Links = field(default_factory=Links)
     once: OneTimeLinks | None = None
     audit_bounds: Bounds = field(default_factory=Bounds)
@@ -84,10 +88,10 @@ class Gateway:
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
         events, roster = Events(*shared), Roster(self.pool)
-        verbs = _verbs(
-            asking, turns, conversations, Interrupts(self.pool), Budgets(self.pool, asking), Schedules(asking)
-        )
-        self.endpoints = endpoints(turns, conversations, events, verbs, roster)
+        files = Files(self.pool, asking, self.store, limits.file_bytes, limits.slow_reader_seconds, self.abort)
+        people = Interrupts(self.pool), Budgets(self.pool, asking), Schedules(asking)
+        verbs = _verbs(asking, turns, conversations, *people, files)
+        self.endpoints = endpoints(turns, conversations, events, verbs, roster, files)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
         self.openai = openai_endpoints(kernel)
         self.agui = agui_endpoints(kernel)
@@ -168,6 +172,7 @@ def _verbs(
     interrupts: Interrupts,
     budgets: Budgets,
     schedules: Schedules,
+    files: Files,
 ) -> VerbEndpoints:
     return VerbEndpoints(
         asking=asking,
@@ -181,6 +186,7 @@ def _verbs(
             "deletion_id": budgets.lookup_project,
             "end_user": budgets.lookup_end_user,
             "schedule_id": schedules.lookup,
+            "artifact_id": files.lookup,
         },
         handlers={
             "enqueue": turns.create,

@@ -23,6 +23,8 @@ class GatewayLimits:
     heartbeat_seconds: float = 15.0
     stream_bytes: int = 2 << 20
     """Of one turn's text that is kept for its streams."""
+    file_bytes: int = 100 << 20
+    """Of one file."""
 
 
 @dataclass(frozen=True, slots=True)

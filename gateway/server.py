@@ -1,8 +1,9 @@
 """The HTTP server of a gateway: uvicorn, with the times that it lacks.
 
 A request must be there whole within `request_seconds`, from the begin of a connection or the first byte after an
-answer: whoever sends it a byte at a time is cut. Heads are bounded. Connections beyond the limit are answered that
-there are too many, and closed at once beyond a reserve. A peer that is gone without a word is given up by the system.
+answer: whoever sends it a byte at a time is cut. Of an upload that was let in, each part must come within that time.
+Heads are bounded. Connections beyond the limit are answered that there are too many, and closed at once beyond a
+reserve. A peer that is gone without a word is given up by the system.
 It takes no signals and changes no logging: the process that runs it does both.
 """
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from turnstile.gateway.bounds import GatewayLimits
+from turnstile.gateway.http.endpoints import PATIENT
 from turnstile.gateway.http.problems import headers_of, problem_of
 from turnstile.runtime.program import GRACE_SECONDS
 from turnstile.schema.errors import BadRequest, ConfigError
@@ -105,8 +107,13 @@ def _protocol(connections: Connections, seconds: float) -> type[H11Protocol]:
             begun = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
             if not begun:
                 self._whole()
-            elif self._deadline is None and not self.transport.is_closing():
+            elif (self._deadline is None or self._is_patient(state)) and not self.transport.is_closing():
+                self._whole()
                 self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+        def _is_patient(self, state: object) -> bool:
+            """Whether this is the body of a request that the application has let in, however long it takes."""
+            return state is h11.SEND_BODY and PATIENT in self.scope
 
         def send_400_response(self, msg: str) -> None:
             """A problem, as for all that is refused."""

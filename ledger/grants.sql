@@ -1,8 +1,8 @@
 -- The rights of bridges, workers and gateways in the ledger, if they have roles of their own (docs/security.md). No
 -- role may change a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators request.
 -- No role may delete rows, with two exceptions: a worker deletes those of workers and listeners that are gone, and of
--- queues that nobody uses, and a bridge deletes tools, webhooks and
--- schedules. A gateway may only read.
+-- queues that nobody uses, and a bridge deletes tools, webhooks, schedules, and files whose bytes are gone. A gateway
+-- may only read.
 
 -- name: find_roles :many
 -- Which of these roles exist, and whether one owns the ledger.
@@ -35,6 +35,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, DELETE, UPDATE (owner, owner_operates, settings, timing, anchor_at, next_at, looked_at, revision,
           paused_at, paused_because, updated_at)', null),
     ('state.schedule_firings', 'SELECT, INSERT', null),  -- they go with their schedule
+    ('resource.artifacts', 'SELECT, INSERT, DELETE, UPDATE (status, size, sha256, updated_at)', null),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
@@ -111,11 +112,13 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.schema_files', 'SELECT', 'SELECT')
 ), readable (relation) AS (VALUES  -- by a gateway
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'),
+    ('resource.artifacts'),
     ('state.agent_state_head'), ('state.execution_edges'), ('state.agent_inbox'), ('state.queued_turns'),
     ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'), ('state.agent_steps'), ('state.turn_outcomes'),
     ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.push_configs'), ('state.webhook_configs'),
-    ('state.gateway_tokens'), ('state.model_queues'), ('state.call_steps'), ('resource.schedules'), ('state.schedule_firings'),
+    ('state.gateway_tokens'), ('state.model_queues'), ('state.call_steps'),
+    ('resource.schedules'), ('state.schedule_firings'),
     ('state.schema_files'), ('state.rejections'), ('state.repairs'), ('state.workers'), ('state.ledger_era'),
     -- what the audit reads besides
     ('public.boxes'), ('state.agent_state_pointers'), ('state.channel_pointers'), ('state.budget_reservations'),

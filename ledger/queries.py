@@ -178,7 +178,7 @@ def _fragments() -> Mapping[str, tuple[list[str], str]]:
     return fragments
 
 
-_ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "pushes", "operations", "access")
+_ROOMS = (".", "turns", "budgets", "trees", "people", "delegation", "pump", "pushes", "files", "operations", "access")
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import MultitaskStrategy, SteerPriority, SteerStatus
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
+from turnstile.schema.wire.file_requests import FileView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
 from turnstile.schema.wire.schedule_requests import ScheduleView
 from turnstile.schema.wire.webhook_requests import WebhookView
@@ -253,6 +254,22 @@ class ProfilePage(Tolerant):
     """`cursor` of the next page; null if there is none."""
 
 
+class FileRemoved(Tolerant):
+    """A file that was removed."""
+
+    artifact_id: str
+    """The file."""
+
+
+class FilePage(Tolerant):
+    """Files, newest first."""
+
+    artifacts: list[FileView]
+    """The files."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
 class ToolPage(Tolerant):
     """Tools by name."""
 
@@ -314,6 +331,23 @@ class PageQuery(Strict):
     """`next` of the page before."""
     limit: int = Field(default=50, ge=1, le=500)
     """At most this many."""
+
+
+class FilesQuery(PageQuery):
+    """Which files."""
+
+    channel_id: str | None = Field(default=None, pattern=TOKEN)
+    """Only of this channel."""
+
+
+class FileQuery(Strict):
+    """What a file is called, and who sees it."""
+
+    channel_id: str | None = Field(default=None, pattern=TOKEN)
+    """Its channel; by default the token's, else the gateway's."""
+
+    filename: str = Field(default="file", min_length=1, max_length=4096)
+    """Its name: the last part of a path, without hidden characters."""
 
 
 class TurnsQuery(PageQuery, ChannelQuery):

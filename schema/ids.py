@@ -29,6 +29,8 @@ ReceiverId = NewType("ReceiverId", str)
 """Something said to a turn while it runs; the card of the same id has its text."""
 BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""
+ArtifactId = NewType("ArtifactId", str)
+"""`file-` and a uuid; CommonGround v1r4 names its own otherwise."""
 InterruptId = NewType("InterruptId", str)
 """`int-{tool_call_id}-{n}`: the n-th question about a call; `int-{tool_call_id}~{key}`: one that its tool asks."""
 ConversationId = NewType("ConversationId", str)
@@ -66,6 +68,11 @@ def new_steer_id() -> SteerId:
 def asked_steer_id(project: ProjectId, correlation_id: str) -> SteerId:
     """The id of the steer that an enqueue becomes, derived from the enqueue's correlation id."""
     return SteerId(f"steer-{_derived_box_id(f'steer/{project}/{correlation_id}')}")
+
+
+def new_artifact_id() -> ArtifactId:
+    """A new file's id."""
+    return ArtifactId(f"file-{uuid7()}")
 
 
 def new_box_id() -> BoxId:

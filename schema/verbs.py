@@ -63,6 +63,7 @@ from turnstile.schema.wire.deletion_requests import (
     RequestedDeletion,
 )
 from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
+from turnstile.schema.wire.file_requests import FileBegin, FileCommit, FileRemove, FileReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -794,6 +795,45 @@ SCHEDULE_REMOVE = Verb(
         query=api.SchedulesQuery,
         answer=ScheduleView,
         part="schedule",
+    ),
+)
+ARTIFACT_CREATE = Verb(
+    name="artifact.create",
+    summary="Announce a file, whose bytes go to the store.",
+    section="22",
+    request=FileBegin,
+    reply=FileReply,
+    callers=_CLIENT,
+    caller="may",
+    by_gateway=True,
+)
+ARTIFACT_COMMIT = Verb(
+    name="artifact.commit",
+    summary="Make a file ready, whose bytes are in the store.",
+    section="22",
+    request=FileCommit,
+    reply=FileReply,
+    callers=_CLIENT,
+    caller="may",
+    counted="none",
+    by_gateway=True,
+)
+ARTIFACT_REMOVE = Verb(
+    name="artifact.remove",
+    summary="Remove a file; who operates removes any, others what they upload.",
+    section="22",
+    request=FileRemove,
+    reply=FileReply,
+    callers=_CLIENT,
+    caller="must",
+    route=Route(
+        name="remove_artifact",
+        method="DELETE",
+        path="/v1/artifacts/{artifact_id}",
+        key="artifact_id",
+        right=Right.OPERATE,
+        summary="Remove a file: nobody can read it any more, and its bytes are removed soon after.",
+        answer=api.FileRemoved,
     ),
 )
 SEND = Verb("send", "Send a message to a listener.", "9", SendRequest, SendReply, _CLIENT, durable=True, counted="new")

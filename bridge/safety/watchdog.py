@@ -128,8 +128,8 @@ class Watchdog:
 
 
 def _ids(row: Any) -> str:
-    """The id of a found thing: of the call, else of the turn, the batch, the question, the inbox row or the agent."""
-    names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id", "inbox_id")
+    """The id of a found thing: of the call, else of the turn, batch, question, inbox row, file or agent."""
+    names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id", "inbox_id", "artifact_id")
     return next((f"{name}={getattr(row, name)}" for name in names if hasattr(row, name)), agent_of(row))
 
 
@@ -168,6 +168,7 @@ SENTENCES: Mapping[str, str] = {
     "thread_turn": "turn {turn}: the message it worked for was ended; asked to stop",
     "thread_reply": "request {message}: NATS did not acknowledge its answer; published again",
     "thread_engine": "thread {thread} has a message in flight and had no workflow; started again",
+    "file": "the bytes of {file} were removed: it was removed, or its upload was not finished in an hour",
     "service": "agent {agent}: its turn was begun by a process of this service that is gone; begun again",
 }
 """Sentences by rule. Repairs of any other rule are logged by the rule's name."""
@@ -194,6 +195,7 @@ def _names(row: Any, times: WatchdogTimes) -> dict[str, Any]:
     agent = agent_of(row)
     call, turn, thread = (_text_of(row, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
     message, batch, interrupt = (_text_of(row, name) for name in ("request_id", "batch_id", "interrupt_id"))
+    file = _text_of(row, "artifact_id")
     command = getattr(row, "command", None)
     return {
         "agent": agent,
@@ -202,12 +204,13 @@ def _names(row: Any, times: WatchdogTimes) -> dict[str, Any]:
         "message": message,
         "batch": batch,
         "interrupt": interrupt,
+        "file": file,
         "call": call,
         "tool": call if command is None else command.tool_name,
         "due": _due(row),
         "silent": times.command_retry * getattr(row, "repeat", 1),
         "times": times,
-        "id": next(filter(None, (call, turn, thread, message, batch, interrupt, agent)), ""),
+        "id": next(filter(None, (call, turn, thread, message, batch, interrupt, file, agent)), ""),
     }
 
 

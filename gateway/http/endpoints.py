@@ -30,6 +30,8 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 _SHOWN_FAULTS = 5
 _LONGEST_PARAM = 200
 _LARGEST_ANSWER = 16 << 20
+PATIENT = "turnstile.patient"
+"""The key of the scope that says: the time for a request counts from its last bytes on, not from its first."""
 _TOKEN_NAMES = frozenset({"token", "access_token", "api_key", "authorization"})
 
 
@@ -84,6 +86,8 @@ class Endpoint:
     body: type[BaseModel] | None = None
     raw: bool = False
     """Whether its handler gets the body as it was sent, and reads it itself."""
+    streamed: bool = False
+    """Whether its handler reads the body as it comes: bytes of any media type, and as many as it lets in."""
     answer: type[BaseModel] | None = None
     """None: server-sent events."""
     statuses: Mapping[int, str] = field(default_factory=lambda: {200: "Done."})
@@ -122,7 +126,9 @@ class Dispatch:
         principal, secret = await admitted(request, self._access, self.endpoint.right)
         query = read_query(self.endpoint.query, request.query_params)
         body: BaseModel | bytes = NoQuery()
-        if self.endpoint.raw:
+        if self.endpoint.streamed:
+            scope[PATIENT] = True
+        elif self.endpoint.raw:
             body = await read_json_bytes(request, self._limits.body_bytes)
         elif self.endpoint.body is not None:
             body = parsed(self.endpoint.body, await read_body(request, self._limits.body_bytes), "body")
@@ -169,8 +175,7 @@ async def read_bytes(request: Request, most: int) -> bytes:
     """The body of a request; raises `BadRequest`, or `Refused` for its encoding or size."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Refused("unsupported_media_type", "Content-Encoding is not supported: send the body uncompressed")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced[:20]) > most:
+    if announced_bytes(request) > most:
         raise _too_large(most)
     parts: list[bytes] = []
     size = 0
@@ -183,6 +188,12 @@ async def read_bytes(request: Request, most: int) -> bytes:
     except ClientDisconnect:
         raise BadRequest("the request ended before its body did") from None
     return b"".join(parts)
+
+
+def announced_bytes(request: Request) -> int:
+    """The bytes that a request says it has; 0 where it does not say."""
+    announced = request.headers.get("content-length", "0")
+    return int(announced[:20]) if announced.isdigit() else 0
 
 
 def _too_large(most: int) -> Refused:

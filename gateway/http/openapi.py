@@ -86,6 +86,8 @@ def _operation(endpoint: Endpoint, refs: Mapping[Any, Any]) -> dict[str, object]
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }
+    if endpoint.streamed:
+        operation["requestBody"] = {"required": True, "content": {"*/*": {"schema": {}}}}
     if endpoint.body is not None:
         body = {"application/json": {"schema": refs[endpoint.body, "validation"]}}
         operation["requestBody"] = {"required": True, "content": body}

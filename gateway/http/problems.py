@@ -35,6 +35,11 @@ _STATUS: Mapping[str, int] = {
     "wrong_event_id": 409,
     "link_used": 410,
     "body_too_large": 413,
+    "file_too_large": 413,
+    "digest_mismatch": 400,
+    "key_conflict": 409,
+    "files_unavailable": 503,
+    "file_unavailable": 503,
     "unsupported_media_type": 415,
     "host_not_allowed": 421,
     "read_too_costly": 422,
@@ -51,6 +56,8 @@ _BUSY = frozenset(
         "threads_full",
         "too_many_streams",
         "too_many_steers",
+        "uploads_full",
+        "files_full",
     }
     | MADE_LIMITS
 )

@@ -1,11 +1,11 @@
 -- Decides a question, once. `who` is the principal; asked: digest (the hash of the whole decision), message, and
--- operates (whether an operator asks), response (the value) or card (an edited call card: card_id, content, metadata) with action_digest (of the edited
--- action). A call that is approved or edited is no longer held, and its time begins; its command is published after the
--- commit. One that is rejected or responded to has its result. What a tool has asked under its call is answered in its
--- own row, and settles nothing.
+-- operates (whether an operator asks), response (the value) or card (an edited call card: card_id, content, metadata)
+-- with action_digest (of the edited action). A call that is approved or edited is no longer held, and its time begins;
+-- its command is published after the commit. One that is rejected or responded to has its result. What a tool has
+-- asked under its call is answered in its own row, and settles nothing.
 -- verdict: accepted | duplicate (the same decision, by the same principal) | already_decided | expired | withdrawn |
--- unknown_interrupt | not_yours | own_request | own_words | decision_not_allowed | digest_mismatch. It runs with the caller's
--- rights: a worker has none to decide.
+-- unknown_interrupt | not_yours | own_request | own_words | decision_not_allowed | digest_mismatch. It runs with the
+-- caller's rights: a worker has none to decide.
 CREATE OR REPLACE FUNCTION state.decide_interrupt(project text, channel text, interrupt text, who text, wanted text,
     digest text, asked jsonb)
 RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -101,8 +101,8 @@ BEGIN
             CASE t.reason WHEN 'client_tool' THEN 'sys.client' ELSE 'sys.people' END, jsonb_build_object(
             '__type__', 'ToolResultContent', 'status', 'success', 'after_execution',
             CASE t.reason WHEN 'client_tool' THEN 'suspend'  -- whatever a row of this name says
-                          ELSE state.after_execution_of(project, w.tool_name) END, 'result', jsonb_build_object('value', asked -> 'response'),
-            'error', NULL));
+                          ELSE state.after_execution_of(project, w.tool_name) END,
+            'result', jsonb_build_object('value', asked -> 'response'), 'error', NULL));
     END IF;
     IF wanted = 'edit' AND NOT changed THEN
         SELECT greatest(h.output_position, max(b.position)) + 1 INTO place FROM public.box_cards b

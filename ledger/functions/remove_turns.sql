@@ -1,7 +1,7 @@
--- Removes all rows of these turns: outcome, inbox rows, calls and their steps, questions, steps, steers, receivers of notifications,
--- node, batches with their tasks, what was booked for them, and the edges that ask for or answer them. Skips locked
--- turns, and those that have a child which is not over: its end locks batch and call in another order. The turns' cards
--- stay as long as their boxes, and what they cost stays in past_costs. Nothing else removes turns.
+-- Removes all rows of these turns: outcome, inbox rows, calls and their steps, questions, steps, steers, receivers of
+-- notifications, node, batches with their tasks, what was booked for them, and the edges that ask for or answer them.
+-- Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
+-- The turns' cards stay as long as their boxes, and what they cost stays in past_costs. Nothing else removes turns.
 CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text) LANGUAGE sql AS $$
     WITH
     gone AS (

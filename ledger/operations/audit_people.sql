@@ -166,13 +166,14 @@ WHERE (e.edges <> CASE q.status WHEN 'resolved' THEN 1 ELSE 0 END
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: clients_answer_their_own_calls :many
--- Protocol §19: a call of a client's tool is its turn's requester's, who alone gives it a result, and none ends the turn.
+-- Protocol §19: a call of a client's tool is its turn's requester's, who alone gives it a result, and none ends the
+-- turn.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_turn_id', q.agent_turn_id, 'tool_call_id', q.tool_call_id,
                           'interrupt_id', q.interrupt_id) AS ids,
        format('it is for %s, asked for by %s, and %s%s', coalesce(q.requester, 'nobody'),
               coalesce(i.context_headers ->> 'CG-Sender', 'nobody'), q.status,
-              coalesce(' by ' || q.decided_by, '')) || CASE WHEN o.agent_turn_id IS NOT NULL THEN '; its result ended the turn'
-                                                            ELSE '' END AS detail
+              coalesce(' by ' || q.decided_by, ''))
+           || CASE WHEN o.agent_turn_id IS NOT NULL THEN '; its result ended the turn' ELSE '' END AS detail
 FROM {of_turns_since(state.interrupts, agent_turn_id)} q
 LEFT JOIN state.agent_inbox i ON i.agent_turn_id = q.agent_turn_id AND i.project_id = q.project_id
     AND i.message_type IN {turn_types}

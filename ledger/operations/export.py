@@ -20,6 +20,7 @@ _A_DAY: Final = 24 * 3600.0
 
 TABLES: Final[tuple[str, ...]] = (
     *("public.projects", "resource.profiles", "resource.project_agents", "resource.tools"),
+    "resource.artifacts",
     *("state.agent_state_head", "state.agent_state_pointers", "state.channel_pointers"),
     *("state.agent_inbox", "state.turn_waiting_tools"),
     *("state.agent_steps", "state.execution_edges", "state.identity_edges", "state.turn_outcomes", "state.rejections"),

@@ -37,6 +37,10 @@ SELECT to_jsonb(x)::text AS row FROM public.projects x WHERE x.project_id = :pro
 -- The tools, which all agents share.
 SELECT to_jsonb(x)::text AS row FROM resource.tools x WHERE x.project_id = :project_id;
 
+-- name: export_artifacts :many
+-- The files, without their bytes.
+SELECT to_jsonb(x)::text AS row FROM resource.artifacts x WHERE x.project_id = :project_id;
+
 -- name: export_agent_state_head :many
 -- The heads of the agents.
 SELECT to_jsonb(x)::text AS row FROM state.agent_state_head x

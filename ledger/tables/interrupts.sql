@@ -1,5 +1,6 @@
--- A question about a call, or a call that the turn's requester runs itself (reason client_tool), which its waiting row names in held_by as long as nobody has decided. Opened by the commit
--- that suspends the turn; withdrawn by the turn's end. What people may see of the arguments is on the call's card.
+-- A question about a call, or a call that the turn's requester runs itself (reason client_tool), which its waiting row
+-- names in held_by as long as nobody has decided. Opened by the commit that suspends the turn; withdrawn by the turn's
+-- end. What people may see of the arguments is on the call's card.
 CREATE TABLE state.interrupts (
     interrupt_id         text PRIMARY KEY,
     project_id           text NOT NULL,

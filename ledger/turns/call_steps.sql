@@ -11,7 +11,8 @@ SELECT y.part, y.position, y.card_id, y.content::text AS content, y.metadata::te
     SELECT x.*, sum(octet_length(x.content::text)) OVER (ORDER BY x.part, x.position) AS size,
            row_number() OVER (ORDER BY x.part, x.position) AS number
     FROM (
-        SELECT CASE WHEN o.part = 2 THEN 2 WHEN c.metadata ->> 'agent_turn_id' = :agent_turn_id THEN 3 ELSE 1 END AS part,
+        SELECT CASE WHEN o.part = 2 THEN 2
+                    WHEN c.metadata ->> 'agent_turn_id' = :agent_turn_id THEN 3 ELSE 1 END AS part,
                b.position, c.card_id, c.content, c.metadata
         FROM (VALUES (1, :output_box_id::uuid, NULL::int), (2, :context_box_id::uuid, (
                 SELECT state.as_count(s.metadata #>> '{turn_config,context_position}') FROM state.agent_steps s
@@ -21,8 +22,8 @@ SELECT y.part, y.position, y.card_id, y.content::text AS content, y.metadata::te
         WHERE state.is_alive(c.expires_at, c.deleted_at)
           AND (o.part = 2 OR c.metadata ->> 'agent_turn_id' IS DISTINCT FROM :agent_turn_id
                OR c.metadata ->> 'type' = 'task.steer')
-          AND coalesce(c.metadata ->> 'type', '') NOT IN ('tool.call', 'sys.tools', 'sys.rendered_prompt', 'sys.profile',
-              'task.runtime_config', 'memory.cut')
+          AND coalesce(c.metadata ->> 'type', '') NOT IN ('tool.call', 'sys.tools', 'sys.rendered_prompt',
+              'sys.profile', 'task.runtime_config', 'memory.cut')
           AND coalesce(c.metadata ->> 'type', '') NOT LIKE 'meta.%'
     ) x
     WHERE (x.part, x.position) > (:after_part::int, :after_position::int)

@@ -276,8 +276,8 @@ questions AS (
     FROM head CROSS JOIN jsonb_to_recordset(:holds::jsonb) x (
         id text, tool_call_id text, tool_name text, reason text, message text, action_digest text,
         allowed_decisions text[],
-        response_schema jsonb, on_expiry text, requester_may_decide boolean, only_requester boolean, tool_pin jsonb, wait_seconds float8,
-        expires_after_seconds float8)
+        response_schema jsonb, on_expiry text, requester_may_decide boolean, only_requester boolean, tool_pin jsonb,
+        wait_seconds float8, expires_after_seconds float8)
 ),
 -- end
 edges AS (

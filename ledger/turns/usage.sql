@@ -40,7 +40,8 @@ SELECT coalesce(sum(state.as_count(u.counts ->> 'prompt_tokens')), 0)::bigint AS
 FROM state.agent_steps s CROSS JOIN LATERAL (SELECT s.metadata -> 'llm_usage' AS counts) u
 WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND (
     :after_step::int = 0 AND :until_step::int IS NULL
-    OR state.as_count(substring(s.step_id FROM '-s([0-9]+)$')) BETWEEN :after_step + 1 AND coalesce(:until_step, 1000000));
+    OR state.as_count(substring(s.step_id FROM '-s([0-9]+)$'))
+       BETWEEN :after_step + 1 AND coalesce(:until_step, 1000000));
 
 -- name: list_profile_models :many
 -- The models that profiles name, fallbacks and those of their summaries included, of one project or of all.

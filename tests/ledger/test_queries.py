@@ -26,6 +26,7 @@ from turnstile.ledger.access import (
 from turnstile.ledger.access.tasks import TargetDescription, TaskRow
 from turnstile.ledger.budgets import attempts, model_queues, prices
 from turnstile.ledger.delegation import provision, targets
+from turnstile.ledger.files.artifacts import FileRow, LeavingFile
 from turnstile.ledger.operations import audit, deletion, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
@@ -105,6 +106,14 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "remove_schedule": {"schedule_id"},
     "list_old_firings": PAGE,
     "remove_firings": {"id"},
+    "begin_artifact": {"verdict", "artifact"},
+    "commit_artifact": {"verdict", "artifact"},
+    "read_artifact": FileRow,
+    "list_artifacts": FileRow,
+    "remove_artifact": {"found"},
+    "list_leaving": LeavingFile,
+    "close_files": LeavingFile,
+    "forget_artifact": set(),
     "put_webhook": {"verdict"},
     "remove_webhook": {"found"},
     "list_webhooks": WebhookView,

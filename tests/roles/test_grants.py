@@ -165,7 +165,7 @@ async def conn(databases: Databases, granted: str) -> AsyncIterator[Any]:
 
 
 def test_it_is_known_what_each_process_runs() -> None:
-    assert used_by_processes() == {*SHARED, "BoxCache", "drop_prices", "grant", "migrate"}
+    assert used_by_processes() == {*SHARED, "BoxCache", "FileLimits", "drop_prices", "grant", "migrate"}
     bridge, worker = queries_of("bridge"), queries_of("worker")
     assert {"enqueue_turn", "claim_inbox", "report_call", "list_stranded", "take_duty", "list_late_replies"} <= bridge
     assert {"begin_step", "commit_step", "apply_reports", "touch_worker", "begin_message", "own_box"} <= worker
@@ -203,7 +203,7 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     assert deletes == (
         {"state.workers", "state.listeners", "state.model_queues"}
         if process == "worker"
-        else {"resource.tools", "resource.schedules", "state.webhooks", "state.webhook_events"}
+        else {"resource.tools", "resource.schedules", "resource.artifacts", "state.webhooks", "state.webhook_events"}
     )
     assert not [each for each in held if each["verb"] == "UPDATE" and each["column"] is None]
 

@@ -24,7 +24,7 @@ REFUSED: dict[object, tuple[str, ...]] = {
     ids.AgentId: (*NEVER, *TOKENS),
     ids.ConversationId: ("", "\0", "a\0", "x" * 513, "ä" * 257, "a\n", "\ud800"),
     **dict.fromkeys([ids.AgentTurnId, ids.CardId, ids.ToolCallId, ids.InterruptId], NEVER),
-    **dict.fromkeys([ids.ReceiverId, BudgetId, ThreadId], NEVER),
+    **dict.fromkeys([ids.ReceiverId, ids.ArtifactId, BudgetId, ThreadId], NEVER),
 }
 """By the kind of an id."""
 

@@ -19,6 +19,7 @@ from turnstile.gateway.bounds import Doors, GatewayLimits
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.ledger.access.tokens import add_token
 from turnstile.ledger.pool import Pool
+from turnstile.processes.connections import open_store
 from turnstile.processes.gateway import run_gateway
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import ChannelId, ProjectId
@@ -71,6 +72,7 @@ async def composed(
     given: dict[str, Any] = {"rate": 0.0, "heartbeat_seconds": 0.2, **limits}
     chosen, doors = GatewayLimits(**given), Doors(frozenset({"here", "localhost"}), frozenset(origins))
     told: dict[str, Any] = {"default_channel": ChannelId("public"), "abort": _let_be, "once": once}
+    told["store"] = open_store(stack.settings.artifacts)
     made = Gateway(pool, stack.conn, chosen, doors, **told)
     try:
         yield made

@@ -38,6 +38,7 @@ from turnstile.processes import addresses
 from turnstile.processes.listener_files import load_registry
 from turnstile.processes.models import Models
 from turnstile.processes.pump import served_targets
+from turnstile.runtime.object_store import ObjectStore
 from turnstile.runtime.release import release
 from turnstile.schema.errors import ConfigError, ServerUnavailable, TurnstileError
 from turnstile.schema.pump.listeners import BadListener
@@ -105,6 +106,8 @@ class _Doctor:
             looks.append(looked("worker version", lambda: _version(self.settings, endpoints)))
         if url := self._gateway():
             looks.append(looked("gateway", lambda: _gateway(url), at=url))
+        if store := addresses.with_store(self.settings, self.data).artifacts.store:
+            looks.append(looked("files", lambda: _files(store), "check [artifacts].store, and who may write there"))
         looks.append(check_serving(self.settings, endpoints, self._log("nats", endpoints)))
         checks = [check for group in await asyncio.gather(*looks) for check in group]
         return [*checks, *check_disks(self._homes(endpoints))]
@@ -367,6 +370,11 @@ async def _nats(url: str) -> list[Check]:
     finally:
         await conn.close()
     return [Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")]
+
+
+async def _files(store: str) -> list[Check]:
+    await ObjectStore.at(store).check()
+    return [Check(name="files", status="ok", says=f"{store} can be written and read")]
 
 
 async def _gateway(url: str) -> list[Check]:

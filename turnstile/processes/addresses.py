@@ -55,6 +55,21 @@ def nats_url(settings: Settings, data: Path | None) -> str:
     return endpoints.nats_url
 
 
+def with_store(settings: Settings, data: Path | None) -> Settings:
+    """The settings with the store of files: theirs, else that of the running `up`, else none."""
+    if settings.artifacts.store or announced(data) is None:
+        return settings
+    return beside(settings, DEFAULT_DATA if data is None else data)
+
+
+def beside(settings: Settings, data: Path) -> Settings:
+    """The settings whose store of files is in the data directory, if they name none."""
+    if settings.artifacts.store:
+        return settings
+    store = settings.artifacts.model_copy(update={"store": (data.absolute() / "artifacts").as_uri()})
+    return settings.model_copy(update={"artifacts": store})
+
+
 def announced(data: Path | None) -> Endpoints | None:
     """The addresses that a running `turnstile up` announces; raises `ConfigError` if this user may not read them."""
     try:

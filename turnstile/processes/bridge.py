@@ -13,6 +13,8 @@ from turnstile.bridge.budgets.budget_verbs import BudgetVerbs
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
 from turnstile.bridge.delegation.tool_requests import CallMemory, ToolProgress, ToolRequests
+from turnstile.bridge.files.file_rules import file_rules
+from turnstile.bridge.files.file_verbs import FileVerbs
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
@@ -45,8 +47,9 @@ from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.bridge.verbs.scheduling import Schedules
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints
+from turnstile.ledger.files.artifacts import FileLimits
 from turnstile.ledger.pool import Pool
-from turnstile.processes.connections import Servers, open_servers, watchdog_times
+from turnstile.processes.connections import Servers, open_servers, open_store, watchdog_times
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on_bridge
 from turnstile.processes.pump import thread_limits, thread_starter
@@ -57,7 +60,7 @@ from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets
 from turnstile.schema.verbs import VERBS
-from turnstile.settings import Settings
+from turnstile.settings import ArtifactSettings, Settings
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import declare_commands, declare_streams
 
@@ -126,6 +129,7 @@ class Bridge:
             ToolRequests(pool, delegation, ToolQuestions(pool, publisher)),
             ToolProgress(pool, publisher),
             CallMemory(pool),
+            file_verbs(pool, settings.artifacts),
         )
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         durable = {verb.name: verbs[verb.name] for verb in VERBS if verb.durable}
@@ -190,6 +194,12 @@ async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Ev
     await service.stop(timeout=20)
 
 
+def file_verbs(pool: Pool, section: ArtifactSettings) -> FileVerbs:
+    """The verbs of files, as the settings allow."""
+    limits = FileLimits(bytes=section.project_mb * 1_000_000, uploads=section.max_uploads)
+    return FileVerbs(pool, open_store(section), limits, section.max_file_mb * 1_000_000)
+
+
 def push_sender(servers: Servers) -> PushSender:
     """Tells receivers of turns, as the settings allow."""
     settings, times = servers.settings, PushTimes(poll=servers.settings.bridge.poll_interval_seconds)
@@ -251,7 +261,11 @@ def safety_rules(
         served,
         times,
         telemetry,
-        more=[*threads.all(), Deletions(pool, publisher, telemetry).rule()],
+        more=[
+            *threads.all(),
+            Deletions(pool, publisher, telemetry).rule(),
+            *file_rules(pool, open_store(settings.artifacts), times.engine_interval),
+        ],
         outcomes=UnknownOutcomes(pool, conn, publisher),
         queue=queue,
         reconciler=reconciler,

@@ -17,11 +17,12 @@ from turnstile.embedded import Endpoints
 from turnstile.ledger.migrate import check_schema
 from turnstile.ledger.pool import Pool
 from turnstile.processes.pump import served_targets
+from turnstile.runtime.object_store import ObjectStore
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.amounts import amount
 from turnstile.schema.errors import ConfigError, ServerUnavailable
-from turnstile.settings import BridgeSettings, NatsSettings, Settings
+from turnstile.settings import ArtifactSettings, BridgeSettings, NatsSettings, Settings
 from turnstile.temporal.connect import connect_engine
 from turnstile.temporal.plugin import turnstile_plugin, turnstile_runtime
 from turnstile.transport.connection import NatsConnection, StreamStorage, start_connecting
@@ -38,6 +39,11 @@ class Servers(NamedTuple):
     conn: NatsConnection
     client: Client
     telemetry: Telemetry = SILENT
+
+
+def open_store(section: ArtifactSettings) -> ObjectStore | None:
+    """The store of files; None if the settings name none. Raises `ConfigError`."""
+    return ObjectStore.at(section.store) if section.store else None
 
 
 @asynccontextmanager

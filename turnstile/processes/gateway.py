@@ -28,14 +28,14 @@ from turnstile.ledger.migrate import check_schema
 from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 from turnstile.processes import addresses
-from turnstile.processes.connections import instance_name, open_nats, watch_nats
+from turnstile.processes.connections import instance_name, open_nats, open_store, watch_nats
 from turnstile.runtime.event_loop import spare_collector
 from turnstile.runtime.telemetry import Metric
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId
-from turnstile.settings import TRACE_ID, GatewaySettings, Settings
+from turnstile.settings import TRACE_ID, ArtifactSettings, GatewaySettings, Settings
 from turnstile.telemetry.health import Health
 from turnstile.telemetry.setup import Telemetry, open_telemetry
 from turnstile.transport.chunk_replay import declare_chunk_stream
@@ -114,7 +114,7 @@ async def serve_gateway(
         gateway = Gateway(
             pool,
             conn,
-            limits_of(section),
+            limits_of(section, settings.artifacts),
             doors_of(section, url, listener),
             default_channel=ChannelId(settings.protocol.default_channel),
             abort=connections.abort,
@@ -131,6 +131,7 @@ async def serve_gateway(
                 section.default_agent,
                 private_receivers=section.push_to_private_addresses,
             ),
+            store=open_store(settings.artifacts),
             links=links or Links(),
             once=once,
         )
@@ -200,7 +201,7 @@ def _trace_link(pattern: str, trace: str) -> str:
     return pattern.replace(TRACE_ID, quote(trace, safe=""))
 
 
-def limits_of(section: GatewaySettings) -> GatewayLimits:
+def limits_of(section: GatewaySettings, files: ArtifactSettings) -> GatewayLimits:
     """The limits that the settings name."""
     return GatewayLimits(
         body_bytes=section.max_body_kb * 1024,
@@ -213,6 +214,7 @@ def limits_of(section: GatewaySettings) -> GatewayLimits:
         slow_reader_seconds=section.slow_reader_seconds,
         heartbeat_seconds=section.heartbeat_seconds,
         stream_bytes=section.stream_buffer_kb * 1024,
+        file_bytes=files.max_file_mb * 1_000_000,
     )
 
 

@@ -24,6 +24,7 @@ from turnstile.embedded.files import FULL_MB, LOW_MB, disk_of, last_error
 from turnstile.embedded.server_errors import DataDirectoryUnusable, EmbeddedError, ServerStartFailed
 from turnstile.gateway.console.once import OneTimeLinks
 from turnstile.local.model_servers import LocalServers
+from turnstile.processes import addresses
 from turnstile.processes.addresses import NAMESPACE
 from turnstile.processes.connections import Servers
 from turnstile.processes.gateway import links_of, own_token, serve_gateway
@@ -113,6 +114,7 @@ async def run_up(
     what `turnstile.processes.run` raises.
     """
     check_data(data)
+    settings = addresses.beside(settings, data)
     stopped = asyncio.create_task(_moment(stop), name="signal")
     beside: list[Callable[[], Awaitable[None]]] = []
     servers = EmbeddedServers(

@@ -136,7 +136,9 @@ class WorkerGroup:
             self._ends.popleft()
         if not self.serves.is_set() or len(self._ends) > MOST_ENDS:
             why = (
-                "before all served" if not self.serves.is_set() else f"and {MOST_ENDS} before it in {ENDS_SECONDS:g} s"
+                "before all served"
+                if not self.serves.is_set()
+                else f"and {MOST_ENDS} before it in {amount(ENDS_SECONDS)} s"
             )
             log.critical("%s, %s: all workers are stopped", who, why)
             self._code = 128 - code if code < 0 else code or 1

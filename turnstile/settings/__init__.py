@@ -3,6 +3,7 @@
 from turnstile.settings.load import load_settings
 from turnstile.settings.model import (
     TRACE_ID,
+    ArtifactSettings,
     BridgeSettings,
     BudgetSettings,
     DatabaseSettings,
@@ -20,6 +21,7 @@ from turnstile.settings.model import (
 
 __all__ = [
     "TRACE_ID",
+    "ArtifactSettings",
     "BridgeSettings",
     "BudgetSettings",
     "DatabaseSettings",

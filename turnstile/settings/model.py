@@ -339,6 +339,16 @@ class GatewaySettings(Strict):
     push_to_private_addresses: bool = False
 
 
+class ArtifactSettings(Strict):
+    """`[artifacts]`: files of projects, and the store of their bytes (protocol §22)."""
+
+    store: Annotated[str, AfterValidator(_starts_with("file:///", "s3://", "gs://", "az://"))] = ""
+    """Empty: the data directory of the running `up`; without one no files are kept."""
+    max_file_mb: int = Field(default=100, ge=1, le=100_000)
+    project_mb: int = Field(default=10_000, ge=0, le=1_000_000_000)
+    max_uploads: int = Field(default=100, ge=0, le=100_000)
+
+
 class RetentionSettings(Strict):
     """`[retention]`: what `turnstile prune` does beside removing what is old (docs/operations.md)."""
 
@@ -393,6 +403,7 @@ class Settings(BaseSettings):
     pmo: PmoSettings = PmoSettings()
     limits: LimitsSettings = LimitsSettings()
     gateway: GatewaySettings = GatewaySettings()
+    artifacts: ArtifactSettings = ArtifactSettings()
     retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 

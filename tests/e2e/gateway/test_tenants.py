@@ -5,6 +5,8 @@ one. Each is answered like an id that nobody has: status, headers, body, and as 
 """
 
 import asyncio
+import base64
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -54,6 +56,7 @@ class Ids:
     interrupt: str
     waiting: str
     """The turn that asked."""
+    file: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Asked:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+DIGEST = f"sha-256=:{base64.b64encode(hashlib.sha256(b'{}').digest()).decode()}:"
+"""Of an empty object."""
 Make = Callable[[Ids, Ids], Asked]
 """Of one's own ids and the foreign ones."""
 
@@ -239,6 +244,19 @@ MATRIX: dict[str, list[Make]] = {
     "list_webhooks": [lambda _, __: Asked("/v1/webhooks")],
     "remove_webhook": [lambda _, its: Asked(f"/v1/webhooks/{its.turn}")],
     "put_turn_webhook": [lambda _, its: Asked(f"/v1/turns/{its.turn}/webhook", body={"url": "http://127.0.0.1:1/"})],
+    "create_artifact": [
+        lambda _, its: Asked("/v1/artifacts", {"channel_id": its.channel}, {}),
+        lambda _, its: Asked("/v1/artifacts", {}, {}, {"idempotency-key": its.key, "content-digest": DIGEST}),
+    ],
+    "list_artifacts": [
+        lambda _, its: Asked("/v1/artifacts", {"channel_id": its.channel}),
+        lambda _, its: Asked("/v1/artifacts", {"cursor": its.cursor}),
+    ],
+    "get_artifact": [lambda _, its: Asked(f"/v1/artifacts/{its.file}")],
+    "get_artifact_content": [
+        lambda _, its, headers=headers: Asked(f"/v1/artifacts/{its.file}/content", headers=headers)
+        for headers in ({}, {"range": "bytes=0-1"}, {"if-none-match": f'"{DIGEST}"'})
+    ],
     "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],
     "openai_get_model": [
         lambda _, its: Asked(f"/openai/v1/models/{its.agent}"),
@@ -308,7 +326,12 @@ MATRIX: dict[str, list[Make]] = {
     "get_usage": [lambda _, __, by=by: Asked("/v1/usage", {"by": by}) for by in ("agent", "model", "day")],
 }
 """By the endpoint's name. An endpoint that takes no id is asked as it is."""
-NAMED_BY = {"conversation_id": "conversation", "agent_turn_id": "turn", "interrupt_id": "interrupt"}
+NAMED_BY = {
+    "conversation_id": "conversation",
+    "agent_turn_id": "turn",
+    "interrupt_id": "interrupt",
+    "artifact_id": "file",
+}
 """The id of `Ids` that a path names, by the argument of a verb."""
 
 
@@ -327,6 +350,8 @@ def about(route: Route) -> list[Make]:
     ]
 
 
+MAKES = ("create_turn", "create_artifact")
+"""What makes something that lists have: tried last."""
 ROUTES = [verb.route for verb in VERBS if verb.route is not None]
 MATRIX.update({route.name: about(route) for route in ROUTES if route.name not in MATRIX})
 
@@ -372,6 +397,7 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
 
         await until(asked_of_people, 25, "the turn asks")
         await web.post(f"/v1/turns/{waiting}/stop", json={})
+        kept = await web.post("/v1/artifacts", content=words.encode(), headers={"idempotency-key": f"key-{name}"})
     await tenant.ended(AgentTurnId(waiting))
     ended = await tenant.ended(AgentTurnId(made["agent_turn_id"]))
     ids = Ids(
@@ -381,6 +407,7 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
         cursor_of(PageCursor(ended.view.created_at + timedelta(days=1), made["output_box_id"])),
         interrupt_id(call_of(AgentTurnId(waiting))),
         waiting,
+        kept.json()["artifact_id"],
     )
     return ids, token
 
@@ -390,6 +417,7 @@ def nobodys(agent: str, profile: str, its: Ids) -> Ids:
     return Ids(
         *(agent, uuid7(), f"only-{uuid7()}", new_box_id(), new_box_id(), f"key-{uuid7()}", "u_nobody", profile),
         *(its.tool, its.cursor, its.boxes_cursor, interrupt_id(call_of(AgentTurnId(uuid7()))), uuid7()),
+        f"file-{uuid7()}",
     )
 
 
@@ -422,7 +450,7 @@ async def answer_of(sides: Sides, asked: Asked, method: str, used: Ids) -> tuple
     for each in sorted(vars(used).values(), key=len, reverse=True):
         text = text.replace(each, "ID").replace(each.lower(), "ID")
     headers = {name: value for name, value in answer.headers.items() if name not in UNLIKE}
-    if answer.status_code in (201, 202):  # a turn of one's own: times and figures differ
+    if answer.status_code in (201, 202) and "output" in answer.json():  # a turn of one's own: times and figures differ
         turn = answer.json()
         return answer.status_code, headers, turn["status"], turn["output"]["text"], turn["duplicate"]
     return answer.status_code, headers, TIMES.sub("T", WORD.sub("ID", text)), statements
@@ -434,7 +462,7 @@ async def test_what_is_anothers_is_answered_like_what_is_not_there(sides: Sides)
     agent, profile = (sides.its.agent, sides.its.profile) if same_project else (f"a-{uuid7()}", f"p-{uuid7()}")
     await answer_of(sides, Asked("/v1/agents"), "GET", sides.its)
     before = await rows_of(sides.other)
-    for name, makes in sorted(MATRIX.items(), key=lambda each: each[0] == "create_turn"):  # it makes what lists have
+    for name, makes in sorted(MATRIX.items(), key=lambda each: each[0] in MAKES):
         for number, make in enumerate(makes):
             nobody = nobodys(agent, profile, sides.its)
             told = await answer_of(sides, make(sides.asks, sides.its), methods[name], sides.its)
@@ -487,13 +515,15 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
         for fields in ({"context_box_id": its.output_box}, {"output_box_id": its.output_box}):
             made = await web.post("/v1/turns", json=body | fields, headers={"prefer": "wait=20"})
             assert made.status_code == 201, made.text
+        assert SECRET in (await web.get(f"/v1/artifacts/{its.file}/content")).text
+        assert (await web.post("/v1/artifacts", content=b"x", headers=key)).json()["code"] == "key_conflict"
         assert [each["conversation_id"] for each in (await web.get("/v1/conversations")).json()["conversations"]] == [
             its.conversation
         ]
 
 
 async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gateway) -> None:
-    ids = nobodys("a", "p", Ids(*("x",) * 13))
+    ids = nobodys("a", "p", Ids(*("x",) * 14))
     assert {each.name for each in (*gateway.endpoints, *gateway.openai, *gateway.a2a)} == MATRIX.keys()
     for endpoint in gateway.endpoints:
         made = [make(ids, ids) for make in MATRIX[endpoint.name]]
@@ -508,7 +538,7 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 
 
 NAMES_NOTHING = {
-    *("events", "secret"),
+    *("events", "secret", "filename"),
     *("cron", "timezone", "every_seconds", "at", "start_at", "end_at", "new_conversations", "overlap"),
     *("catchup_seconds", "paused"),
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),

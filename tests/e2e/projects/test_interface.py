@@ -244,6 +244,9 @@ async def speak_of_budgets(client: BridgeClient) -> None:
         ("webhook.list", {}),
         ("webhook.remove", {"webhook_id": "w"}),
         ("turn.webhook", {"agent_turn_id": "nobodys", "url": "http://127.0.0.1:1/"}),
+        ("artifact.create", {"filename": "a"}),
+        ("artifact.commit", {"artifact_id": "nobodys", "size": 0, "sha256": "0" * 64}),
+        ("artifact.remove", {"artifact_id": "nobodys"}),
     ]
     for verb, named in asked:
         await client.request(verb, named)

@@ -107,6 +107,7 @@ class Ids:
     project: str
     interrupt: str
     digest: str
+    file: str
     channel: str = "u_other"
 
 
@@ -119,6 +120,7 @@ def of_nobody() -> Ids:
         *(turn, new_box_id(), f"a-{uuid7()}", f"m-{uuid7()}", f"t-{uuid7()}", uuid7(), uuid7(), uuid7()),
         *(call_of(AgentTurnId(uuid7())), uuid7(), f"c-{uuid7()}", project),
         *(f"int-{call_of(AgentTurnId(uuid7()))}-1", hashlib.sha256(project.encode()).hexdigest()),
+        f"file-{uuid7()}",
     )
 
 
@@ -288,6 +290,11 @@ MATRIX: dict[str, Make] = {
     "schedule.put profile_name": lambda _, its: Case(
         "schedule.put", {"schedule_id": "s", "profile_name": its.profile, **HOURLY}
     ),
+    "artifact.create correlation_id": lambda _, its: Case("artifact.create", {"correlation_id": its.correlation}),
+    "artifact.commit artifact_id": lambda _, its: Case(
+        "artifact.commit", {"artifact_id": its.file, "size": 0, "sha256": "0" * 64}
+    ),
+    "artifact.remove artifact_id": lambda _, its: Case("artifact.remove", {"artifact_id": its.file}),
     "conversation.stop conversation_id": lambda _, its: Case(
         "conversation.stop", {"conversation_id": f"s-{its.correlation}"}
     ),
@@ -462,6 +469,7 @@ NAMES_NOTHING = {
     *("decision", "response", "message", "limit"),
     *("budget", "kind", "max_tokens", "max_cost_usd", "max_turns"),
     *("progress", "total", "url", "token", "receiver_id", "outcome", "after"),
+    *("filename", "mime", "size", "sha256"),
     "removed",
     "begins",  # a name of its own, beside the call
     "to",  # a listener: those of a worker are every project's
@@ -535,6 +543,10 @@ async def live(tenant: Tenant) -> Ids:
     fork: JsonObject = {"box_id": view.context_box_id, "correlation_id": mine}
     forked = await tenant.client.request("box_fork", fork)
     await tenant.client.request("box_replace", {"agent_id": mine, "memory_context_box_id": forked["box_id"]})
+    kept = await tenant.client.request("artifact.create", {"correlation_id": mine}, caller=OPERATOR)
+    file = str(kept["artifact_id"])
+    empty: JsonObject = {"artifact_id": file, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    await tenant.client.request("artifact.commit", empty, caller=OPERATOR)
     due = await unheard(tenant, BOB, json.dumps({"steps": [{"text": words}]}))
     answer = await tenant.client.send("shouter", {"text": words}, correlation_id=mine)
     return Ids(
@@ -558,6 +570,7 @@ async def live(tenant: Tenant) -> Ids:
         project=tenant.project,
         interrupt=interrupt_id(call_of(asleep, 1)),
         digest=await digest_of(tenant, interrupt_id(call_of(asleep, 1))),
+        file=file,
     )
 
 

@@ -281,6 +281,18 @@ DAMAGES = [
         " INSERT INTO state.deletion_items (deletion_id, project_id, kind, item_id) VALUES ('d1', 'p1', 'turn', 't')",
         {"deletion_id": "d1"},
     ),
+    Damage(
+        "files_are_whole_or_go",
+        "INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri, created_by)"
+        " VALUES ('p1', 'file-x', 'file:///x', 'ada')",
+        {"artifact_id": "file-x"},
+    ),
+    Damage(
+        "files_are_whole_or_go",
+        "INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri, created_by, status, updated_at)"
+        " VALUES ('p1', 'file-x', 'file:///x', 'ada', 'uploading', now() - interval '3 hours')",
+        {"artifact_id": "file-x"},
+    ),
     Damage("unannounced", OUTCOME.format(f"announced_at = NULL, ended_at = {LATE}"), {"agent_turn_id": "$plain"}),
     Damage(
         "pointers_name_the_last_box",

@@ -51,6 +51,9 @@ async def filled(pool: Pool) -> None:
         "INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, code)"
         " SELECT 'f' || project_id, project_id, schedule_id, now(), 'missed' FROM resource.schedules",
     )
+    await rows(
+        pool, "INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri) VALUES ('p1', 'f', 's3://b/f')"
+    )
     await ask(pool, conversation_id="c1")
 
 

@@ -5,6 +5,7 @@ client would, under the same correlation. What the plays of `tests/support/fault
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -442,13 +443,23 @@ async def scheduled(scene: Scene) -> None:
         await scene.ended(AgentTurnId(row["agent_turn_id"]))
 
 
+async def files(scene: Scene) -> None:
+    """A file without bytes is announced, ready, removed and gone."""
+    await scene.armed()
+    made = await scene.insist("artifact.create", {"filename": "empty", "correlation_id": uuid7()})
+    named: JsonObject = {"artifact_id": made["artifact_id"]}
+    await scene.insist("artifact.commit", {**named, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()})
+    await scene.insist("artifact.remove", named, settled="unknown_artifact")
+    await scene.until_count(0, "resource.artifacts", "status = 'removed'")
+
+
 PLAYS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
     each.__name__: each
     for each in (
         *(plain, tool, reported_by_sql, stopped_running, stopped_queued, action),
         *(forked, fork_expired, delegated, provisioned, steered, approved, unasked, unknown_call, rerun, tool_asks),
         *(budgeted, cut, interrupting, rolling_back, steering, thread, agent_thread, roster, boxes, spending),
-        *(pushed, deleted, scheduled),
+        *(pushed, deleted, scheduled, files),
     )
 }
 """Every play by its name, which is its kind's."""

@@ -222,6 +222,12 @@ PASSED: dict[str, tuple[Fault, ...]] = {
         Fault.BOX_REPLACED,
         Fault.CONVERSATION_PUT,
     ),
+    "files": (
+        Fault.FILE_ANNOUNCED,
+        Fault.FILE_READY,
+        Fault.FILE_REMOVED,
+        Fault.FILE_FORGOTTEN,
+    ),
     "spending": (
         *STEPS,
         *REPORTS,

@@ -86,6 +86,7 @@ def write_config(
         "temporal": {"address": endpoints.temporal_address, "namespace": endpoints.temporal_namespace},
         "worker": {"worker_targets": [target]},
         "model": {"scripts": [str(path) for path in scripts]},
+        "artifacts": {"store": (directory / "artifacts").as_uri()},
     }
     for name, section in own.items():
         values.setdefault(name, {}).update(section)

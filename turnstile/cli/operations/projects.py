@@ -62,16 +62,20 @@ async def _remove(
     *,
     stop_turns: bool,
 ) -> dict[str, int]:
-    """Remove in this order: turns, workflows, the rows that workflows read, and last all events."""
+    """Remove in this order: turns, workflows, files, the rows that workflows read, and last all events."""
+    from turnstile.bridge.files.file_rules import remove_files
     from turnstile.bridge.publishing.publisher import NatsPublisher
     from turnstile.bridge.verbs.project_removal import remove_workflows, stop_live_turns
     from turnstile.ledger.operations.removal import close_project, remove_rows
+    from turnstile.processes.addresses import with_store
+    from turnstile.processes.connections import open_store
     from turnstile.transport.streams import purge_project
 
     await pool.transact(lambda closing: close_project(closing, project, stop_turns=stop_turns))
     stopped = await stop_live_turns(pool, NatsPublisher(conn), project) if stop_turns else 0
     with session.out.progress("removing") as show:
         flows = await remove_workflows(client, project)
+        await remove_files(pool, open_store(with_store(session.settings, session.options.data).artifacts), project)
         rows = await remove_rows(pool, project, lambda table, _rows: show(table))
     return {"turns stopped": stopped, "workflows": flows} | rows | await purge_project(conn, project)
 

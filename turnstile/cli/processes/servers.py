@@ -174,7 +174,7 @@ async def gateway(session: "Session") -> None:
     data = session.options.data
     async with serving_health(find_data(data), "gateway") as health:
         await run_gateway(
-            session.settings,
+            addresses.with_store(session.settings, data),
             addresses.database_url(session.settings, data),
             addresses.nats_url(session.settings, data),
             session.stop,
@@ -189,6 +189,7 @@ async def _serve(
 ) -> None:
     """Run a worker or a bridge. A `member` of a group reports its health to the group, which prints for all."""
     from turnstile.embedded import find_data
+    from turnstile.processes.addresses import with_store
     from turnstile.telemetry.health import serving_health
 
     def ready() -> None:
@@ -198,7 +199,8 @@ async def _serve(
 
     endpoints, targets = session.endpoints(), _serves(session.settings.worker.worker_targets)
     async with serving_health(find_data(session.options.data), role, report=member) as health:
-        await run(session.settings, endpoints, session.stop, ready=ready, health=health)
+        settings = with_store(session.settings, session.options.data)
+        await run(settings, endpoints, session.stop, ready=ready, health=health)
 
 
 def _passed_on(session: "Session", data: "Path | None") -> "Iterator[str]":

@@ -1,0 +1,1 @@
+"""Files of projects: what the ledger knows of them (protocol §22)."""
