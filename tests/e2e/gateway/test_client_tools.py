@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, UnprocessableEnt
 
 from tests.support.conditions import until
 from tests.support.gateway import client, token_of
+from tests.support.paths import ROOT
 from tests.support.people import Person
 from tests.support.tenants import ALICE, Tenant
 from tests.support.tools import Hand, call_of, calling, definition
@@ -481,3 +484,15 @@ async def test_items_that_are_sent_back_are_a_history(openai: AsyncOpenAI, helpe
     assert shown[1][1] == "I look."
     assert json.loads(shown[2][1])["result"] == "rain"
     assert [status for status, _ in await turns_of(helper)] == ["success", "success"]
+
+
+async def test_the_program_of_the_page_runs_its_function(url: str, tenant: Tenant) -> None:
+    await tenant.profile("helper", "weather", instances=True)
+    page = (ROOT / "docs/client-tools.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    token = await token_of(tenant.stack, tenant.project, GatewayRole.CLIENT)
+    typed = program.replace("http://127.0.0.1:8080", url).replace("tsk_…", token)
+    running = await asyncio.create_subprocess_exec(sys.executable, "-c", typed, stdout=PIPE)
+    out, _ = await running.communicate()
+    assert (running.returncode, "It is sunny in Graz." in out.decode()) == (0, True)
+    assert await turns_of(tenant) == [("success", None)]
