@@ -48,7 +48,8 @@ def request_form(
     schema, tools = request.output_schema, request.tools
     if takes_schema and schema is not None and schema.get("type") == "object":  # no other root is taken
         named: JsonObject = {"name": "answer", "schema": copy.deepcopy(schema), "strict": is_strict(schema)}
-        form["response_format"], tools = {"type": "json_schema", "json_schema": named}, ()
+        form["response_format"] = {"type": "json_schema", "json_schema": named}
+        tools = ()
     if not tools:
         for name in _OF_TOOLS:
             form.pop(name, None)

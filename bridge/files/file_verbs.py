@@ -64,7 +64,7 @@ class FileVerbs:
         check_size(body.size, self.file_bytes)
         found = await store.size(f"{request.project_id}/{body.artifact_id}")
         if found not in (None, body.size):
-            raise Refused("digest_mismatch", f"the store has {found} bytes of this file")
+            raise Refused("content_mismatch", f"the store has {found} bytes of this file")
         if found is None and body.size:
             raise Refused("unknown_artifact", "the store has no bytes of this file")
         announced = await self.pool.run(

@@ -36,7 +36,7 @@ _STATUS: Mapping[str, int] = {
     "link_used": 410,
     "body_too_large": 413,
     "file_too_large": 413,
-    "digest_mismatch": 400,
+    "content_mismatch": 400,
     "key_conflict": 409,
     "files_unavailable": 503,
     "file_unavailable": 503,

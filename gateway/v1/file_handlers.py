@@ -58,7 +58,7 @@ class Files:
     async def create(self, call: Call[FileQuery, None]) -> Answer:
         """Keep the bytes of the body.
 
-        Raises `Refused` (files_unavailable, file_too_large, digest_mismatch, key_conflict), `Limited` (files_full,
+        Raises `Refused` (files_unavailable, file_too_large, content_mismatch, key_conflict), `Limited` (files_full,
         uploads_full), `BadRequest` and `ServerUnavailable`; then nothing is kept.
         """
         channel = self.asking.channel(call.principal, call.query.channel_id)
@@ -195,9 +195,9 @@ class _Body:
         return self._hash.hexdigest()
 
     def check(self, digest: str | None) -> None:
-        """Raise `Refused` (digest_mismatch) if this is not the hash of what has come."""
+        """Raise `Refused` (content_mismatch) if this is not the hash of what has come."""
         if digest not in (None, self.sha256):
-            raise Refused("digest_mismatch", "Content-Digest is not that of the bytes that came")
+            raise Refused("content_mismatch", "Content-Digest is not that of the bytes that came")
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """Yields them; raises `Refused` (file_too_large) and `BadRequest`."""

@@ -451,6 +451,8 @@ async def this_morning(shop: Shop) -> None:
         await shop.client.request("report", report)
     limit = {"limits": {"max_cost_usd": 5.0, "max_turns": 2_000}}
     (await shop.web["nadia"].post("/v1/budgets/day/limit", json=limit)).raise_for_status()
+    stocktaking = {"agent_id": "lea", "instruction": plays.STOCK, "cron": "0 9 2 1 *", "timezone": "Europe/Berlin"}
+    (await shop.web["nadia"].put("/v1/schedules/stocktaking", json=stocktaking)).raise_for_status()
 
 
 async def this_afternoon(shop: Shop) -> None:

@@ -124,7 +124,7 @@ async def test_a_request_of_one_name_makes_one_file(web: httpx.AsyncClient, tena
 
 async def test_what_is_not_as_announced_is_not_kept(web: httpx.AsyncClient, tenant: Tenant) -> None:
     answer = await web.post(FILES, content=BYTES, headers={"content-digest": digest_of(b"")})
-    assert (answer.status_code, answer.json()["code"]) == (400, "digest_mismatch")
+    assert (answer.status_code, answer.json()["code"]) == (400, "content_mismatch")
     for header in ("md5=:abc=:", "sha-256=:abc:", ""):
         answer = await web.post(FILES, content=b"x", headers={"content-digest": header})
         assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")

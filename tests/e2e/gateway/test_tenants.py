@@ -397,6 +397,9 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
 
         await until(asked_of_people, 25, "the turn asks")
         await web.post(f"/v1/turns/{waiting}/stop", json={})
+        hourly = SCHEDULE | {"agent_id": agent, "instruction": words, "paused": True}
+        put = await web.put(f"/v1/schedules/{made['agent_turn_id']}", json=hourly)
+        assert put.is_success, put.text
         kept = await web.post("/v1/artifacts", content=words.encode(), headers={"idempotency-key": f"key-{name}"})
     await tenant.ended(AgentTurnId(waiting))
     ended = await tenant.ended(AgentTurnId(made["agent_turn_id"]))
@@ -516,6 +519,7 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
             made = await web.post("/v1/turns", json=body | fields, headers={"prefer": "wait=20"})
             assert made.status_code == 201, made.text
         assert SECRET in (await web.get(f"/v1/artifacts/{its.file}/content")).text
+        assert SECRET in (await web.get(f"/v1/schedules/{its.turn}")).text
         assert (await web.post("/v1/artifacts", content=b"x", headers=key)).json()["code"] == "key_conflict"
         assert [each["conversation_id"] for each in (await web.get("/v1/conversations")).json()["conversations"]] == [
             its.conversation

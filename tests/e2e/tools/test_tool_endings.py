@@ -128,10 +128,10 @@ async def test_a_terminating_tool_may_end_a_turn_that_must_end_with_another(tena
     assert ending(ended) == ("success", None, {"n": 1})
 
 
-@pytest.mark.parametrize(("status", "code"), [("partial", None), ("canceled", "tool_canceled")])
-async def test_the_turn_ends_with_the_status_of_the_result(tenant: Tenant, status: str, code: str | None) -> None:
+@pytest.mark.parametrize(("status", "code"), [("partial", "tool_partial"), ("canceled", "tool_canceled")])
+async def test_the_turn_ends_with_the_status_of_the_result(tenant: Tenant, status: str, code: str) -> None:
     async with hand_of(tenant, CLOSE) as hand:
-        result = {"half": 1} if code is None else None
+        result = {"half": 1} if status == "partial" else None
         ended = await played(hand, {"result": result, "status": status}, tools=("close",))
     assert (ended.view.status, ended.view.error_code) == (status, code)
 

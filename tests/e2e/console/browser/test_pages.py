@@ -38,6 +38,7 @@ PAGES = {
     "profile": "/console/profiles/support",
     "tools": "/console/tools",
     "schedules": "/console/schedules",
+    "schedule": "/console/schedules/stocktaking",
     "costs": "/console/costs",
     "budgets": "/console/budgets",
     "budget": "/console/budgets/day",

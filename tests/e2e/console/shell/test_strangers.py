@@ -33,6 +33,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
     "say": {"text": "forged", "how": "nothing", "turn": "", "key": "k"},
     "stop_chat": {"turn": ""},
     "delete_chat": {"last_turn_id": "nobodys"},
+    "schedule_change": {"action": "pause", "key": "k"},
 }
 """What each form says: it would be accepted, but for the ids, or for what could change what is one's own."""
 STREAMS = {"changes", "conversation_events"}
@@ -44,7 +45,7 @@ _DRAWN = re.compile(r"\b[0-9a-f]{64}\b|\bchat-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b")
 def places(its: Ids) -> dict[str, str]:
     """The id for each name of a place in an address, or of a parameter."""
     return {
-        **dict.fromkeys(("turn_id", "turn", "agent_turn_id", "q", "of", "budget_id", "again"), its.turn),
+        **dict.fromkeys(("turn_id", "turn", "agent_turn_id", "q", "of", "budget_id", "again", "schedule_id"), its.turn),
         **dict.fromkeys(("agent_id", "agent"), its.agent),
         **dict.fromkeys(("name", "profile"), its.profile),
         **dict.fromkeys(("channel", "channel_id"), its.channel),
