@@ -9,9 +9,10 @@ BEGIN
         RAISE EXCEPTION 'cards and boxes are immutable: only retention deletes (%)', TG_TABLE_NAME
             USING ERRCODE = 'restrict_violation';
     END IF;
-    IF TG_TABLE_NAME = 'cards' AND current_setting('turnstile.retention', true) = 'on'
-        AND NEW.content = '{"__type__": "TextContent", "text": ""}' AND NEW.deleted_at IS NOT NULL THEN
-        RETURN NEW;
+    IF TG_TABLE_NAME = 'cards' AND current_setting('turnstile.retention', true) = 'on' THEN  -- others have no content
+        IF NEW.content = '{"__type__": "TextContent", "text": ""}' AND NEW.deleted_at IS NOT NULL THEN
+            RETURN NEW;
+        END IF;
     END IF;
     RAISE EXCEPTION 'cards and boxes are immutable (%)', TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
 END $$;

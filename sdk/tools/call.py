@@ -26,6 +26,7 @@ from turnstile.schema.delegation.arguments import Join, Losers
 from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, HumanReply, JoinAnswer
 from turnstile.schema.errors import BadRequest, ConfigError, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.validation import describe_faults
 from turnstile.schema.wire.call_requests import (
     VALUE_BYTES,
     CallHistoryReply,
@@ -377,7 +378,9 @@ def _outcome(value: object) -> StepOutcome:
             raise Refused("result_too_large", f"the value has {size} bytes; the limit is {VALUE_BYTES}")
         use = None if used is None else StepUse(model=used.model, tokens=used.tokens, cost=used.cost)
         return StepOutcome(value=written, usage=use)
-    except (PydanticSerializationError, ValidationError, ValueError) as error:
+    except ValidationError as error:
+        raise BadRequest(f"a step's value cannot be recorded: {describe_faults(error, StepUse)[:200]}") from None
+    except (PydanticSerializationError, ValueError) as error:
         raise BadRequest(f"a step's value cannot be recorded: {str(error).splitlines()[0][:200]}") from None
 
 

@@ -33,7 +33,8 @@ from turnstile.schema.ids import AgentTurnId
 
 pytestmark = pytest.mark.stack(HASTY)
 
-_POINTS_OF_PLAYS = {each for each in Fault if each.startswith(("question.", "receiver.", "push.", "deletion."))}
+_OF_PLAYS = ("question.", "receiver.", "push.", "deletion.", "schedule.", "file.", "call.stepped")
+_POINTS_OF_PLAYS = {each for each in Fault if each.startswith(_OF_PLAYS)}
 """`tests/e2e/durability/test_fault_deaths.py` kills there."""
 PROFILE: JsonObject = {"name": "crew", "instances": True, "llm_config": {"model": "scripted/chat"}}
 PARTS: list[JsonObject] = [{"text": "I am Ada."}, {"text": "Hello Ada.", "type": "task.deliverable"}]
@@ -148,6 +149,7 @@ def test_every_point_has_a_test_that_fails_there() -> None:
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
     killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT, *test_decision_crashes.CALL_POINTS}
     killed |= {*test_spending_crashes.POINTS, *test_era.POINTS}
-    killed |= {*_POINTS_OF_PLAYS & {*PASSED["tool_asks"], *PASSED["pushed"], *PASSED["deleted"]}}
+    plays = ("tool_asks", "pushed", "deleted", "scheduled", "files")
+    killed |= _POINTS_OF_PLAYS & {point for play in plays for point in PASSED[play]}
     thrown = {Fault.BOX_FORKED, Fault.BOX_REPLACED, Fault.CONVERSATION_PUT, Fault.BUDGET_RAISED, Fault.PROJECT_LIMITED}
     assert set(Fault) - killed == thrown

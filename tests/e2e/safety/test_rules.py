@@ -54,6 +54,7 @@ HERE = {
 }
 ELSEWHERE = {
     *("engine", "engine_over", "engine_unknown", "dispatched_reap", "running_reap", "outcome", "era", "beyond"),
+    *("file", "deletion"),
 }
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 """Of the message pump: in its own tests."""
@@ -395,6 +396,7 @@ async def test_a_rule_with_a_bug_leaves_the_others_running(
         "running_reap",
         "thread_turn",
         "thread_engine",
+        "file",
     ]
 
 

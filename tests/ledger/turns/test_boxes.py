@@ -413,7 +413,7 @@ async def test_a_box_of_parts_waits_for_retention_and_retention_passes_by_it(age
 
 NO_PARTS: list[tuple[list[Any], str]] = [
     ([], "at least 1 item"),
-    ([{}], "a part has one of box_id, card_id, text and fields"),
+    ([{}], "a part has one of box_id, card_id, calls, result, text and fields"),
     (["text"], "a part has one of"),
     ([{"text": "a", "card_id": "b"}], "Extra inputs"),
     ([{"box_id": "x"}], "uuid"),

@@ -211,7 +211,7 @@ async def test_what_goes_wrong_is_told_and_the_chat_goes_on(tenant: Tenant) -> N
         await tenant.profile("crew", "chat", instances=True)
         terminal.type("two")
         await terminal.until("You said: two")
-    for arguments in ([], [ALICE, "--conversation", "a.b"]):
+    for arguments in ([], [ALICE, "--conversation", "a\nb"]):
         ran = await run(tenant, "chat", *arguments, "--json")
         assert (ran.code, ran.json()["error"]["code"]) == (2, "bad_request")
     missing = await run(tenant, "conversation", "show", "nothing", "--json")

@@ -320,7 +320,7 @@ async def test_a_turn_that_fails_exits_1(home: Path) -> None:
         (["enqueue", "echo", "hi", "--project", "nope"], 1, "unknown_project"),
         (["enqueue", "echo", "hi", "--profile", "nope"], 1, "unknown_profile"),
         (["enqueue", "a.b", "hi"], 2, "bad_request"),
-        (["enqueue", "echo", "hi", "--conversation", "a.b"], 2, "bad_request"),
+        (["enqueue", "echo", "hi", "--conversation", "a\nb"], 2, "bad_request"),
         (["enqueue", "echo", "hi", "--conversation", "c", "--output-box", str(UUID(int=1))], 2, "bad_request"),
         (["enqueue", "hi", "--profile", "echo"], 1, "no_instances"),
         (["box", "make", f"box:{UUID(int=1)}"], 1, "unknown_box"),

@@ -96,7 +96,7 @@ async def worker(
     no_standby: _NoStandby = False,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="Workers to run behind this process, instead of [worker].processes."),
+        typer.Option(min=1, max=256, help="Workers to run behind this process, instead of what the settings say."),
     ] = None,
     member: Annotated[int | None, typer.Option(hidden=True, help="Descriptor that takes where this serves.")] = None,
 ) -> None:
