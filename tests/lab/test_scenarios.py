@@ -326,6 +326,7 @@ async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_pat
             await started.wait_for_log("it serves")
 
 
+@pytest.mark.long
 async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, environment: Environment) -> None:
     arguments = (
         "--old-rows",

@@ -115,6 +115,7 @@ async def test_a_tool_and_a_client_run(base: Base, tenant: Tenant) -> None:
         await tool.communicate()
 
 
+@pytest.mark.long
 async def test_the_commands_of_a_client_work(base: Base) -> None:
     code, out, err = await base.turnstile("enqueue", ALICE, json.dumps({"steps": [{"text": "so it is"}]}), "--wait")
     assert (code, out.count("so it is")) == (0, 1), (out, err)

@@ -55,8 +55,8 @@ def coder(tenant: Tenant) -> ToolService:
             case "again":
                 child = await call.delegate(instruction, profile=rest)
                 return {"status": child.status, "value": child.value}
-            case "wait":
-                return await asyncio.Event().wait()
+            case "wait":  # longer than it is waited for
+                return await asyncio.sleep(6)
             case _:
                 return f"did {instruction}"
 

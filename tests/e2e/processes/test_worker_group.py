@@ -119,6 +119,7 @@ async def test_workers_end_with_their_group_however_it_ends(stack: Stack, group:
     assert await worker.stop() == 0
 
 
+@pytest.mark.long
 async def test_workers_that_cannot_begin_end_the_group_with_their_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,7 +64,7 @@ async def observing(tenant: Tenant) -> AsyncGenerator[Observer]:
         await conn.close()
 
 
-@pytest.fixture(scope="module", params=["one-process", "apart"])
+@pytest.fixture(scope="module")
 async def served(stack: Stack, hatching: Hatchery, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     """The stack with worker and bridge in one process, as `up` has them, then as two."""
     if request.param == "one-process":
@@ -88,7 +88,18 @@ KINDS = {name: play for name, play in PLAYS.items() if name not in ("deleted", "
 """The other two leave no row."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+APART = ("tool", "forked", "rerun", "queued")
+"""Kinds that the usual run plays with worker and bridge apart, too."""
+CASES = [
+    *(pytest.param("one-process", kind, id=f"one-process-{kind}") for kind in KINDS),
+    *(
+        pytest.param("apart", kind, id=f"apart-{kind}", marks=() if kind in APART else pytest.mark.long)
+        for kind in KINDS
+    ),
+]
+
+
+@pytest.mark.parametrize(("served", "kind"), CASES, indirect=["served"])
 async def test_each_row_is_rung_for(served: Stack, kind: str) -> None:
     async with AsyncExitStack() as opened:
         scene = await open_scene(served, opened)
