@@ -61,6 +61,8 @@ class Files:
         Raises `Refused` (files_unavailable, file_too_large, content_mismatch, key_conflict), `Limited` (files_full,
         uploads_full), `BadRequest` and `ServerUnavailable`; then nothing is kept.
         """
+        if self.store is None:
+            raise Refused("files_unavailable", "this gateway keeps no files: set [artifacts].store")
         channel = self.asking.channel(call.principal, call.query.channel_id)
         digest, key = _digest_in(call), key_in(call.headers)
         size = announced_bytes(call.request)
@@ -79,7 +81,7 @@ class Files:
         artifact = _named(begun)
         body = _Body(call, self.file_bytes, self._too_large())
         async with asyncio.timeout(_UPLOAD_SECONDS):
-            if begun.storage_uri is None or self.store is None:
+            if begun.storage_uri is None:
                 return await self._same(call.principal, channel, artifact, body)
             try:
                 await self.store.write(self.store.name_of(begun.storage_uri), body.parts())
