@@ -36,6 +36,14 @@ def counted(count: int, noun: str, many: str = "") -> str:
     return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
+def data_size(size: int) -> str:
+    """An amount of data: `1.5 MB`, `12 B`; a unit is a thousand of the one before."""
+    for unit, count in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= count:
+            return f"{amount(round(size / count, 1))} {unit}"
+    return f"{size} B"
+
+
 def money(value: Decimal | float | None) -> str:
     """US dollars: `$0.0042`, `$1.20`; a dash if it is not known."""
     if value is None:

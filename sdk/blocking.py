@@ -22,6 +22,7 @@ from turnstile.schema.ids import InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.sdk.files import Files
 from turnstile.sdk.interrupts import Interrupt
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client, Conversation
@@ -175,6 +176,24 @@ class SyncConversation:
     ask = _wrapped(_calling(Conversation.ask), SyncTurn)
 
 
+@dataclass(frozen=True, slots=True)
+class SyncFiles:
+    """Files of the project; see `Files`, whose methods it has."""
+
+    client: "SyncClient"
+    files: Files
+
+    def _parts(self) -> tuple["SyncClient", Files]:
+        return self.client, self.files
+
+    put = _waiting(Files.put)
+    get = _waiting(Files.get)
+    read = _waiting(Files.read)
+    show = _waiting(Files.show)
+    list = _waiting(Files.list)
+    remove = _waiting(Files.remove)
+
+
 class SyncClient:
     """`Client` without `async`; the same arguments. Connected inside `with`."""
 
@@ -221,6 +240,11 @@ class SyncClient:
         _waiting(Client.interrupts), lambda client, interrupts: [SyncInterrupt(client, i) for i in interrupts]
     )
     interrupt = _wrapped(_waiting(Client.interrupt), SyncInterrupt)
+
+    @property
+    def files(self) -> SyncFiles:
+        """Files of the project (docs/files.md)."""
+        return SyncFiles(self, self._client.files)
 
     def _parts(self) -> tuple["SyncClient", Client]:
         return self, self._client

@@ -7,12 +7,12 @@ exact, also where NATS has lost it meanwhile. It holds one connection for each t
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
@@ -34,6 +34,7 @@ from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.schema.wire.progress import CallProgress
+from turnstile.sdk.requests import idempotent, part_of
 from turnstile.sdk.turn import Answer, Backend, Request, Turn, TurnResult
 from turnstile.transport.json_messages import encode
 
@@ -45,8 +46,7 @@ _SILENT_SECONDS = 60.0
 _TIMEOUT = httpx.Timeout(10.0, read=_SILENT_SECONDS, pool=None)
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 """A turn that is waited for holds a connection: with a bound the others would time out."""
-_OF_PROJECT = re.compile(r"\A[^/]+/(day|month)/")
-"""How the id of a project's budget begins: a token's project is known, and the path has the day or month alone."""
+_PART_BYTES = 256 << 10
 _PARAMETER = re.compile(r"\{\w+\}")
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -96,10 +96,10 @@ class HttpBackend(Backend):
         fields: JsonObject = request.model_dump(mode="json", exclude_unset=True, exclude={"message_type"})
         path, headers = route.path, dict[str, str]()
         if route.key is not None:
-            path = _PARAMETER.sub(_part(route.key, str(fields.pop(route.key))), path)
+            path = _PARAMETER.sub(part_of(route.key, str(fields.pop(route.key))), path)
         in_body, in_query = (set(model.model_fields) if model else set[str]() for model in (route.body, route.query))
         if "correlation_id" not in in_body and (key := fields.pop("correlation_id", None)) is not None:
-            headers = _idempotent(str(key))
+            headers = idempotent(str(key))
         if "after" in fields:  # in `/v1` each page names the next by a cursor
             fields["cursor"] = fields.pop("after")
         if "channel_id" in in_body | in_query and self.channel is not None:
@@ -119,17 +119,18 @@ class HttpBackend(Backend):
         answer: type[Model],
         body: JsonObject | None = None,
         headers: Mapping[str, str] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
     ) -> Model:
-        """The answer.
+        """The answer; `body` is sent as JSON, `content` as it is.
 
         Raises `Refused` with the gateway's code, `ConfigError` for a wrong address or token, `ServerUnavailable`.
         """
         if self.http.is_closed:
             raise ServerUnavailable("the client is closed")
         sent_headers = {**(headers or {}), **({} if body is None else {"content-type": "application/json"})}
-        content = None if body is None else encode(body)
+        sent = content if body is None else encode(body)
         try:
-            response = await self.http.request(method, path, content=content, headers=sent_headers)
+            response = await self.http.request(method, path, content=sent, headers=sent_headers)
         except httpx.HTTPError as error:
             raise self.away(error) from error
         if not response.is_success:
@@ -138,6 +139,20 @@ class HttpBackend(Backend):
             return answer.model_validate_json(response.content)
         except ValidationError:
             raise self._no_gateway("something else, or another version") from None
+
+    async def download(self, path: str, first: int) -> AsyncGenerator[bytes]:
+        """What is at this path from byte `first` on, as far as one connection has it; raises as `request`."""
+        if self.http.is_closed:
+            raise ServerUnavailable("the client is closed")
+        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={first}-"} if first else {})
+        try:
+            async with self.http.stream("GET", path, headers=headers) as response:
+                if response.status_code != (HTTPStatus.PARTIAL_CONTENT if first else HTTPStatus.OK):
+                    raise self.error_of(response.status_code, await response.aread())
+                async for part in response.aiter_raw(_PART_BYTES):
+                    yield part
+        except httpx.HTTPError as error:
+            raise self.away(error) from error
 
     def error_of(self, status: int, content: bytes) -> TurnstileError:
         """The error that a response describes."""
@@ -328,22 +343,7 @@ class _ReadBefore(Exception):
 
 
 def _path(turn: AgentTurnId) -> str:
-    return f"/v1/turns/{_part('agent_turn_id', turn)}"
-
-
-def _part(key: str, named: str) -> str:
-    """The part of a path that names what a request is about; raises `Refused` for what nothing is called."""
-    named, noun = _OF_PROJECT.sub("", named), key.removeprefix("agent_").removesuffix("_id")
-    if not named or "/" in named or named in (".", ".."):
-        raise Refused(f"unknown_{noun}", f"there is no {noun} {named[:60]!r}")
-    return quote(named, safe="")
-
-
-def _idempotent(correlation_id: str) -> dict[str, str]:
-    """The header for a caller's own name of a request, in quotes so that no blank of it is lost."""
-    if not (correlation_id.isascii() and correlation_id.isprintable()):
-        raise BadRequest("correlation_id: over HTTP it has ASCII characters only")
-    return {"idempotency-key": f'"{correlation_id}"'}
+    return f"/v1/turns/{part_of('agent_turn_id', turn)}"
 
 
 def _reply(turn: ApiTurn) -> EnqueueReply:

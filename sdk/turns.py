@@ -48,6 +48,7 @@ from turnstile.sdk.turn import Answer, Backend, Output, Request, Turn, Value, ad
 
 if TYPE_CHECKING:
     from turnstile.sdk.client import BridgeClient
+    from turnstile.sdk.files import Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,13 @@ class Client:
         if not isinstance(backend, NatsBackend):
             raise BadRequest("a client over HTTP has no verbs of the bridge: connect to NATS for them")
         return backend.bridge
+
+    @property
+    def files(self) -> "Files":
+        """Files of the project: `put`, `get`, `read`, `show`, `list`, `remove`; over HTTP (docs/files.md)."""
+        from turnstile.sdk.files import Files  # noqa: PLC0415 -- as above
+
+        return Files(self._opened)
 
     def in_channel(self, channel_id: str) -> "Client":
         """Over NATS: a client of another channel, on the same connection. Raises `BadRequest` as `bridge` does."""

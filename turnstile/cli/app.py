@@ -11,6 +11,7 @@ from turnstile.cli.budgets import budget_commands
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands, deletions
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
+from turnstile.cli.files import file_commands
 from turnstile.cli.mcp import mcp_servers
 from turnstile.cli.models import local_models
 from turnstile.cli.operations import (
@@ -36,8 +37,8 @@ from turnstile.runtime.release import release
 _HELP = """Run turns of LLM agents so that none is lost, on PostgreSQL, NATS and Temporal.
 
 Commands use the servers that config.toml names, else those of a `turnstile up` in this directory or one above it.
-With TURNSTILE_URL=https://… and TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals, budget and turn show,
-stop and tree use that gateway instead.
+With TURNSTILE_URL=https://… and TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals, budget, file and turn
+show, stop and tree use that gateway instead.
 """
 
 app = typer.Typer(
@@ -84,6 +85,7 @@ for name, commands, purpose in (
     ("approvals", approval_commands, "Approvals and questions of turns to people: list, show and decide them."),
     ("budget", budget_commands, "Budgets: list, show, raise, and limit what a project spends."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
+    ("file", file_commands, "Files of the project: put, get, list and remove them."),
     ("end-user", deletions, "End users: delete one with all their turns, look for what is left."),
     ("model", local_models, "Local models: fetch their weights, serve one."),
     ("schedule", schedule_commands, "Schedules: turns that are asked for at times."),

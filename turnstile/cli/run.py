@@ -16,7 +16,7 @@ from turnstile.settings import load_settings
 
 _NEEDS_SERVERS = (
     "this command connects to PostgreSQL or NATS, and only a gateway is named; through a gateway you can use enqueue, "
-    "chat, watch TURN, approvals, budget, and turn show, stop and tree"
+    "chat, watch TURN, approvals, budget, file, and turn show, stop and tree"
 )
 
 

@@ -9,12 +9,13 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnstile.cli.errors import NoBridge, NotMigrated
 from turnstile.cli.options import Options
 from turnstile.cli.output import Output
-from turnstile.embedded import Endpoints
+from turnstile.embedded import Endpoints, find_data
 from turnstile.processes import addresses
 from turnstile.runtime.program import LATE_SECONDS
 from turnstile.schema.amounts import amount
@@ -205,12 +206,34 @@ class Session:
                 with self.printing_outages(conn):
                     yield Client.over(NatsBackend(conn, self.bridge_on(conn)))
             return
+        async with self._over_http(url, self._token()) as client:
+            yield client
+
+    @asynccontextmanager
+    async def web(self) -> AsyncGenerator["Client"]:
+        """A client of the gateway that is named, else of that of the running `up`, with its own token.
+
+        Raises as `client` does, and `ConfigError` where no gateway is known.
+        """
+        url, data = self.gateway, find_data(self.options.data)
+        if url is not None:
+            token = self._token()
+        elif data is not None and (running := addresses.announced(data)) is not None and running.gateway_url:
+            url, token = running.gateway_url, _read_token(data / "token")
+        else:
+            raise addresses.NothingRuns("files go through a gateway: set TURNSTILE_URL, or start `turnstile up` here")
+        async with self._over_http(url, token) as client:
+            yield client
+
+    @asynccontextmanager
+    async def _over_http(self, url: str, token: str) -> AsyncGenerator["Client"]:
         from turnstile.sdk.http_turns import open_http  # noqa: PLC0415 -- httpx is slow to import
+        from turnstile.sdk.turns import Client  # noqa: PLC0415 -- as in `nats`
 
         if self.options.project is not None:
             raise BadRequest("a token belongs to one project: leave out --project when you use a gateway")
         channel = None if self.options.channel is None else self.channel
-        backend = open_http(url, self._token(), channel, on_wait=self.out.remark)
+        backend = open_http(url, token, channel, on_wait=self.out.remark)
         try:
             yield Client.over(backend)
         finally:
@@ -219,10 +242,7 @@ class Session:
     def _token(self) -> str:
         """The token of `--token-file`, else of the environment."""
         if (file := self.options.token_file) is not None:
-            try:
-                return file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{file} cannot be read: {error}") from None
+            return _read_token(file)
         if secret := os.environ.get("TURNSTILE_TOKEN"):
             return secret
         raise ConfigError("a gateway needs a token: set TURNSTILE_TOKEN, or give --token-file FILE")
@@ -256,6 +276,13 @@ class Session:
             if self.gateway is not None:
                 raise
             raise NoBridge(str(error)) from None
+
+
+def _read_token(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
 
 
 async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, on_wait: Callable[[str], None]) -> T:

@@ -227,3 +227,58 @@ async def test_bad_input_has_a_code(
     needs = words == "nothing is running here"
     assert ("connects to PostgreSQL or NATS" in (error["hint"] or "")) is needs
     assert machine.token not in ran.out + ran.err
+
+
+def names(directory: Path) -> list[str]:
+    """What is in a directory."""
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_files_are_sent_listed_read_and_removed(machine: Machine, tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    sent = await machine.run("file", "put", tmp_path / "a.txt", tmp_path / "b.txt")
+    assert (sent.code, sent.err) == (0, "")
+    first, second = (line.split()[0] for line in sent.out.splitlines())
+    again = (await machine.run("file", "put", tmp_path / "a.txt", "--key", "k", "--name", "c.md", "--json")).json()
+    assert [(view["filename"], view["mime"], view["size"]) for view in again] == [("c.md", "text/markdown", 5)]
+    listed = (await machine.run("file", "list", "--json")).json()
+    assert [view["artifact_id"] for view in listed] == [again[0]["artifact_id"], second, first]
+    shown, table = await machine.run("file", "show", first), await machine.run("file", "list", COLUMNS="60")
+    assert "text/plain" in shown.out
+    assert first in table.out
+    got = await machine.run("file", "get", first, "-o", tmp_path / "back")
+    assert (got.code, (tmp_path / "back").read_text()) == (0, "a.txt"), got.err
+    assert "--force" in (await machine.run("file", "get", first, "-o", tmp_path)).err
+    assert "forbidden" in (await machine.run("file", "remove", first)).err
+    operator = await token_of(machine.tenant.stack, machine.tenant.project)
+    assert "is removed" in (await machine.run("file", "remove", first, TURNSTILE_TOKEN=operator)).out
+    assert "file_unusable" in (await machine.run("file", "put", tmp_path / "missing", "--json")).out
+
+
+async def test_ctrl_c_in_a_download_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    view = {"artifact_id": "file-1", "filename": "a", "mime": "text/plain", "size": 9, "channel_id": "public"}
+    body = json.dumps({**view, "created_at": "2026-11-27T06:00:00Z"}).encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        whole = b"/content" not in head
+        size = len(body) if whole else 9
+        sent = body if whole else b"half"
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (size, sent))
+        await writer.drain()
+        if whole:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        getting = await launch("file", "get", "file-1", cwd=tmp_path, **machine.environment | {"TURNSTILE_URL": url})
+
+        async def begun() -> bool:
+            return any(name.startswith(".a.") for name in names(tmp_path))
+
+        await until(begun, 30, "half of it is there")
+        getting.send_signal(signal.SIGINT)
+        assert await getting.wait() == 130
+    assert names(tmp_path) == []
