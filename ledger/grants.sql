@@ -112,7 +112,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.schema_files', 'SELECT', 'SELECT')
 ), readable (relation) AS (VALUES  -- by a gateway
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'),
-    ('resource.artifacts'),
+    ('resource.artifacts'), ('state.artifact_refs'),
     ('state.agent_state_head'), ('state.execution_edges'), ('state.agent_inbox'), ('state.queued_turns'),
     ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.budgets'), ('state.project_budgets'), ('state.agent_steps'), ('state.turn_outcomes'),

@@ -13,7 +13,7 @@ import asyncpg
 from asyncpg.exceptions import ClientConfigurationError, InternalClientError
 
 from turnstile.ledger.budgets.steering import refusal_of
-from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable, TurnstileError
+from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable, TurnstileError
 
 Value = TypeVar("Value")
 
@@ -77,6 +77,8 @@ _KINDS = {
 }
 """By SQLSTATE or its beginning; the longest match applies."""
 
+_NO_FILE = "TF001"
+"""The SQLSTATE with which a card that names a file which is not there undoes its transaction (protocol §22)."""
 _WORDS = {
     "25006": "the database is read-only",
     "53": "the database lacks a resource",
@@ -137,6 +139,8 @@ def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError
             return ConfigError(f"{server}: {str(error).splitlines()[0]}; check [database].url")
         case ErrorKind.UNSTORABLE:
             return BadRequest("text must not hold NUL characters or broken Unicode")
+        case _ if state == _NO_FILE:
+            return Refused("unknown_artifact", "the channel has no file of this id that is ready")
         case _:
             return refusal_of(error)
 

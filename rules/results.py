@@ -77,6 +77,8 @@ def shown_result(card: Card, edited: JsonObject | None, most: int, part: int) ->
     view: JsonObject = {"status": content.status.value}
     if edited is not None:
         view["arguments_edited_by_a_person"] = edited
+    if content.parts:
+        view["files"] = [part.line for part in content.parts]
     full_text, most = result_text(content), max(most, _FRAME)
     if len(full_text) <= most:  # as JSON it takes no less
         result = visible_result(content.result)

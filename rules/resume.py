@@ -25,6 +25,7 @@ from turnstile.schema.cards import (
     make_card,
     readable_content,
     visible_result,
+    with_lines,
 )
 from turnstile.schema.ids import CardId, ToolCallId, turn_card_id
 from turnstile.schema.states import AfterExecution, TurnStatus
@@ -87,7 +88,9 @@ def ended_by(
         turn_card_id(turn.agent_turn_id, "deliverable"),
         CardType.DELIVERABLE,
         Role.ASSISTANT,
-        TextContent(text=value) if speaks and isinstance(value, str) else JsonContent(data=value),
+        TextContent(text=with_lines(value, content.parts), parts=content.parts)
+        if speaks and isinstance(value, str)
+        else JsonContent(data=value, parts=content.parts),
         author=SYSTEM_AUTHOR,
         turn=turn.agent_turn_id,
         trace=turn.trace_id,

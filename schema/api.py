@@ -14,10 +14,11 @@ from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimit
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.cards import Card, ResultField, ThoughtCall, without_added, without_reasoning
+from turnstile.schema.cards import MOST_PARTS, Card, ResultField, ThoughtCall, without_added, without_reasoning
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
+    ArtifactId,
     BoxId,
     CardId,
     ChannelId,
@@ -33,7 +34,7 @@ from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import MultitaskStrategy, SteerPriority, SteerStatus
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
-from turnstile.schema.wire.file_requests import FileView
+from turnstile.schema.wire.file_requests import FileId, FileView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
 from turnstile.schema.wire.schedule_requests import ScheduleView
 from turnstile.schema.wire.webhook_requests import WebhookView
@@ -54,6 +55,8 @@ class TurnCreate(Strict):
     """A profile for this turn; without an agent an instance of it runs the turn."""
     instruction: str | None = Field(default=None, min_length=1)
     """What is asked."""
+    files: list[FileId] = Field(default_factory=list[ArtifactId], max_length=MOST_PARTS)
+    """Files of the channel, by their ids: they belong to what is asked."""
     conversation_id: ConversationToken | None = None
     """A conversation with the agent: its turns follow each other and remember what was said."""
     channel_id: str | None = Field(default=None, pattern=TOKEN)

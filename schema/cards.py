@@ -15,7 +15,7 @@ from turnstile.schema.access import Detail
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.budgets.lacks import BudgetLack
 from turnstile.schema.errors import TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, StepId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, ArtifactId, CardId, ChannelId, StepId, ToolCallId
 from turnstile.schema.states import AfterExecution, TurnStatus
 
 CONTROL_KEY = "__cg_control"
@@ -101,12 +101,54 @@ class Reasoning(Tolerant):
     """The signature of each call, where calls are signed."""
 
 
+class FilePart(Tolerant):
+    """A file that a card names, as it was when the card was made (protocol §22)."""
+
+    artifact_id: ArtifactId
+    """The file."""
+    filename: str = "file"
+    """Its name."""
+    mime: str = "application/octet-stream"
+    """Its media type, as who sent it said."""
+    size: int = 0
+    """Its bytes."""
+
+    @property
+    def line(self) -> str:
+        """What a reader of text reads instead of the file."""
+        return f"[file: {self.filename} ({self.mime}, {self.size} bytes), artifact_id {self.artifact_id}]"
+
+
+MOST_PARTS = 32
+"""Files that one card may name."""
+_PART_LIST: TypeAdapter[tuple[FilePart, ...]] = TypeAdapter(tuple[FilePart, ...])
+
+
+def _parts_or_none(value: object) -> object:
+    """The files of a card; none where another writer has put something else there."""
+    try:
+        return _PART_LIST.validate_python(value)[:MOST_PARTS]
+    except ValidationError:
+        return ()
+
+
+Parts = Annotated[tuple[FilePart, ...], BeforeValidator(_parts_or_none), Field(exclude_if=operator.not_)]
+"""The files of a card; a text is complete without them, since it has a line for each."""
+
+
+def with_lines(text: str, parts: Sequence[FilePart]) -> str:
+    """The text with a line for each file."""
+    return "\n".join((*((text,) if text else ()), *(part.line for part in parts)))
+
+
 class TextContent(_Content):
     """Plain text."""
 
     type_: Literal["TextContent"] = Field(default="TextContent", alias="__type__")
     text: str
     """The text."""
+    parts: Parts = ()
+    """Its files."""
     reasoning: Reasoning | None = Field(default=None, exclude_if=lambda value: value is None)
     """On a thought: the reasoning that came before it."""
 
@@ -117,6 +159,8 @@ class JsonContent(_Content):
     type_: Literal["JsonContent"] = Field(default="JsonContent", alias="__type__")
     data: JsonValue
     """The value."""
+    parts: Parts = ()
+    """Files that belong to it."""
 
 
 class ToolCallContent(_Content):
@@ -154,6 +198,8 @@ class ToolResultContent(_Content):
     """The tool's result."""
     error: ToolError | None = None
     """Why it failed."""
+    parts: Parts = ()
+    """Its files."""
 
 
 class ResultField(Tolerant):
@@ -242,6 +288,8 @@ class CardMetadata(BaseModel):
     """On a call that a person edited: its arguments, without those that a model never sees."""
     added: Annotated[tuple[str, ...] | None, BeforeValidator(names_or_none)] = None
     """On a call: the names of the arguments that its tool's options added (`Detail.ADDED`)."""
+    artifacts: Annotated[tuple[str, ...] | None, BeforeValidator(names_or_none)] = None
+    """The files that its content names: the ledger keeps them while it keeps the card."""
 
 
 class Card(Tolerant):
@@ -329,6 +377,20 @@ def seen_card(card: Card, sees: Callable[[Detail], bool]) -> Card | None:
     return card if sees(Detail.ADDED) else without_added(card)
 
 
+def without_lines(content: TextContent) -> str:
+    """The text without the lines of its files."""
+    return content.text.removesuffix(with_lines("", content.parts)) if content.parts else content.text
+
+
+def parts_of(card: Card) -> tuple[FilePart, ...]:
+    """The files that the card names, which the ledger has looked at; none if it cannot be read."""
+    if not card.metadata.artifacts:
+        return ()
+    content = readable_content(card)
+    parts = content.parts if isinstance(content, TextContent | JsonContent | ToolResultContent) else ()
+    return tuple(part for part in parts if part.artifact_id in card.metadata.artifacts)
+
+
 def read_content(content: JsonValue) -> CardContent | None:
     """Parse the content of a card's row; None if it does not parse."""
     try:
@@ -364,6 +426,7 @@ def make_card(
         function_name=function_name,
         partial=partial,
         model=model,
+        artifacts=tuple(dict.fromkeys(part.artifact_id for part in getattr(content, "parts", ()))) or None,
     )
     return Card(
         card_id=card_id,

@@ -225,6 +225,7 @@ class Client:
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
         end_user: str | None = None,
+        files: Sequence[str] = (),
         correlation_id: str | None = None,
     ) -> Turn[Value]:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
@@ -242,7 +243,8 @@ class Client:
         instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). A `budget`
         bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
         profile's. `end_user` is the person for whom you ask, by your own name for them: all turns below are theirs,
-        too, and go with them (docs/deletion.md). With a `correlation_id` of yours, the same request made again answers
+        too, and go with them (docs/deletion.md). `files` are ids of files of the channel, which belong to the
+        instruction (docs/files.md). With a `correlation_id` of yours, the same request made again answers
         the same turn. Raises `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
@@ -264,6 +266,7 @@ class Client:
             "metadata": metadata,
             "budget": budget_of(budget),
             "end_user": end_user,
+            "files": list(files) or None,
             "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }

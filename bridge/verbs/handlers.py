@@ -15,6 +15,7 @@ from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.stop import stop_turn
 from turnstile.bridge.serving.micro_service import VerbRequest
 from turnstile.ledger.access.pages import PageCursor, page_turns
+from turnstile.ledger.files.artifacts import file_parts
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.people.reruns import rerun_turn
 from turnstile.ledger.people.unknown_calls import begin_call
@@ -133,6 +134,8 @@ class Verbs:
             body = body.model_copy(update={"correlation_id": f"command-{request.command_id}"})
         if request.wait_seconds and body.correlation_id is None:
             raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
+        files = body.files
+        parts = await self.pool.run(lambda conn: file_parts(conn, request.project_id, files)) if files else ()
         limit = self._counts.limit_for(request.project_id)
         command = planned(
             request.project_id,
@@ -143,6 +146,7 @@ class Verbs:
             sender=request.headers.get(headers.SENDER, "client")[:128],
             admission=replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
             caller=request.caller,
+            files=parts,
         )
         if body.multitask_strategy is MultitaskStrategy.ENQUEUE:
             targets = () if self.claims is None else self.claims.targets()

@@ -11,9 +11,10 @@ from typing import Final
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
+from turnstile.schema.cards import FilePart
 from turnstile.schema.errors import Limited, Refused
 from turnstile.schema.ids import AgentTurnId, ArtifactId, ChannelId, ProjectId
-from turnstile.schema.wire.file_requests import FileBegin
+from turnstile.schema.wire.file_requests import UNKNOWN_KIND, FileBegin, file_kind, file_name
 
 _REFUSALS: Final = {
     "key_conflict": "a request of this name has made a file with other bytes",
@@ -137,6 +138,26 @@ async def read_artifact(
     if row is None:
         raise Refused("unknown_artifact", "there is no such file")
     return row
+
+
+async def file_parts(conn: Connection, project: ProjectId, files: Sequence[ArtifactId]) -> tuple[FilePart, ...]:
+    """The files as a card names them, each once, in this order.
+
+    One that is not there is a part of its id alone: the ledger refuses the card, as it does a file of another channel.
+    """
+    rows = await query("file_parts").all_as(conn, FilePart, project_id=project, artifact_ids=list(files))
+    known = {row.artifact_id: row for row in rows}
+    return tuple(
+        FilePart(
+            artifact_id=artifact,
+            filename=file_name(known[artifact].filename or "file"),
+            mime=file_kind(known[artifact].mime or UNKNOWN_KIND),
+            size=known[artifact].size,
+        )
+        if artifact in known
+        else FilePart(artifact_id=artifact)
+        for artifact in dict.fromkeys(files)
+    )
 
 
 async def list_artifacts(

@@ -18,6 +18,12 @@ FROM resource.artifacts a
 WHERE a.project_id = :project_id AND a.artifact_id = :artifact_id AND a.status = 'ready'
   AND (:channel_id::text IS NULL OR a.channel_id = :channel_id);
 
+-- name: file_parts :many
+-- What a card says of these files, of those that are ready.
+SELECT a.artifact_id, coalesce(a.filename, 'file') AS filename, coalesce(a.mime, '') AS mime, a.size
+FROM resource.artifacts a
+WHERE a.project_id = :project_id AND a.artifact_id = ANY (:artifact_ids::text[]) AND a.status = 'ready';
+
 -- name: list_artifacts :many
 -- The files of a project, or of one of its channels, newest first.
 SELECT a.artifact_id, a.channel_id, a.filename, a.mime, a.size, a.sha256, a.storage_uri, a.created_by, a.created_at,

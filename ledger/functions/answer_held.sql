@@ -24,7 +24,8 @@ BEGIN
             jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', author, 'function_name', w.tool_name,
                 'step_id', w.step_id, 'agent_turn_id', w.agent_turn_id, 'trace_id', trace)
             || CASE WHEN i.context_headers ->> 'CG-Parent-Step-Id' IS NULL THEN '{}'
-                    ELSE jsonb_build_object('parent_step_id', i.context_headers -> 'CG-Parent-Step-Id') END)
+                    ELSE jsonb_build_object('parent_step_id', i.context_headers -> 'CG-Parent-Step-Id') END
+            || state.artifacts_of(content))
     ON CONFLICT DO NOTHING;
     INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode,
                                    correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status,

@@ -10,6 +10,7 @@ DECLARE
     peer record;
     i state.agent_inbox;
     told jsonb;
+    files jsonb;
     trace text;
     depth integer;
 BEGIN
@@ -26,9 +27,12 @@ BEGIN
     SELECT CASE b.answer WHEN 'join' THEN jsonb_build_object('status', verdict, 'results',
         jsonb_agg(r.told ORDER BY r.task_index))
                          ELSE jsonb_agg(r.told - 'task_index' - 'label' - 'summary' ||
-                             jsonb_build_object('value', r.value)) -> 0 END INTO told
+                             jsonb_build_object('value', r.value)) -> 0 END,
+        jsonb_path_query_array(jsonb_agg(r.parts ORDER BY r.task_index), 'lax $[*][*]')
+    INTO told, files
     FROM (
-        SELECT t.task_index, CASE WHEN c.card_id IS NULL THEN 'null' ELSE state.value_of_card(c.content) END AS value,
+        SELECT t.task_index, coalesce(c.content -> 'parts', '[]') AS parts,
+               CASE WHEN c.card_id IS NULL THEN 'null' ELSE state.value_of_card(c.content) END AS value,
                    jsonb_build_object(
                    'task_index', t.task_index, 'label', t.label, 'status',
                    CASE t.status WHEN 'dispatched' THEN late ELSE t.status END, 'summary',
@@ -68,6 +72,7 @@ BEGIN
         state.after_execution_of(b.project_id, w.tool_name), 'result', told, 'error', CASE
             -- v1r4's card reader wants one, and writes this one
             WHEN verdict <> 'success' THEN jsonb_build_object('code', 'batch_failed', 'message',
-                'batch finished with status=' || verdict) END));
+                'batch finished with status=' || verdict) END)
+        || CASE files WHEN '[]' THEN '{}' ELSE jsonb_build_object('parts', files) END);
     RETURN true;
 END $$;

@@ -27,7 +27,7 @@ TABLES: Final[tuple[str, ...]] = (
     *("state.conversations", "state.turn_nodes", "state.steers", "state.call_steps"),
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
     *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
-    *("state.interrupts", "resource.schedules", "state.schedule_firings"),
+    *("state.artifact_refs", "state.interrupts", "resource.schedules", "state.schedule_firings"),
     *("state.budgets", "state.budget_reservations", "state.budget_raises", "state.project_budgets", "state.past_costs"),
 )
 """The exported tables, in an order in which they can be imported."""

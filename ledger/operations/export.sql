@@ -98,6 +98,10 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 SELECT to_jsonb(x)::text AS row FROM state.call_steps x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_artifact_refs :many
+-- Which cards name which files.
+SELECT to_jsonb(x)::text AS row FROM state.artifact_refs x WHERE x.project_id = :project_id;
+
 -- name: export_rejections :many
 -- The rejections that were recorded.
 SELECT to_jsonb(x)::text AS row FROM state.rejections x

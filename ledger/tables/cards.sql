@@ -12,6 +12,8 @@ CREATE TABLE public.cards (
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+-- What the audit compares with the references of files.
+CREATE INDEX cards_artifacts ON public.cards (created_at) WHERE metadata ? 'artifacts';
 -- The versions of a profile: each put makes a card. Names are cut, since a v1r4 writer bounds none, and an index holds
 -- no long ones.
 CREATE INDEX cards_profiles ON public.cards (tenant_id COLLATE "C", (left(lower(content #>> '{data,name}'), 128)),

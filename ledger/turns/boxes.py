@@ -7,7 +7,9 @@ boxes they name, so retention cannot remove them meanwhile. One round trip each.
 """
 
 import json
+from collections.abc import Mapping
 
+from turnstile.ledger.files.artifacts import file_parts
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.schema.base import JsonObject
@@ -15,14 +17,16 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     FieldsSchemaContent,
+    FilePart,
     Role,
     TextContent,
     ThoughtCall,
     ToolResultContent,
     make_card,
+    with_lines,
 )
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId, ToolCallId
+from turnstile.schema.ids import AgentId, ArtifactId, BoxId, CardId, ChannelId, ProjectId, ToolCallId
 from turnstile.schema.json_reading import storable_json
 from turnstile.schema.states import AfterExecution, ReplyStatus, TurnStatus
 from turnstile.schema.wire.box_requests import (
@@ -111,7 +115,8 @@ async def compose_box(
     """
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: make several boxes")
-    parts, cards = _stored_parts(request, channel, new_box, author)
+    named = await file_parts(conn, project, request.files) if request.files else ()
+    parts, cards = _stored_parts(request, channel, new_box, author, {part.artifact_id: part for part in named})
     columns = card_columns(cards)
     row = await query("compose_box").one(
         conn,
@@ -139,7 +144,7 @@ async def compose_box(
 
 
 def _stored_parts(
-    request: BoxMakeRequest, channel: ChannelId, new_box: BoxId, author: str
+    request: BoxMakeRequest, channel: ChannelId, new_box: BoxId, author: str, files: Mapping[ArtifactId, FilePart]
 ) -> tuple[list[JsonObject], list[Card]]:
     """The parts as the statement reads them, counted from 1, and the cards that are new."""
     parts: list[JsonObject] = []
@@ -153,7 +158,7 @@ def _stored_parts(
             case CardPart(card_id=card):
                 parts.append({"place": place, "card_id": card, "most": 1, "is_new": False})
             case TextPart() | FieldsPart() | CallsPart() | ResultPart():
-                new_card = _new_card(part, CardId(f"{new_box}-{place}"), author)
+                new_card = _new_card(part, CardId(f"{new_box}-{place}"), author, files)
                 metadata = new_card.metadata.model_copy(update={"channel_id": channel})
                 card = new_card.model_copy(update={"metadata": metadata})
                 cards.append(card)
@@ -161,7 +166,12 @@ def _stored_parts(
     return parts, cards
 
 
-def _new_card(part: TextPart | FieldsPart | CallsPart | ResultPart, card: CardId, author: str) -> Card:
+def _new_card(
+    part: TextPart | FieldsPart | CallsPart | ResultPart,
+    card: CardId,
+    author: str,
+    files: Mapping[ArtifactId, FilePart],
+) -> Card:
     match part:
         case CallsPart(calls=past_calls, text=text):
             calls = [
@@ -183,7 +193,10 @@ def _new_card(part: TextPart | FieldsPart | CallsPart | ResultPart, card: CardId
             return make_card(card, CardType.RESULT_FIELDS, Role.SYSTEM, content, author=author)
         case TextPart(text=text, type=kind):
             role = Role.USER if kind == CardType.INSTRUCTION else Role.ASSISTANT
-            return make_card(card, CardType(kind), role, TextContent(text=text), author=author)
+            own = tuple(files[file] for file in dict.fromkeys(part.files))
+            return make_card(
+                card, CardType(kind), role, TextContent(text=with_lines(text, own), parts=own), author=author
+            )
 
 
 async def replace_boxes(

@@ -26,10 +26,12 @@ from turnstile.schema.cards import (
     CardContent,
     CardType,
     FieldsSchemaContent,
+    FilePart,
     JsonContent,
     Role,
     TextContent,
     make_card,
+    with_lines,
 )
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import (
@@ -45,6 +47,7 @@ from turnstile.schema.ids import (
     turn_card_id,
     uuid7,
 )
+from turnstile.schema.message_types import FILES
 from turnstile.schema.states import HeadStatus, MessageType, ReplyStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
@@ -115,6 +118,8 @@ class Enqueue:
     """The model that this request names: what the turn had before was let it then."""
     caller: Caller | None = None
     """Who asks, if that is known: only who operates names any profile or model."""
+    files: tuple[FilePart, ...] = ()
+    """The files of its instruction."""
     known_config_card_id: CardId | None = None
     """The card that has the text of its settings already, in the context box that it names: a rerun's."""
 
@@ -172,7 +177,9 @@ class Enqueue:
         if (action := self.action) is not None:
             return JsonContent(data={"tool_name": action.tool_name, "arguments": action.args})
         text = self.request.instruction
-        return None if text is None else TextContent(text=text)
+        if text is None and not self.files:
+            return None
+        return TextContent(text=with_lines(text or "", self.files), parts=self.files)
 
     def _card(self, name: str, kind: CardType, role: Role, content: CardContent) -> Card:
         turn = self.agent_turn_id
@@ -203,6 +210,7 @@ class EnqueueOptions(TypedDict, total=False):
     sender: Required[str]
     admission: Admission
     caller: Caller | None
+    files: tuple[FilePart, ...]
 
 
 async def enqueue(
@@ -315,7 +323,7 @@ def enqueue_arguments(command: Enqueue) -> str:
         "named_model": request.runtime_config.model if command.rerun is None else command.rerun_model,
         "caller": None if command.caller is None else command.caller.name,
         "operates": command.caller is not None and command.caller.operates,
-        "has_instruction": request.instruction is not None or action is not None,
+        "has_instruction": request.instruction is not None or bool(request.files) or action is not None,
         "context_box_id": request.context_box_id,
         "output_box_id": request.output_box_id,
         "new_context_box_id": command.new_context_box_id,
@@ -325,7 +333,7 @@ def enqueue_arguments(command: Enqueue) -> str:
         "budget": (request.budget.stored() or None) if request.budget is not None else None,
         "metadata": request.metadata,
         "cards": [new_card(card) for card in command.cards],
-        "needs_level": request.runtime_config.needs_level,
+        "needs_level": FILES if request.files else request.runtime_config.needs_level,
     }
     return json.dumps(new)
 

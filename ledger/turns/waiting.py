@@ -12,12 +12,13 @@ from typing import Literal
 from pydantic import Json
 from pydantic_core import to_json
 
+from turnstile.ledger.files.artifacts import file_parts
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.steps import gate
 from turnstile.rules.turn_ends import Lease
 from turnstile.schema.base import Tolerant
-from turnstile.schema.cards import ToolError, ToolResultContent
+from turnstile.schema.cards import FilePart, ToolError, ToolResultContent
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, ToolCallId, uuid7
 from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
@@ -94,7 +95,9 @@ async def report(
     Tools use it through the bridge, other services directly. `incoming` are the report's headers; turn, agent and depth
     in them, if given, must be the call's.
     """
-    content = _content(request)
+    files = request.files
+    parts = await pool.run(lambda conn: file_parts(conn, project, files)) if files else ()
+    content = _content(request, parts)
     inbox_id = InboxId(uuid7())
     return await pool.run(lambda conn: report_call(conn, project, request, content, inbox_id, incoming or {}))
 
@@ -145,7 +148,7 @@ def _lease_to_ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, obj
     return Lease.model_validate(values)
 
 
-def _content(request: ReportRequest) -> str | None:
+def _content(request: ReportRequest, parts: tuple[FilePart, ...]) -> str | None:
     """The content of an inline result's card; None if the report names a card."""
     if request.tool_result_card_id is not None:
         return None
@@ -159,7 +162,11 @@ def _content(request: ReportRequest) -> str | None:
             f"an inline result is limited to {RESULT_LIMIT_BYTES} bytes: report a shorter one or a card",
         )
     return ToolResultContent(
-        status=request.status, after_execution=request.after_execution, result=request.result, error=error
+        status=request.status,
+        after_execution=request.after_execution,
+        result=request.result,
+        error=error,
+        parts=parts,
     ).model_dump_json(exclude={"after_execution"} if request.after_execution is None else None)
 
 

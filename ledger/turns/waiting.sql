@@ -81,7 +81,7 @@ made AS (
                'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb,
            call.tool_call_id,
            {result_metadata('tool.' || call.tool_name, call.tool_name, call.step_id, call.agent_turn_id, call.trace_id,
-               call.context_headers ->> 'CG-Parent-Step-Id')}
+               call.context_headers ->> 'CG-Parent-Step-Id')} || state.artifacts_of(:content::jsonb)
     FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
 ),
 edge AS (

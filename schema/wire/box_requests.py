@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
 from turnstile.schema.base import AgentToken, BoxUuid, IdOf, Reply, Strict, Tolerant
-from turnstile.schema.cards import CardType, ResultField
-from turnstile.schema.ids import BoxId, CardId, ChannelId
+from turnstile.schema.cards import MOST_PARTS, CardType, ResultField
+from turnstile.schema.ids import ArtifactId, BoxId, CardId, ChannelId
+from turnstile.schema.wire.file_requests import FileId
 
 CARD_LIMIT = 10_000
 """Cards of a box that `box_make` makes, and parts of one request."""
@@ -59,6 +60,8 @@ class TextPart(Strict):
     """The text."""
     type: Literal["task.instruction", "task.deliverable"] = "task.instruction"
     """`task.instruction` is read as the user's text, `task.deliverable` as the assistant's."""
+    files: list[FileId] = Field(default_factory=list[ArtifactId], max_length=MOST_PARTS)
+    """Files of the channel that belong to it."""
 
 
 class FieldsPart(Strict):
@@ -149,6 +152,11 @@ class BoxMakeRequest(Strict):
         """A fingerprint of channel and parts; the same correlation with a different one is a conflict."""
         text = self.model_dump_json(exclude={"correlation_id"}, exclude_defaults=True)
         return hashlib.sha256(f"{channel}\0{text}".encode()).hexdigest()
+
+    @property
+    def files(self) -> list[ArtifactId]:
+        """The files that its new cards name."""
+        return [file for part in self.parts if isinstance(part, TextPart) for file in part.files]
 
     def text_bytes(self) -> int:
         """The bytes of UTF-8 text in the request, limited by `TEXT_LIMIT_BYTES`."""

@@ -17,6 +17,10 @@ _KIND: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^
 _LONGEST_READ: Final = 4096
 
 
+FileId = Annotated[IdOf[ArtifactId], Field(min_length=1, max_length=128)]
+"""The id of a file, as a request names it."""
+
+
 def file_name(text: str) -> str:
     """A stranger's name for a file as it is kept: its last part, one line without hidden characters, bounded."""
     shown = visible(text[-_LONGEST_READ:], lambda _: "", exact=True).replace("\n", " ").replace("\t", " ")

@@ -20,11 +20,12 @@ from turnstile.schema.base import (
 )
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import StoredTurnBudget
-from turnstile.schema.cards import ResultField, ToolError
+from turnstile.schema.cards import MOST_PARTS, ResultField, ToolError
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
+    ArtifactId,
     BoxId,
     CardId,
     ChannelId,
@@ -45,6 +46,7 @@ from turnstile.schema.states import (
     SteerPriority,
     TurnStatus,
 )
+from turnstile.schema.wire.file_requests import FileId
 
 TEXT_LIMIT_BYTES = 524_288
 """Text in one request (protocol §6): 512 KiB of UTF-8."""
@@ -62,6 +64,8 @@ class EnqueueRequest(Strict):
     """The agent of the project that shall run the turn; left out, an instance of the profile does."""
     instruction: str | None = Field(default=None, min_length=1)
     """The instruction as text; it becomes a card after those of the context box."""
+    files: list[FileId] = Field(default_factory=list[ArtifactId], max_length=MOST_PARTS)
+    """Files of the channel, by their ids: they belong to the instruction."""
     context_box_id: BoxUuid | None = None
     """A box (uuid) whose cards the turn reads."""
     profile_name: str | None = Field(default=None, min_length=1, max_length=128)
@@ -95,6 +99,8 @@ class EnqueueRequest(Strict):
             raise ValueError("either conversation_id or output_box_id: a conversation has its own output box")
         if self.result_fields is not None and self.runtime_config.output_schema is not None:
             raise ValueError("either result_fields or runtime_config.output_schema: each says what the answer is")
+        if self.files and self.multitask_strategy is MultitaskStrategy.STEER:
+            raise ValueError("files go with a turn of its own: choose another strategy than steer")
         return self
 
     def agent(self, project: ProjectId, channel: ChannelId, request_name: str) -> AgentId:
@@ -301,11 +307,14 @@ class ReportRequest(Strict):
     """The inline result: at most 512 KiB of JSON."""
     error: ToolError | None = None
     """The inline error of a failed call."""
+    files: list[FileId] = Field(default_factory=list[ArtifactId], max_length=MOST_PARTS)
+    """Files of the turn's channel that belong to the inline result."""
 
     @model_validator(mode="after")
     def _pointer_or_inline(self) -> Self:
-        if self.tool_result_card_id is not None and (self.result is not None or self.error is not None):
-            raise ValueError("either tool_result_card_id or an inline result or error, not both")
+        inline = self.result is not None or self.error is not None or self.files
+        if self.tool_result_card_id is not None and inline:
+            raise ValueError("either tool_result_card_id or an inline result, error or files, not both")
         return self
 
 

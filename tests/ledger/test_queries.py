@@ -38,6 +38,7 @@ from turnstile.ledger.trees import batches
 from turnstile.ledger.turns import action_lookup, intake, lease, steps, usage, views, waiting
 from turnstile.rules import hop, transcript, turn_ends
 from turnstile.schema.api import TurnSummary, UsageLine
+from turnstile.schema.cards import FilePart
 from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
@@ -109,6 +110,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "begin_artifact": {"verdict", "artifact"},
     "commit_artifact": {"verdict", "artifact"},
     "read_artifact": FileRow,
+    "file_parts": FilePart,
     "list_artifacts": FileRow,
     "remove_artifact": {"found"},
     "list_leaving": LeavingFile,

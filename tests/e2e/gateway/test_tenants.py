@@ -127,6 +127,7 @@ MATRIX: dict[str, list[Make]] = {
         lambda own, its: create(own, {"idempotency-key": its.key}),
         lambda own, its: create(own, channel_id=its.channel),
         lambda own, its: create(own, end_user=its.key),
+        lambda own, its: create(own, files=[its.file]),
     ],
     "list_turns": [
         lambda _, its: Asked("/v1/turns", {"end_user": its.key}),

@@ -74,6 +74,7 @@ EMPTY = {
     "state.gateway_tokens",
     "state.steers",
     "state.call_steps",
+    "state.artifact_refs",
     "state.push_receivers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
@@ -234,6 +235,7 @@ MATRIX: dict[str, Make] = {
     "enqueue profile_name": lambda _, its: enqueue(profile_name=its.profile),
     "enqueue correlation_id": lambda _, its: enqueue(correlation_id=its.correlation),
     "enqueue conversation_id": lambda _, its: enqueue(conversation_id=its.correlation),
+    "enqueue files": lambda _, its: enqueue(files=[its.file]),
     "enqueue end_user": lambda _, its: enqueue(end_user=f"new-{its.correlation}"),
     "enqueue under a parent": lambda _, its: enqueue(
         {
@@ -324,6 +326,7 @@ MATRIX: dict[str, Make] = {
     "report tool_call_id, with its turn": lambda _, its: report(
         its.call, {headers.TURN_ID: its.asleep, headers.AGENT_ID: its.agent, headers.TOOL_CALL_ID: its.call}
     ),
+    "report files": lambda own, its: report(own.call, files=[its.file]),
     "report tool_result_card_id": lambda own, its: report(own.call, tool_result_card_id=its.result_card),
     "report both": lambda _, its: report(its.call, tool_result_card_id=its.result_card),
     "report, call in the header": lambda own, its: report(own.call, {headers.TOOL_CALL_ID: its.call}),

@@ -293,6 +293,19 @@ DAMAGES = [
         " VALUES ('p1', 'file-x', 'file:///x', 'ada', 'uploading', now() - interval '3 hours')",
         {"artifact_id": "file-x"},
     ),
+    Damage(
+        "files_of_cards_are_kept",
+        "SET LOCAL session_replication_role = replica;"
+        " INSERT INTO cards (card_id, tenant_id, content, metadata)"
+        """ VALUES ('named', 'p1', '{}', '{"artifacts": ["file-x"]}')""",
+        {"card_id": "named", "artifact_id": "file-x"},
+    ),
+    Damage(
+        "files_of_cards_are_kept",
+        "INSERT INTO state.artifact_refs (project_id, artifact_id, card_id, channel_id)"
+        " VALUES ('p1', 'file-x', 'gone', 'public')",
+        {"card_id": "gone", "artifact_id": "file-x"},
+    ),
     Damage("unannounced", OUTCOME.format(f"announced_at = NULL, ended_at = {LATE}"), {"agent_turn_id": "$plain"}),
     Damage(
         "pointers_name_the_last_box",

@@ -54,6 +54,11 @@ async def filled(pool: Pool) -> None:
     await rows(
         pool, "INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri) VALUES ('p1', 'f', 's3://b/f')"
     )
+    await rows(
+        pool,
+        "INSERT INTO state.artifact_refs (project_id, artifact_id, card_id, channel_id)"
+        " VALUES ('p1', 'f', 'loose', 'public'), ('other', 'f', 'theirs', 'public')",
+    )
     await ask(pool, conversation_id="c1")
 
 
