@@ -161,12 +161,15 @@ class ReplyInbox:
 
 
 def _names_controls(verb: str, payload: BaseModel | JsonObject) -> bool:
-    """Whether an enqueue names a profile beside its agent, or a model, which not everybody may: it says who asks."""
+    """Whether an enqueue has to say who asks: for what not everybody may, or where who asks runs the calls.
+
+    That is a profile beside its agent, a model, or `client_tools`.
+    """
     if verb != "enqueue":
         return False
     fields = _object(payload)
     settings = fields.get("runtime_config")
-    named = isinstance(settings, dict) and settings.get("model") is not None
+    named = isinstance(settings, dict) and any(settings.get(name) for name in ("model", "client_tools"))
     return named or (fields.get("profile_name") is not None and fields.get("agent_id") is not None)
 
 
@@ -375,6 +378,18 @@ class BridgeClient:
                 yield _read(self._conn, unread)
             finally:
                 ending.cancel()
+
+    @asynccontextmanager
+    async def hearing_interrupts(self, agent_id: AgentId) -> AsyncGenerator[asyncio.Event]:
+        """An event that is set whenever a turn of the agent begins to wait for a person or its client."""
+        hint = asyncio.Event()
+
+        async def take(_: WatchEvent) -> None:
+            hint.set()
+
+        subject = subjects.agent_event(self._project, self._channel, agent_id, "interrupt")
+        async with self._subscribed([subject], take):
+            yield hint
 
     @asynccontextmanager
     async def wait_task(self, agent_id: AgentId) -> AsyncGenerator[TaskWaiter]:

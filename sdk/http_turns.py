@@ -219,14 +219,14 @@ class HttpTurn(Turn):
         return self._request
 
     @asynccontextmanager
-    async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
+    async def streamed(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
         async with aclosing(self._chunks()) as chunks:
             yield chunks
 
     async def describe(self) -> TurnView:
         return await self._backend.request("GET", _path(await self.start()), TurnView)
 
-    async def outcome(self, timeout: float | None = None) -> TurnResult:
+    async def ended(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout):
             path, outage = _path(await self.start()), _Outage(self._backend)
             while (turn := await self._waited(path, outage)) is None or turn.ended_at is None:
@@ -245,6 +245,27 @@ class HttpTurn(Turn):
 
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
         return await self._backend.call(verb, request)
+
+    @asynccontextmanager
+    async def hints(self) -> AsyncGenerator[asyncio.Event]:
+        hint, turn = asyncio.Event(), await self.start()
+
+        async def follow() -> None:
+            async with aclosing(self._events(turn)) as events:
+                async for event in events:
+                    if event.event == "state":
+                        hint.set()
+
+        following = asyncio.create_task(follow(), name=f"events of {turn}")
+        try:
+            yield hint
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    @property
+    def closed(self) -> bool:
+        return self._backend.http.is_closed
 
     def again(self, request: RerunRequest) -> Turn:
         return HttpTurn(self._backend, request)

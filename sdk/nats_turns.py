@@ -55,7 +55,7 @@ class NatsTurn(Turn):
         return self._request
 
     @asynccontextmanager
-    async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
+    async def streamed(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
         watching = self._bridge.watching(self._agent, include_chunks=True)
         async with watching as events, aclosing(self._chunks(events)) as chunks:
             yield chunks
@@ -63,7 +63,7 @@ class NatsTurn(Turn):
     async def describe(self) -> TurnView:
         return turn_in(await describe(self._bridge, {"agent_turn_id": await self.start()}))
 
-    async def outcome(self, timeout: float | None = None) -> TurnResult:
+    async def ended(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout), self._bridge.wait_task(self._agent) as waiter:
             view = await self._ended(await self.start(), waiter)
             described = await self._describe({"card_id": view.deliverable_card_id})
@@ -80,6 +80,15 @@ class NatsTurn(Turn):
 
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
         return await self._bridge.call(verb, request)
+
+    @asynccontextmanager
+    async def hints(self) -> AsyncGenerator[asyncio.Event]:
+        async with self._bridge.hearing_interrupts(self._agent) as hint:
+            yield hint
+
+    @property
+    def closed(self) -> bool:
+        return self._bridge.closed
 
     def again(self, request: RerunRequest) -> Turn:
         return NatsTurn(self._bridge, self._agent, request)

@@ -1,9 +1,10 @@
 """A turn as a program sees it, whichever way it asks: over NATS (`sdk.nats_turns`) or HTTP (`sdk.http_turns`)."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Generic, Literal, TypeAlias, cast
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
@@ -24,6 +25,9 @@ from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply, StopRequest
 from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.requests import Budget, budget_of, parse_request
+
+if TYPE_CHECKING:
+    from turnstile.sdk.functions import ClientFunctions
 
 Request = TypeVar("Request", bound=BaseModel)
 Answer = TypeVar("Answer", bound=Reply)
@@ -120,6 +124,9 @@ class Turn(ABC, Generic[Value]):
     output: TypeAdapter[Value] | None = None
     """The type of its value, if it was asked for a typed answer."""
 
+    functions: "ClientFunctions | None" = None
+    """The functions of this program that the turn's model may call: they run while it is read or waited for."""
+
     reply: EnqueueReply | None = None
     """The answer to the request, once the turn is started: agent, boxes, `duplicate`; None for one that was found."""
 
@@ -148,12 +155,39 @@ class Turn(ABC, Generic[Value]):
                 step = chunk.step_id
                 yield chunk.content
 
-    @abstractmethod
-    def chunks(self) -> AbstractAsyncContextManager[AsyncGenerator[Chunk]]:
+    @asynccontextmanager
+    async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
         """All that the model writes, until the turn has ended: text, reasoning, calls of tools, by step and attempt.
 
         Listening begins on entry; the turn is started by the first step of the iteration, unless that was done.
         """
+        async with self.streamed() as chunks:
+            if self.functions is None:
+                yield chunks
+            else:
+                async with aclosing(self._answered(chunks, self.functions)) as answered:
+                    yield answered
+
+    async def _answered(self, chunks: AsyncGenerator[Chunk], functions: "ClientFunctions") -> AsyncGenerator[Chunk]:
+        """The chunks; the calls of functions are run meanwhile."""
+        await self.start()
+        async with functions.answering(cast("Turn", self)) as answering:
+            while (chunk := await answering.meanwhile(anext(chunks, None))) is not None:
+                yield chunk
+        functions.cancel()
+
+    @abstractmethod
+    def streamed(self) -> AbstractAsyncContextManager[AsyncGenerator[Chunk]]:
+        """As `chunks`, without running functions."""
+
+    @abstractmethod
+    def hints(self) -> AbstractAsyncContextManager[asyncio.Event]:
+        """Used by `ClientFunctions`: an event that is set when a call of the started turn may wait for its client."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the connection is closed for good."""
 
     @abstractmethod
     async def describe(self) -> TurnView:
@@ -168,9 +202,20 @@ class Turn(ABC, Generic[Value]):
         result = await self.outcome(timeout)
         return cast("TurnResult[Value]", result) if self.output is None else typed_result(result, self.output)
 
-    @abstractmethod
     async def outcome(self, timeout: float | None = None) -> TurnResult[JsonValue]:
         """As `result`, with the deliverable as it is stored, whatever the turn was asked for."""
+        if self.functions is None:
+            return await self.ended(timeout)
+        async with asyncio.timeout(timeout):
+            await self.start()
+            async with self.functions.answering(cast("Turn", self)) as answering:
+                result = await answering.meanwhile(self.ended())
+            self.functions.cancel()
+        return result
+
+    @abstractmethod
+    async def ended(self, timeout: float | None = None) -> TurnResult[JsonValue]:
+        """As `outcome`, without running functions."""
 
     @abstractmethod
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:

@@ -13,7 +13,7 @@ again.
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
@@ -49,6 +49,7 @@ from turnstile.sdk.turn import Answer, Backend, Output, Request, Turn, Value, ad
 if TYPE_CHECKING:
     from turnstile.sdk.client import BridgeClient
     from turnstile.sdk.files import Files
+    from turnstile.sdk.functions import ClientFunctions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Conversation:
         instruction: str,
         *,
         output: Output[Value] | None = None,
+        tools: Sequence[Callable[..., object]] = (),
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
         end_user: str | None = None,
@@ -72,8 +74,8 @@ class Conversation:
     ) -> Turn[Value]:
         """The next turn of it: it knows what was said, and begins when the one before is over.
 
-        With an `output` its value is of this type. A `multitask_strategy` does something else with the turns before it;
-        see `Client.ask`.
+        With an `output` its value is of this type; `tools` are functions of this program. A `multitask_strategy` does
+        something else with the turns before it; see `Client.ask`.
         """
         return self.client.ask(
             self.agent_id,
@@ -81,6 +83,7 @@ class Conversation:
             conversation=self.conversation_id,
             profile_name=self.profile_name,
             output=output,
+            tools=tools,
             multitask_strategy=multitask_strategy,
             budget=budget,
             end_user=end_user,
@@ -215,6 +218,8 @@ class Client:
         conversation: str | None = None,
         output: Output[Value] | None = None,
         output_schema: JsonObject | None = None,
+        tools: Sequence[Callable[..., object]] = (),
+        client_tool_seconds: float | None = None,
         result_fields: Sequence[str] | Mapping[str, str] = (),
         context_box_id: str | None = None,
         output_box_id: str | None = None,
@@ -234,7 +239,10 @@ class Client:
         the agent, an instance of the profile runs the turn: one for each conversation, else one for the request.
         With an `output`, a pydantic model or any other type, the value of its result is of this type: the model must
         give it one, and is let try again (protocol §18); `output_schema` is a JSON schema for the same, whose value is
-        `{"value": …}` as stored. `result_fields` are names of fields that the deliverable must have, or names with
+        `{"value": …}` as stored. `tools` are functions of this program that the model may call (protocol §19): their
+        type hints and docstrings are what it reads, as of `ToolService.tool`. They run while the turn is read or
+        waited for, sync ones in threads, and at most `client_tool_seconds` (600) each; what one raises, the model is
+        given as a failure. `result_fields` are names of fields that the deliverable must have, or names with
         descriptions. The turn reads
         the cards of a context box before the instruction, and its own go to a new box, or to `output_box_id`; with
         `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it.
@@ -244,8 +252,9 @@ class Client:
         bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
         profile's. `end_user` is the person for whom you ask, by your own name for them: all turns below are theirs,
         too, and go with them (docs/deletion.md). `files` are ids of files of the channel, which belong to the
-        instruction (docs/files.md). With a `correlation_id` of yours, the same request made again answers
-        the same turn. Raises `BadRequest`.
+        instruction (docs/files.md). With a `correlation_id` of yours, the same request made again answers the same
+        turn, and runs the calls of `tools` that are open. Raises `BadRequest`, or `ConfigError` for a function that
+        cannot be a tool.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
         if output is not None and output_schema is not None:
@@ -254,6 +263,9 @@ class Client:
         schema = output_schema if adapter is None else adapter.json_schema()
         config: JsonObject = {**({"model": model} if model else {}), **({"remember": True} if remember else {})}
         config |= {} if schema is None else {"output_schema": schema}
+        functions = _functions(tools)
+        config |= {} if functions is None else {"client_tools": functions.offered()}
+        config |= {} if client_tool_seconds is None else {"client_tool_seconds": client_tool_seconds}
         fields: dict[str, JsonValue] = {
             "agent_id": agent_id,
             "instruction": instruction,
@@ -272,7 +284,7 @@ class Client:
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in fields.items() if value is not None})
         turn = cast("Turn[Value]", self.ask_for(request))
-        turn.output = adapter
+        turn.output, turn.functions = adapter, functions
         return turn
 
     def ask_for(self, request: EnqueueRequest) -> Turn:
@@ -437,6 +449,14 @@ class Client:
         if self._backend is None:
             raise BadRequest("the client is not connected: use it inside `async with`")
         return self._backend
+
+
+def _functions(tools: Sequence[Callable[..., object]]) -> "ClientFunctions | None":
+    if not tools:
+        return None
+    from turnstile.sdk.functions import ClientFunctions  # noqa: PLC0415 -- few programs bring functions
+
+    return ClientFunctions(tools)
 
 
 def _schedule_in(reply: ScheduleReply) -> ScheduleView:

@@ -113,7 +113,7 @@ def failed(code: str, message: str, secrets: frozenset[str] = frozenset()) -> To
     return ToolReport(TurnStatus.FAILED, error=ToolError(code=storable(code)[:128] or "tool_error", message=text))
 
 
-def prepare(spec: ToolSpec, arguments: JsonObject, call: ToolCall, environ: Mapping[str, str]) -> Prepared:
+def prepare(spec: ToolSpec, arguments: JsonObject, call: ToolCall | None, environ: Mapping[str, str]) -> Prepared:
     """Validate and fill the function's arguments; raises `ToolFailed` (`missing_env`, `invalid_arguments`)."""
     filled, secrets = _filled(spec, arguments, environ)
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE
 from typing import Any
@@ -20,7 +21,7 @@ from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.roster import put_tool
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 
@@ -486,13 +487,19 @@ async def test_items_that_are_sent_back_are_a_history(openai: AsyncOpenAI, helpe
     assert [status for status, _ in await turns_of(helper)] == ["success", "success"]
 
 
-async def test_the_program_of_the_page_runs_its_function(url: str, tenant: Tenant) -> None:
+async def test_the_programs_of_the_page_run_their_functions(url: str, tenant: Tenant) -> None:
     await tenant.profile("helper", "weather", instances=True)
     page = (ROOT / "docs/client-tools.md").read_text()
-    program = page.partition("```python\n")[2].partition("```")[0]
+    program, own = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
     token = await token_of(tenant.stack, tenant.project, GatewayRole.CLIENT)
     typed = program.replace("http://127.0.0.1:8080", url).replace("tsk_…", token)
-    running = await asyncio.create_subprocess_exec(sys.executable, "-c", typed, stdout=PIPE)
-    out, _ = await running.communicate()
-    assert (running.returncode, "It is sunny in Graz." in out.decode()) == (0, True)
-    assert await turns_of(tenant) == [("success", None)]
+    await tenant.agent("weather", AgentId("helper"))
+    env = {**os.environ, "TURNSTILE_URL": url, "TURNSTILE_TOKEN": token}
+    running = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE, env=env)
+        for script in (typed, own)
+    ]
+    for process in running:
+        out, _ = await process.communicate()
+        assert (process.returncode, "It is sunny in Graz." in out.decode()) == (0, True)
+    assert await turns_of(tenant) == [("success", None)] * 2
