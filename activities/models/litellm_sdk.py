@@ -1,4 +1,4 @@
-"""The only module that uses litellm: loads it, configures it, and converts its stream to this project's types.
+"""The module that uses litellm: loads it, configures it, and converts its stream to this project's types.
 
 Loading takes seconds and about 160 MB, so it happens once, in a thread, at the first request to a real model. It opens
 no connection: prices are those of the package. litellm is configured to retry nothing, cache nothing, run no callbacks
@@ -15,11 +15,11 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from turnstile.activities.models.provider_bytes import Overheard, OverhearingTransport, overhear
+from turnstile.activities.models.provider_bytes import Overheard, overhear
 from turnstile.activities.models.reasoning import ReasoningPiece
 from turnstile.activities.models.wire_forms import NOTHING_KEPT, SIGNATURE, StreamPiece, ToolCallFragment
 from turnstile.activities.models.wire_reader import OWN_JSON, Outcome, WireReader, reads_bytes_of, too_large
@@ -82,8 +82,9 @@ class End:
 class LitellmSdk:
     """litellm, loaded and configured."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, close_session: Callable[[], Awaitable[None]]) -> None:
         self._litellm = module
+        self._close_session = close_session
 
     def provider(self, model: str) -> str | None:
         """litellm's name for the provider of a model id; None if it knows none."""
@@ -192,6 +193,7 @@ class LitellmSdk:
                     if inspect.isawaitable(closing):
                         await closing
         cache.flush_cache()
+        await self._close_session()
 
 
 def _imported(package: str) -> Any:
@@ -225,18 +227,17 @@ def load_litellm() -> LitellmSdk:
     module.disable_hf_tokenizer_download = True  # counting tokens shall contact nobody
     # Without this, litellm stops an answer with 100 equal pieces (a row of dashes) and raises an HTTP 500 of its own.
     module.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
-    module.disable_aiohttp_transport = True  # its aiohttp clients are evicted from the cache without being closed
     redaction = vars(importlib.import_module("litellm.litellm_core_utils.secret_redaction"))
     redaction["_SECRET_RE"] = _BriefPattern(redaction["_SECRET_RE"])
     handler: Any = importlib.import_module("litellm.llms.custom_httpx.http_handler")
-    handler.AsyncHTTPHandler.create_async_transport = staticmethod(_transport)
-    handler.AsyncHTTPTransport = OverhearingTransport  # those of the proxies that the environment names
+    http: Any = importlib.import_module("turnstile.activities.models.provider_http")  # which imports litellm
+    handler.AsyncHTTPHandler.create_async_transport = staticmethod(http.transport)
     for name in _SILENCED:
         logging.getLogger(name).disabled = True
         logging.getLogger(name).handlers.clear()
     for name in _QUIETED:
         logging.getLogger(name).setLevel(logging.WARNING)
-    return LitellmSdk(module)
+    return LitellmSdk(module, http.close_session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +248,6 @@ class _BriefPattern:
 
     def sub(self, replacement: str, text: str) -> str:
         return self.pattern.sub(replacement, text[:_QUOTED])
-
-
-def _transport(ssl_context: Any = None, ssl_verify: bool | None = None, **_: object) -> OverhearingTransport:
-    return OverhearingTransport(verify=ssl_context or ssl_verify is not False)
 
 
 async def _fetch(wrapper: Any) -> None:

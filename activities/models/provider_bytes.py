@@ -11,7 +11,7 @@ at most `MOST_BYTES`.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
@@ -186,41 +186,40 @@ def _spoken(parts: Iterable[Any]) -> tuple[str, str]:
     return "".join(text), "".join(thoughts)
 
 
-class OverhearingTransport(httpx.AsyncHTTPTransport):
-    """HTTP whose responses are mended and overheard, where somebody does."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request."""
-        heard = _HEARD.get()
-        if heard is not None:
-            request.headers["accept-encoding"] = "identity"
-            if heard.before_send is not None:
-                heard.before_send()
-        response = await super().handle_async_request(request)
-        kind = response.headers.get("content-type", "")
-        plain = response.headers.get("content-encoding", "identity") == "identity"
-        if heard is not None and plain and response.is_error:
-            return await _shortened(response)
-        if heard is None or not plain or not response.is_success or not kind.startswith(_STREAMS):
+async def send_overheard(
+    request: httpx.Request, send: Callable[[httpx.Request], Awaitable[httpx.Response]]
+) -> httpx.Response:
+    """Send the request; the response is mended and overheard, where somebody does."""
+    heard = _HEARD.get()
+    if heard is not None:
+        request.headers["accept-encoding"] = "identity"
+        if heard.before_send is not None:
+            heard.before_send()
+    response = await send(request)
+    kind = response.headers.get("content-type", "")
+    plain = response.headers.get("content-encoding", "identity") == "identity"
+    if heard is not None and plain and response.is_error:
+        return await _shortened(response)
+    if heard is None or not plain or not response.is_success or not kind.startswith(_STREAMS):
+        return response
+    stream = cast("httpx.AsyncByteStream", response.stream)
+    chunks, first = aiter(stream), b""
+    try:
+        async for chunk in chunks:
+            first += chunk
+            if first.strip():
+                break
+        if first.lstrip()[:1] not in (b"{", b"["):
+            if heard.stream is not None:
+                await heard.stream.aclose()
+            response.stream = heard.stream = ProviderStream(stream, heard, first, chunks)
             return response
-        stream = cast("httpx.AsyncByteStream", response.stream)
-        chunks, first = aiter(stream), b""
-        try:
-            async for chunk in chunks:
-                first += chunk
-                if first.strip():
-                    break
-            if first.lstrip()[:1] not in (b"{", b"["):
-                if heard.stream is not None:
-                    await heard.stream.aclose()
-                response.stream = heard.stream = ProviderStream(stream, heard, first, chunks)
-                return response
-            body = await _whole(first, chunks, heard)
-        except BaseException:
-            await stream.aclose()
-            raise
+        body = await _whole(first, chunks, heard)
+    except BaseException:
         await stream.aclose()
-        return _streamed(response, body, heard)
+        raise
+    await stream.aclose()
+    return _streamed(response, body, heard)
 
 
 async def _shortened(response: httpx.Response) -> httpx.Response:

@@ -32,8 +32,6 @@ from turnstile.schema.errors import ModelError
 _DATA: Final = b"data:"
 _AT_ONCE: Final = 8
 """Reads of a stream before it is read at intervals: a short answer is never held up."""
-_WAITS: Final = 2
-"""Blocks that were waited for between two pauses: the first read after a pause brings what has come meanwhile."""
 _DRAIN_SECONDS: Final = 0.2
 OWN_JSON: Final = frozenset({"openai", "azure", "custom_openai", "hosted_vllm", "lm_studio", "llamafile"})
 """Providers whose `response_format` is sent as it is, and not as a tool whose calls litellm makes a text of."""
@@ -77,8 +75,8 @@ class WireReader:
         """Data of an event that does not end with its line."""
         self._ended = False
         self._blocks = 0
-        self._waits = 0
-        """Blocks since the last pause that had not come yet: others wait in the client, one for each HTTP chunk."""
+        self._waited = False
+        """Whether a block since the last pause had not come yet: then all that has come is read."""
         self._odd: bytes | None = None
 
     @property
@@ -128,10 +126,10 @@ class WireReader:
     async def _next_block(self) -> bytes | None:
         self._blocks += 1
         gathers = self._gather_seconds and self._heard.finish is None
-        if self._blocks > _AT_ONCE and self._waits >= _WAITS and gathers:
-            self._waits = 0
+        if self._blocks > _AT_ONCE and self._waited and gathers:
+            self._waited = False
             await asyncio.sleep(self._gather_seconds)
-        waited = asyncio.get_running_loop().call_soon(self._count_wait)  # runs only if the read gives way to the loop
+        waited = asyncio.get_running_loop().call_soon(self._wait)  # runs only if the read gives way to the loop
         try:
             return await self._stream.next_block()
         except (httpx.ReadError, httpx.RemoteProtocolError):
@@ -141,8 +139,8 @@ class WireReader:
         finally:
             waited.cancel()
 
-    def _count_wait(self) -> None:
-        self._waits += 1
+    def _wait(self) -> None:
+        self._waited = True
 
     async def _end(self) -> None:
         if self._odd is not None:

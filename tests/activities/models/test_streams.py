@@ -1,6 +1,7 @@
 """What comes of a stream: text, reasoning, calls however they are cut and numbered, usage and cost last."""
 
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 
@@ -9,20 +10,21 @@ from tests.activities.models.provider_stub import COMPLETION_TOKENS, PROMPT_TOKE
 from turnstile.activities.models import LitellmModel
 from turnstile.activities.models.provider import _Calls
 from turnstile.activities.models.wire_forms import ToolCallFragment
-from turnstile.runtime.ports import ContentDelta, ModelDone, ReasoningDelta
+from turnstile.runtime.ports import ContentDelta, ModelDone, ReasoningDelta, ToolCallDelta
 
 ModelOf = Callable[[ProviderStub], LitellmModel]
 WHOLE = Said(text=("Hel", "lo"), reasoning=("h", "m"), calls=(Call("a", ('{"q": 1}',)), Call("b", ('{"q": 2}',))))
 
 
-async def test_deltas_come_as_they_are_sent_and_the_end_last(provider: type[ProviderStub], model_of: ModelOf) -> None:
+async def test_deltas_come_in_order_and_the_end_last(provider: type[ProviderStub], model_of: ModelOf) -> None:
     async with provider(WHOLE) as stub:
         events = [event async for event in model_of(stub).stream(request_to(stub.model))]
         base = stub.api_base
         assert stub.refusals == []
     done = events[-1]
-    assert [event.text for event in events if isinstance(event, ReasoningDelta)] == ["h", "m"]
-    assert [event.text for event in events if isinstance(event, ContentDelta)] == ["Hel", "lo"]
+    assert [kind for kind, _ in groupby(map(type, events))] == [ReasoningDelta, ContentDelta, ToolCallDelta, ModelDone]
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "hm"
+    assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "Hello"
     assert isinstance(done, ModelDone)
     assert (done.finish_reason, done.usage_kind) == ("tool_calls", "exact")
     assert (done.usage["prompt_tokens"], done.usage["completion_tokens"]) == (PROMPT_TOKENS, COMPLETION_TOKENS)
