@@ -1,18 +1,24 @@
 """What comes of a stream: text, reasoning, calls however they are cut and numbered, usage and cost last."""
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
-from tests.activities.models.asking import question, request_to
+from tests.activities.models.anthropic_stub import AnthropicStub
+from tests.activities.models.asking import LIMITS, question, request_to
+from tests.activities.models.http_stub import HttpReply, HttpRequest
 from tests.activities.models.provider_stub import COMPLETION_TOKENS, PROMPT_TOKENS, Call, ProviderStub, Said
-from turnstile.activities.models import LitellmModel
+from turnstile.activities.models import LitellmModel, ModelAccess
 from turnstile.activities.models.provider import _Calls
 from turnstile.activities.models.wire_forms import ToolCallFragment
 from turnstile.runtime.ports import ContentDelta, ModelDone, ReasoningDelta, ToolCallDelta
 
 ModelOf = Callable[[ProviderStub], LitellmModel]
+_MANY = 102
 WHOLE = Said(text=("Hel", "lo"), reasoning=("h", "m"), calls=(Call("a", ('{"q": 1}',)), Call("b", ('{"q": 2}',))))
 
 
@@ -109,3 +115,43 @@ async def test_a_length_is_told(provider: type[ProviderStub], model_of: ModelOf)
     async with provider(Said(text=("Hel",), finish=words[provider.prefix])) as stub:
         said = (await question(model_of(stub), stub.model)).said()
     assert (said.text, said.finish_reason) == ("Hel", "length")
+
+
+class _Together(AnthropicStub):
+    """Answers when so many requests are open."""
+
+    open = 0
+    all_open = asyncio.Event()
+
+    async def reply(self, request: HttpRequest) -> HttpReply:
+        _Together.open += 1
+        if _Together.open == _MANY:
+            _Together.all_open.set()
+        await asyncio.wait_for(_Together.all_open.wait(), 40)
+        return await super().reply(request)
+
+
+async def test_one_process_holds_more_streams_than_a_client_of_http_has_connections_by_default(key_file: Path) -> None:
+    async with _Together(Said(text=("Hello",))) as stub:
+        model = LitellmModel(ModelAccess({stub.prefix: key_file}, {stub.prefix: stub.api_base}))
+        once = replace(LIMITS, model_attempts=1)
+        try:
+            answered = await asyncio.gather(*(question(model, stub.model, limits=once) for _ in range(_MANY)))
+        finally:
+            await model.close()
+    assert {one.said().text for one in answered} == {"Hello"}
+    assert stub.refusals == []
+
+
+async def test_requests_go_through_the_proxy_that_the_environment_names(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AnthropicStub(Said(text=("Hello",))) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        base = "http://provider.invalid"
+        model = LitellmModel(ModelAccess({"anthropic": key_file}, {"anthropic": base}))
+        try:
+            answered = await question(model, proxy.model)
+        finally:
+            await model.close()
+    assert answered.said().text == "Hello"
