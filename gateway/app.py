@@ -93,7 +93,7 @@ class Gateway:
         verbs = _verbs(asking, turns, conversations, *people, files)
         self.endpoints = endpoints(turns, conversations, events, verbs, roster, files)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds, self.conn)
-        self.openai = openai_endpoints(kernel)
+        self.openai = openai_endpoints(kernel, files)
         self.agui = agui_endpoints(kernel)
         self.mcp = McpDoor(kernel, limits) if find_spec("mcp") is not None else None
         self.a2a = self._a2a(kernel)

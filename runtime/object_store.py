@@ -27,10 +27,9 @@ _PART_BYTES: Final = 5 << 20
 """Of one part of an upload: the least that S3 takes."""
 _PARTS_AT_A_TIME: Final = 2
 _READ_BYTES: Final = 256 << 10
-_REMOTE: Final[dict[str, Any]] = {
-    "client_options": {"timeout": "60s", "connect_timeout": "10s"},
-    "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
-}
+_PREFIXES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+"""Of the variables that have a provider's keys."""
+_RETRIES: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
 class ObjectGone(ServerUnavailable):
@@ -60,7 +59,9 @@ class ObjectStore:
         try:
             if parts.scheme == "file":
                 return cls(address.rstrip("/"), from_url(address, mkdir=True), Path(parts.path))
-            return cls(address.rstrip("/"), from_url(address, **_REMOTE))
+            insecure = os.environ.get(f"{_PREFIXES[parts.scheme]}_ALLOW_HTTP", "").lower() in ("true", "1")
+            options: Any = {"timeout": "60s", "connect_timeout": "10s", "allow_http": insecure}
+            return cls(address.rstrip("/"), from_url(address, client_options=options, retry_config=_RETRIES))
         except (BaseError, OSError, ValueError) as error:
             raise ConfigError(f"[artifacts].store: {address}: {_first_line(error)}") from None
 

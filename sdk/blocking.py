@@ -22,7 +22,7 @@ from turnstile.schema.ids import InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
-from turnstile.sdk.files import Files
+from turnstile.sdk.file_client import Files
 from turnstile.sdk.interrupts import Interrupt
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client, Conversation

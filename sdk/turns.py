@@ -48,7 +48,7 @@ from turnstile.sdk.turn import Answer, Backend, Output, Request, Turn, Value, ad
 
 if TYPE_CHECKING:
     from turnstile.sdk.client import BridgeClient
-    from turnstile.sdk.files import Files
+    from turnstile.sdk.file_client import Files
     from turnstile.sdk.functions import ClientFunctions
 
 
@@ -198,7 +198,7 @@ class Client:
     @property
     def files(self) -> "Files":
         """Files of the project: `put`, `get`, `read`, `show`, `list`, `remove`; over HTTP (docs/files.md)."""
-        from turnstile.sdk.files import Files  # noqa: PLC0415 -- as above
+        from turnstile.sdk.file_client import Files  # noqa: PLC0415 -- as above
 
         return Files(self._opened)
 

@@ -15,22 +15,25 @@ from turnstile.gateway.openai.conversations import (
     ItemsInclude,
     OpenAIConversations,
 )
+from turnstile.gateway.openai.file_objects import FileDeleted, FileList, FileListQuery, FileObject, OpenAIFiles
 from turnstile.gateway.openai.models import ModelEndpoints, ModelEntry, ModelList
 from turnstile.gateway.openai.responses.objects import ItemList, Response
 from turnstile.gateway.openai.responses.request import ItemsQuery, ResponseCreate, ResponseRetrieve
 from turnstile.gateway.openai.responses.response_handlers import Responses
+from turnstile.gateway.v1.file_handlers import Files
 from turnstile.schema.access import Right
 
 __all__ = ["Kernel", "openai_endpoints"]
 
 
-def openai_endpoints(kernel: Kernel) -> list[Endpoint]:
+def openai_endpoints(kernel: Kernel, files: Files) -> list[Endpoint]:
     """All of them."""
     return [
         *_models(ModelEndpoints(kernel.pool)),
         *_chat(ChatCompletions(kernel)),
         *_responses(Responses(kernel)),
         *_conversations(OpenAIConversations(kernel)),
+        *_files(OpenAIFiles(files)),
     ]
 
 
@@ -201,5 +204,58 @@ def _conversations(conversations: OpenAIConversations) -> list[Endpoint]:
             summary="Remove an item from a conversation.",
             handler=conversations.delete_item,
             answer=ConversationObject,
+        ),
+    ]
+
+
+def _files(files: OpenAIFiles) -> list[Endpoint]:
+    one = "/openai/v1/files/{artifact_id}"
+    return [
+        Endpoint(
+            name="openai_create_file",
+            method="POST",
+            path="/openai/v1/files",
+            right=Right.ASK,
+            summary="Keep the file of a form. A repeated Idempotency-Key with the same bytes returns the same file.",
+            handler=files.create,
+            streamed=True,
+            answer=FileObject,
+        ),
+        Endpoint(
+            name="openai_list_files",
+            method="GET",
+            path="/openai/v1/files",
+            right=Right.READ,
+            summary="Files, newest first.",
+            handler=files.list,
+            query=FileListQuery,
+            answer=FileList,
+        ),
+        Endpoint(
+            name="openai_get_file",
+            method="GET",
+            path=one,
+            right=Right.READ,
+            summary="A file.",
+            handler=files.get,
+            answer=FileObject,
+        ),
+        Endpoint(
+            name="openai_get_file_content",
+            method="GET",
+            path=f"{one}/content",
+            right=Right.READ,
+            summary="The bytes of a file.",
+            handler=files.files.content,
+            request_headers={"Range": "`bytes=FIRST-LAST`: one range of the bytes."},
+        ),
+        Endpoint(
+            name="openai_delete_file",
+            method="DELETE",
+            path=one,
+            right=Right.OPERATE,
+            summary="Remove a file.",
+            handler=files.delete,
+            answer=FileDeleted,
         ),
     ]

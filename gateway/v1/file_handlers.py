@@ -56,33 +56,38 @@ class Files:
     """Closes the connection of a client at once."""
 
     async def create(self, call: Call[FileQuery, None]) -> Answer:
-        """Keep the bytes of the body.
+        """Keep the bytes of the body; raises as `keep`."""
+        sent = SentFile(
+            call.query.filename, call.headers.get("content-type", UNKNOWN_KIND), announced_bytes(call.request)
+        )
+        row, created = await self.keep(call, call.query.channel_id, sent, _body_of(call))
+        return Answer(view_of(row), HTTPStatus.CREATED if created else HTTPStatus.OK)
+
+    async def keep(
+        self, call: Call[Any, Any], channel_id: str | None, sent: "SentFile", parts: AsyncGenerator[bytes]
+    ) -> tuple[FileRow, bool]:
+        """Keep a file, and whether it is new.
 
         Raises `Refused` (files_unavailable, file_too_large, content_mismatch, key_conflict), `Limited` (files_full,
         uploads_full), `BadRequest` and `ServerUnavailable`; then nothing is kept.
         """
         if self.store is None:
             raise Refused("files_unavailable", "this gateway keeps no files: set [artifacts].store")
-        channel = self.asking.channel(call.principal, call.query.channel_id)
+        channel = self.asking.channel(call.principal, channel_id)
         digest, key = _digest_in(call), key_in(call.headers)
-        size = announced_bytes(call.request)
         if call.headers.get("content-encoding", "identity").lower() != "identity":
             raise Refused("unsupported_media_type", "Content-Encoding is not supported: send the bytes themselves")
-        if size > self.file_bytes:
+        if sent.size > self.file_bytes:
             raise self._too_large()
-        asked: JsonObject = {
-            "filename": file_name(call.query.filename),
-            "mime": file_kind(call.headers.get("content-type", UNKNOWN_KIND)),
-            "size": size,
-        }
+        asked: JsonObject = {"filename": file_name(sent.filename), "mime": file_kind(sent.mime), "size": sent.size}
         if key is not None:
             asked["correlation_id"] = f"{call.principal.token_id}/{key}"
         begun = await self._ask(call, channel, verbs.ARTIFACT_CREATE, asked)
         artifact = _named(begun)
-        body = _Body(call, self.file_bytes, self._too_large())
+        body = _Body(parts, self.file_bytes, self._too_large())
         async with asyncio.timeout(_UPLOAD_SECONDS):
             if begun.storage_uri is None:
-                return await self._same(call.principal, channel, artifact, body)
+                return await self._same(call.principal, channel, artifact, body), False
             try:
                 await self.store.write(self.store.name_of(begun.storage_uri), body.parts())
                 body.check(digest)
@@ -92,8 +97,11 @@ class Files:
                 await self._give_up(call, channel, artifact)
                 raise
         row = await self._row(call.principal, channel, _named(ready))
-        created = row.artifact_id == artifact
-        return Answer(view_of(row), HTTPStatus.CREATED if created else HTTPStatus.OK)
+        return row, row.artifact_id == artifact
+
+    async def remove(self, call: Call[Any, Any], row: FileRow) -> None:
+        """Let nobody read a file any more; raises `Refused` (unknown_artifact)."""
+        await self._ask(call, row.channel_id, verbs.ARTIFACT_REMOVE, {"artifact_id": row.artifact_id})
 
     async def list(self, call: Call[FilesQuery, object]) -> Answer:
         """A page of files."""
@@ -110,11 +118,11 @@ class Files:
 
     async def get(self, call: Call[object, object]) -> Answer:
         """A file; raises `Refused` (unknown_artifact)."""
-        return Answer(view_of(await self._of(call)))
+        return Answer(view_of(await self.row_of(call)))
 
     async def content(self, call: Call[object, object]) -> Answer:
         """The bytes of a file, or a range of them; raises `Refused` (unknown_artifact), and `ServerUnavailable`."""
-        row = await self._of(call)
+        row = await self.row_of(call)
         if self.store is None:
             raise Refused("files_unavailable", "this gateway reads no files: set [artifacts].store")
         etag = f'"{row.sha256 or row.artifact_id}"'
@@ -146,24 +154,25 @@ class Files:
 
     async def lookup(self, call: Call[Any, Any]) -> tuple[ChannelId, JsonObject]:
         """The channel of the file that the path names, and the file; raises as `get`."""
-        row = await self._of(call)
+        row = await self.row_of(call)
         return row.channel_id, {"artifact_id": row.artifact_id}
 
-    async def _of(self, call: Call[Any, Any]) -> FileRow:
+    async def row_of(self, call: Call[Any, Any]) -> FileRow:
+        """The file that the path names; raises `Refused` (unknown_artifact)."""
         return await self._row(call.principal, None, ArtifactId(call.path["artifact_id"]))
 
     async def _row(self, principal: Principal, channel: ChannelId | None, artifact: ArtifactId) -> FileRow:
         seen = principal.channel_id or channel
         return await self.pool.run(lambda conn: read_artifact(conn, principal.project_id, seen, artifact))
 
-    async def _same(self, principal: Principal, channel: ChannelId, artifact: ArtifactId, body: "_Body") -> Answer:
+    async def _same(self, principal: Principal, channel: ChannelId, artifact: ArtifactId, body: "_Body") -> FileRow:
         """The file that a request of this name has made, if these are its bytes; raises `Refused` (key_conflict)."""
         row = await self._row(principal, channel, artifact)
         async for _ in body.parts():
             pass
         if row.sha256 != body.sha256:
             raise Refused("key_conflict", "an earlier request with this Idempotency-Key sent other bytes")
-        return Answer(view_of(row))
+        return row
 
     async def _ask(
         self, call: Call[Any, Any], channel: ChannelId, verb: verbs.Verb[Any, FileReply], payload: JsonObject
@@ -181,11 +190,21 @@ class Files:
         return Refused("file_too_large", f"a file may have at most {self.file_bytes} bytes")
 
 
-class _Body:
-    """The bytes of a request as they come: counted, hashed, bounded."""
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """What a request says about the file that it sends."""
 
-    def __init__(self, call: Call[Any, Any], most: int, too_large: Refused) -> None:
-        self._call = call
+    filename: str
+    mime: str
+    size: int = 0
+    """Its bytes; 0 where that is not known."""
+
+
+class _Body:
+    """The bytes of a file as they come: counted, hashed, bounded."""
+
+    def __init__(self, parts: AsyncGenerator[bytes], most: int, too_large: Refused) -> None:
+        self._parts = parts
         self._most = most
         self._too_large = too_large
         self._hash = hashlib.sha256()
@@ -202,17 +221,22 @@ class _Body:
             raise Refused("content_mismatch", "Content-Digest is not that of the bytes that came")
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """Yields them; raises `Refused` (file_too_large) and `BadRequest`."""
-        try:
-            async for part in self._call.request.stream():
-                self.size += len(part)
-                if self.size > self._most:
-                    raise self._too_large
-                self._hash.update(part)
-                if part:
-                    yield part
-        except ClientDisconnect:
-            raise BadRequest("the request ended before its body did") from None
+        """Yields them; raises `Refused` (file_too_large), and what their source raises."""
+        async for part in self._parts:
+            self.size += len(part)
+            if self.size > self._most:
+                raise self._too_large
+            self._hash.update(part)
+            if part:
+                yield part
+
+
+async def _body_of(call: Call[Any, Any]) -> AsyncGenerator[bytes]:
+    try:
+        async for part in call.request.stream():
+            yield part
+    except ClientDisconnect:
+        raise BadRequest("the request ended before its body did") from None
 
 
 class _Download(Response):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.support.conditions import until
@@ -195,3 +196,68 @@ async def test_bytes_that_the_store_lost_are_said_to_be(web: httpx.AsyncClient, 
     (place / made["artifact_id"]).unlink()
     answer = await web.get(f"{FILES}/{made['artifact_id']}/content")
     assert (answer.status_code, answer.json()["code"]) == (503, "file_unavailable")
+
+
+async def test_openai_s_client_sends_lists_reads_and_deletes_files(url: str, tenant: Tenant) -> None:
+    token = await token_of(tenant.stack, tenant.project)
+    async with openai.AsyncOpenAI(base_url=f"{url}/openai/v1", api_key=token, max_retries=0) as made:
+        sent = [
+            await made.files.create(file=(name, BYTES[: size or None], "image/png"), purpose="user_data")
+            for name, size in (("Größe.png", 0), ('a"b.png', 1), ("c.png", 70_000))
+        ]
+        assert [(file.filename, file.bytes) for file in sent] == [
+            ("Größe.png", len(BYTES)),
+            ("a%22b.png", 1),
+            ("c.png", 70_000),
+        ]
+        assert await made.files.retrieve(sent[0].id) == sent[0]
+        assert (await made.files.content(sent[0].id)).content == BYTES
+        pages = await made.files.list(limit=2)
+        assert [file.id async for file in pages] == [file.id for file in sent[::-1]]
+        assert (await made.files.delete(sent[1].id)).deleted
+        for work, code in (
+            (made.files.retrieve(sent[1].id), "unknown_artifact"),
+            (made.files.create(file=b"x", purpose="batch"), "unsupported_parameter"),
+            (
+                made.files.create(file=b"x", purpose="vision", expires_after={"anchor": "created_at", "seconds": 1}),
+                "unsupported_parameter",
+            ),
+        ):
+            with pytest.raises(openai.APIStatusError) as refused:
+                await work
+            assert refused.value.code == code
+    assert list((await rows(tenant)).values()).count("ready") == 2
+
+
+FORM = "multipart/form-data; boundary=x"
+FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nab\r\n'
+
+
+FORMS = [
+    ("application/json", b"{}", 415),
+    ("multipart/form-data", FILE, 415),
+    ("multipart/form-data; boundary=" + "x" * 300, FILE, 400),
+    (FORM, b"", 400),
+    (FORM, b"nothing", 400),
+    (FORM, b"--x--\r\n", 400),
+    (FORM, FILE, 400),
+    (FORM, FILE + FILE + b"--x--\r\n", 400),
+    (FORM, FILE.replace(b"file", b"other", 1) + b"--x--\r\n", 400),
+    (FORM, b"--x\r\n" + b"A: b\r\n" * 100 + b"\r\n", 400),
+    (FORM, b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n' + b"a" * 5000, 400),
+    (FORM, FILE + b"--x--\r\n", 200),
+]
+
+
+async def test_a_form_that_is_none_keeps_nothing(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    """Also where it comes a byte at a time."""
+    for kind, body, status in FORMS:
+
+        async def bytewise(body: bytes = body) -> AsyncIterator[bytes]:
+            for place in range(len(body)):
+                yield body[place : place + 1]
+
+        for content in (body, bytewise()):
+            answer = await web.post("/openai/v1/files", content=content, headers={"content-type": kind})
+            assert answer.status_code == status, (kind, body, answer.text)
+    assert list((await rows(tenant)).values()).count("ready") == 2

@@ -258,6 +258,14 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its, headers=headers: Asked(f"/v1/artifacts/{its.file}/content", headers=headers)
         for headers in ({}, {"range": "bytes=0-1"}, {"if-none-match": f'"{DIGEST}"'})
     ],
+    "openai_create_file": [lambda _, its: Asked("/openai/v1/files", body={}, headers={"idempotency-key": its.key})],
+    "openai_list_files": [
+        lambda _, __: Asked("/openai/v1/files"),
+        lambda _, its: Asked("/openai/v1/files", {"after": its.file}),
+    ],
+    "openai_get_file": [lambda _, its: Asked(f"/openai/v1/files/{its.file}")],
+    "openai_get_file_content": [lambda _, its: Asked(f"/openai/v1/files/{its.file}/content")],
+    "openai_delete_file": [lambda _, its: Asked(f"/openai/v1/files/{its.file}")],
     "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],
     "openai_get_model": [
         lambda _, its: Asked(f"/openai/v1/models/{its.agent}"),
