@@ -115,17 +115,34 @@ AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
     WHERE b.interrupt_id = :after_id AND b.project_id = :project_id
       AND (:channel_id::text IS NULL OR b.channel_id = :channel_id)))
 
+-- fragment: attempt_of_call
+-- What a model used for a step of a call, a row `c` of state.call_steps (protocol §21), as attempts of steps have it.
+jsonb_build_object('model', c.model, 'usage_kind', 'exact', 'response_cost', c.cost / 1000000.0, 'usage',
+    jsonb_build_object('total_tokens', c.tokens, 'completion_tokens', c.written, 'prompt_tokens', c.tokens - c.written))
+
+-- fragment: recorded_under(call)
+-- What a program recorded under a call (protocol §21): how many steps, the models' use, and the first hundred.
+(SELECT jsonb_build_object('count', count(*), 'tokens', sum(c.tokens), 'cost', (sum(c.cost) / 1000000.0)::float8,
+     'steps', jsonb_agg(jsonb_build_object('key', c.key, 'created_at', c.created_at, 'bytes', c.bytes, 'model', c.model,
+         'tokens', c.tokens, 'cost', (c.cost / 1000000.0)::float8) ORDER BY c.seq) FILTER (WHERE c.seq <= 100))
+ FROM state.call_steps c WHERE c.tool_call_id = {call}.tool_call_id AND c.project_id = {call}.project_id
+ HAVING count(*) > 0)
+
 -- fragment: use_of_turn(turn)
--- What the attempts of a turn's committed steps used, and the model of the last one.
-(SELECT count(DISTINCT s.step_id) AS steps, coalesce(sum(state.as_count(a.attempt -> 'usage' ->> 'total_tokens')),
+-- What the attempts of a turn's committed steps used, those of its calls' steps too, and the model of the last one.
+(SELECT count(DISTINCT a.step_id) AS steps, coalesce(sum(state.as_count(a.attempt -> 'usage' ->> 'total_tokens')),
                                                      0)::bigint AS tokens,
         sum(CASE jsonb_typeof(a.attempt -> 'response_cost')
                  WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END)::float8 AS cost,
-        (array_agg(a.attempt ->> 'model' ORDER BY s.started_at DESC, a.place DESC))[1] AS model
- FROM state.agent_steps s LEFT JOIN LATERAL jsonb_array_elements(
-     CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts'
-          ELSE '[]' END) WITH ORDINALITY a (attempt, place) ON true
- WHERE s.agent_turn_id = {turn} AND s.project_id = :project_id)
+        (array_agg(a.attempt ->> 'model' ORDER BY a.started_at DESC, a.place DESC)
+            FILTER (WHERE a.attempt IS NOT NULL))[1] AS model
+ FROM (SELECT s.step_id, s.started_at, l.attempt, l.place
+       FROM state.agent_steps s LEFT JOIN LATERAL jsonb_array_elements(
+           CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts'
+                ELSE '[]' END) WITH ORDINALITY l (attempt, place) ON true
+       WHERE s.agent_turn_id = {turn} AND s.project_id = :project_id
+       UNION ALL SELECT c.step_id, c.created_at, {attempt_of_call}, c.seq FROM state.call_steps c
+       WHERE c.agent_turn_id = {turn} AND c.project_id = :project_id AND c.model IS NOT NULL) a)
 
 -- fragment: profile_in_box(box)
 -- The name and model of the profile that a box has.

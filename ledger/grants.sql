@@ -86,6 +86,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, DELETE, UPDATE (version, state, paused_until, waiting, updated_at)'),
     ('state.turn_nodes',  -- UPDATE: to lock a row; functions of the owner write
      'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),
+    ('state.call_steps', 'SELECT', null),  -- a function of the owner writes
     ('state.deletions', 'SELECT', null),  -- functions of the owner write
     ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),

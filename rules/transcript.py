@@ -23,7 +23,7 @@ from turnstile.schema.cards import (
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.json_reading import read_json_text
-from turnstile.schema.ledger_reads import SentCall, StepView
+from turnstile.schema.ledger_reads import CallRecord, SentCall, StepView
 from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED, Compaction
@@ -46,6 +46,8 @@ class CallEntry(Tolerant):
     sent_at: datetime | None = None
     """Null if the call was not sent to a tool: it was refused, or is built in."""
     answered_at: datetime | None = None
+    recorded: CallRecord | None = None
+    """What a program recorded under it (protocol §21)."""
 
 
 class SteerEntry(Steer):
@@ -133,11 +135,16 @@ def _step(
     attempts = [a for a in _list_or_empty(metadata.get("attempts")) if isinstance(a, dict)]
     thought = next((card for card in cards if card.type == CardType.THOUGHT), None)
     text = None if thought is None else value_of(thought)
+    entries = list(_calls(step, thought, cards, results, waits))
+    records = [entry.recorded for entry in entries if entry.recorded is not None]
     models = [a["model"] for a in attempts if isinstance(a.get("model"), str)]
+    models += [did.model for record in records for did in record.steps if did.model is not None]
     codes = [attempt.get("error_code") for attempt in attempts]
     usage = metadata.get("llm_usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    counts = [count for count in (tokens, *(record.tokens for record in records)) if isinstance(count, int)]
     cost = metadata.get("llm_response_cost")
+    costs = [c for c in (cost, *(record.cost for record in records)) if isinstance(c, int | float)]
     return StepEntry(
         number=number,
         step_id=step.step_id,
@@ -146,15 +153,15 @@ def _step(
         ended_at=step.ended_at,
         model=str(models[-1]) if models else None,
         text=text if isinstance(text, str) or text is None else json.dumps(text, ensure_ascii=False),
-        calls=list(_calls(step, thought, cards, results, waits)),
+        calls=entries,
         failed_attempts=[str(code) for code in codes if code not in {None, ATTEMPT_CANCELED}],
         truncated=_string_or_none(metadata, "truncated"),
         reminded=any(card.type == CardType.MUST_END_WITH_REQUIRED for card in cards),
         compaction=_compaction(metadata.get("compaction")),
         error_code=_string_or_none(metadata, "error_code"),
         error=step.error,
-        tokens=tokens if isinstance(tokens, int) else None,
-        response_cost=cost if isinstance(cost, int | float) else None,
+        tokens=sum(counts) if counts else None,
+        response_cost=sum(costs) if costs else None,
     )
 
 
@@ -193,6 +200,7 @@ def _calls(
             status="waiting",
             sent_at=wait.created_at if wait else None,
             answered_at=(wait.received_at or wait.applied_at) if wait else None,
+            recorded=wait.recorded if wait else None,
         )
         yield entry if result is None else entry.model_copy(update=_answer(result))
 

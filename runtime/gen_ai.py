@@ -98,6 +98,13 @@ def usage_attributes(counts: JsonObject) -> Attributes:
     return {name: int(count) for key, name in _COUNTS.items() if isinstance(count := counts.get(key), int | float)}
 
 
+def used(model: str, read: int, written: int) -> Attributes:
+    """What a model used, as a program says that asked it."""
+    provider, name = model_names(model)
+    counts: JsonObject = {"prompt_tokens": read, "completion_tokens": written}
+    return {"gen_ai.provider.name": provider, "gen_ai.request.model": name, **usage_attributes(counts)}
+
+
 def server(base: str | None) -> Attributes:
     """The address and port of a base URL; nothing if it is unknown."""
     if base is None:

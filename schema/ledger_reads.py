@@ -32,6 +32,36 @@ from turnstile.schema.wire.box_requests import AgentBoxes
 from turnstile.schema.wire.descriptions import ThreadLine, TreeTurn, TurnView
 
 
+class CallStep(Tolerant):
+    """What a program has done once under the call that it runs (protocol §21)."""
+
+    key: str
+    """The program's name for it."""
+    created_at: datetime
+    """When it was recorded."""
+    bytes: int
+    """Of its value, as JSON."""
+    model: str | None = None
+    """The model that was asked for it; null if none was named."""
+    tokens: int | None = None
+    """What the model read and wrote."""
+    cost: float | None = None
+    """In US dollars."""
+
+
+class CallRecord(Tolerant):
+    """What a program has recorded under the call that it runs (protocol §21)."""
+
+    count: int
+    """Steps."""
+    tokens: int | None = None
+    """What models read and wrote for them; null if none was named."""
+    cost: float | None = None
+    """In US dollars."""
+    steps: list[CallStep]
+    """The first hundred, in order."""
+
+
 class SentCall(Tolerant):
     """A call that a turn has sent, and its status."""
 
@@ -49,6 +79,8 @@ class SentCall(Tolerant):
     """When its report came."""
     applied_at: datetime | None
     """When the turn read the report."""
+    recorded: Annotated[CallRecord | None, BeforeValidator(read_column)] = None
+    """What its program recorded under it; null: nothing."""
 
 
 class StepView(Tolerant):

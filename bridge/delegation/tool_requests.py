@@ -22,6 +22,7 @@ from turnstile.ledger.trees.batches import OwnBatch, ParentCall, find_call, find
 from turnstile.ledger.turns.call_steps import page_call_history, step_of_call
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Meter, Metric
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.refusals import DelegationRefused
@@ -31,7 +32,13 @@ from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.states import ReplyStatus, StepPhase
 from turnstile.schema.tools import PMO_TOOLS, PmoTool
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.call_requests import CallHistoryReply, CallHistoryRequest, CallStepReply, CallStepRequest
+from turnstile.schema.wire.call_requests import (
+    CallHistoryReply,
+    CallHistoryRequest,
+    CallStepReply,
+    CallStepRequest,
+    StepUse,
+)
 from turnstile.schema.wire.events import StepEvent, TurnAddress
 from turnstile.schema.wire.limits import rate_limited
 from turnstile.schema.wire.progress import PROGRESS_RATE, ProgressReply, ProgressRequest
@@ -145,9 +152,10 @@ class ToolProgress:
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """What a program records and reads under its call, over one ledger."""
+    """What a program records and reads under its call, over one ledger; what its models used is counted."""
 
     pool: Pool
+    meter: Meter = SILENT.meter
 
     async def call_step(self, request: VerbRequest) -> CallStepReply:
         """Record a step of the call, or look for it; raises `Refused` if it may not run."""
@@ -158,6 +166,8 @@ class CallMemory:
         )
         if body.outcome is not None:
             hit(Fault.CALL_STEPPED)
+            if step.verdict == "recorded" and (use := body.outcome.usage) is not None:
+                self._count(use)
         return CallStepReply(
             status=ReplyStatus.ACCEPTED,
             tool_call_id=call.tool_call_id,
@@ -176,6 +186,12 @@ class CallMemory:
         after = int(part), int(position)
         cards = await self.pool.run(lambda conn: page_call_history(conn, call, after, body.limit))
         return CallHistoryReply(status=ReplyStatus.ACCEPTED, tool_call_id=call.tool_call_id, cards=tuple(cards))
+
+    def _count(self, use: StepUse) -> None:
+        for direction, count in (("input", use.tokens - use.written), ("output", use.written)):
+            self.meter.count(Metric.MODEL_TOKENS, count, model=use.model, direction=direction)
+        if use.cost:
+            self.meter.count(Metric.MODEL_COST, use.cost, model=use.model)
 
     async def _call(self, request: VerbRequest, call: ToolCallId) -> ParentCall:
         return checked_call(request, await self.pool.run(lambda conn: find_call(conn, request.project_id, call)))

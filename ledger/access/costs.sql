@@ -3,7 +3,7 @@
 -- name: sum_costs :many
 -- The attempts of the turns of a project, of one channel if that is given, that were enqueued since a moment, at most
 -- so many of the newest: by day, agent, model, channel and profile, and the sum of all. Days are of the steps' begin,
--- in UTC. Of removed turns past_costs has days, models and channels.
+-- in UTC. What steps of calls used counts, too. Of removed turns past_costs has days, models and channels.
 WITH turns AS MATERIALIZED (
     SELECT i.agent_turn_id, i.channel_id, i.payload ->> 'profile_box_id' AS profile_box_id FROM state.agent_inbox i
     WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
@@ -24,6 +24,11 @@ attempts AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT s.metadata -> 'attempts' AS list {once}) l
     CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(l.list)
                                                  WHEN 'array' THEN l.list ELSE '[]' END) AS a (attempt)
+    UNION ALL
+    SELECT c.agent_id, t.agent_turn_id, t.channel_id, t.profile_box_id, (c.created_at AT TIME ZONE 'UTC')::date,
+           c.model, false, c.tokens - c.written, c.written, c.cost / 1000000.0
+    FROM turns t JOIN state.call_steps c ON c.agent_turn_id = t.agent_turn_id AND c.project_id = :project_id
+    WHERE c.model IS NOT NULL
 ),
 by_turn AS MATERIALIZED (  -- so that turns need not be counted distinct
     SELECT x.agent_id, x.agent_turn_id, x.channel_id, x.profile_box_id, x.day, x.model, count(*) AS attempts,

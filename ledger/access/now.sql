@@ -173,7 +173,7 @@ ORDER BY x.created_at DESC LIMIT :row_limit::int;
 SELECT w.tool_call_id, w.tool_name, w.step_id, w.wait_status, w.created_at, w.received_at,
        w.applied_at, w.updated_at, w.deadline,
        coalesce(w.call_card_id, w.tool_call_id || '-call') AS call_card_id, w.tool_result_card_id,
-       b.tasks, b.tasks_done, b.only_turn_id, r.status AS result_status, r.error_code
+       b.tasks, b.tasks_done, b.only_turn_id, r.status AS result_status, r.error_code, {recorded_under(w)} AS recorded
 FROM (SELECT x.* FROM state.turn_waiting_tools x WHERE x.agent_turn_id = :agent_turn_id AND x.project_id = :project_id
       ORDER BY x.created_at, x.tool_call_id LIMIT :row_limit::int) w
 CROSS JOIN LATERAL {batches_of_call(w.agent_turn_id, w.tool_call_id)} b

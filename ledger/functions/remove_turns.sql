@@ -29,16 +29,27 @@ CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text
         RETURNING s.agent_turn_id, s.project_id, coalesce(s.channel_id, 'public') AS channel_id,
                   (s.started_at AT TIME ZONE 'UTC')::date AS day, s.metadata -> 'attempts' AS attempts
     ),
+    call_steps AS (
+        DELETE FROM state.call_steps c USING gone
+        WHERE c.agent_turn_id = gone.agent_turn_id AND c.project_id = gone.project_id
+        RETURNING c.agent_turn_id, c.project_id, c.channel_id, (c.created_at AT TIME ZONE 'UTC')::date AS day, c.model,
+                  c.tokens, c.written, c.cost
+    ),
     attempts AS (
-        SELECT s.agent_turn_id, s.project_id, s.channel_id, s.day, coalesce(a.attempt ->> 'model', 'unknown') AS model,
-               coalesce(a.attempt ->> 'error_code' <> 'canceled', false) AS failed,
-               coalesce(state.as_count(a.attempt #>> '{usage,prompt_tokens}'), 0) AS prompt_tokens,
-               coalesce(state.as_count(a.attempt #>> '{usage,completion_tokens}'), 0) AS completion_tokens,
-               CASE jsonb_typeof(a.attempt -> 'response_cost')
-                   WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
-               row_number() OVER (PARTITION BY s.agent_turn_id ORDER BY s.day) = 1 AS is_first
-        FROM steps s CROSS JOIN LATERAL jsonb_array_elements(
-            CASE jsonb_typeof(s.attempts) WHEN 'array' THEN s.attempts ELSE '[]' END) a (attempt)
+        SELECT x.*, row_number() OVER (PARTITION BY x.agent_turn_id ORDER BY x.day) = 1 AS is_first FROM (
+            SELECT s.agent_turn_id, s.project_id, s.channel_id, s.day,
+                   coalesce(a.attempt ->> 'model', 'unknown') AS model,
+                   coalesce(a.attempt ->> 'error_code' <> 'canceled', false) AS failed,
+                   coalesce(state.as_count(a.attempt #>> '{usage,prompt_tokens}'), 0) AS prompt_tokens,
+                   coalesce(state.as_count(a.attempt #>> '{usage,completion_tokens}'), 0) AS completion_tokens,
+                   CASE jsonb_typeof(a.attempt -> 'response_cost')
+                       WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost
+            FROM steps s CROSS JOIN LATERAL jsonb_array_elements(
+                CASE jsonb_typeof(s.attempts) WHEN 'array' THEN s.attempts ELSE '[]' END) a (attempt)
+            UNION ALL
+            SELECT c.agent_turn_id, c.project_id, c.channel_id, c.day, c.model, false, c.tokens - c.written, c.written,
+                   c.cost / 1000000.0
+            FROM call_steps c WHERE c.model IS NOT NULL) x
     ),
     costs AS (  -- a turn counts on the day of its first step
         INSERT INTO state.past_costs AS p (project_id, channel_id, day, model, turns, attempts, failed_attempts,
@@ -54,10 +65,6 @@ CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text
     ),
     steers AS (
         DELETE FROM state.steers s USING gone WHERE s.agent_turn_id = gone.agent_turn_id
-    ),
-    call_steps AS (
-        DELETE FROM state.call_steps s USING gone
-        WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
     ),
     receivers AS (
         DELETE FROM state.push_receivers p USING gone WHERE p.agent_turn_id = gone.agent_turn_id

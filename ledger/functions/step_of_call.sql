@@ -1,6 +1,6 @@
 -- Records what a step of a call has come to, once for each key, or looks for it where `recorded` is null. recorded:
--- value, bytes; model, tokens and cost (micro-dollars) of what a model used, which is booked against the turn's budget:
--- what of it no reservation would have got is beyond. Behind the lock of the turn's head, as its end is.
+-- value, bytes; model, tokens, of these written, and cost (micro-dollars) of what a model used, which is booked against
+-- the turn's budget: what of it no reservation would have got is beyond. Behind the lock of the turn's head.
 -- verdict: recorded | duplicate (the value is what was recorded first, whatever became of the call since) | absent (it
 -- may run) | unknown_call | parent_over | parent_stopping | not_sent | too_many_steps | budget_exhausted (of a look).
 -- The owner books. Lock order: protocol §12, then budgets.
@@ -12,6 +12,7 @@ DECLARE
     s state.call_steps;
     refused text;
     budget jsonb;
+    channel text;
     at_tokens text[] := '{}';
     at_cost text[] := '{}';
     at_turns text[] := '{}';
@@ -47,7 +48,8 @@ BEGIN
     IF steps >= 1000 OR size + coalesce((recorded ->> 'bytes')::int, 1) > 16777216 THEN
         RETURN jsonb_build_object('verdict', 'too_many_steps');
     END IF;
-    SELECT i.payload -> 'budget' INTO budget FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id;
+    SELECT i.payload -> 'budget', i.channel_id INTO budget, channel FROM state.agent_inbox i
+    WHERE i.inbox_id = h.active_inbox_id;
     IF budget IS NOT NULL THEN
         SELECT o.tokens, o.cost, o.held INTO at_tokens, at_cost, rows
         FROM state.open_budgets(used_tokens IS NOT NULL, state.text_list(budget -> 'tokens'),
@@ -78,9 +80,11 @@ BEGIN
         PERFORM state.book_budgets(state.settle_attempts(w.agent_turn_id, jsonb_build_array(jsonb_build_object(
             'step', of_step, 'attempt', of_attempt, 'tokens', used_tokens, 'cost', used_cost))));
     END IF;
-    INSERT INTO state.call_steps (project_id, agent_id, agent_turn_id, tool_call_id, key, seq, value, bytes, model,
-        tokens, cost, attempt)
-    VALUES (project, w.agent_id, w.agent_turn_id, call, step_key, steps + 1, recorded -> 'value',
-        (recorded ->> 'bytes')::int, recorded ->> 'model', used_tokens, used_cost, of_attempt);
+    INSERT INTO state.call_steps (project_id, agent_id, agent_turn_id, step_id, channel_id, tool_call_id, key, seq,
+        value, bytes, model, tokens, written, cost, attempt)
+    VALUES (project, w.agent_id, w.agent_turn_id, w.step_id, coalesce(channel, 'public'), call, step_key, steps + 1,
+        recorded -> 'value', (recorded ->> 'bytes')::int, recorded ->> 'model', used_tokens,
+        CASE WHEN used_tokens IS NOT NULL THEN coalesce((recorded ->> 'written')::bigint, 0) END, used_cost,
+        of_attempt);
     RETURN jsonb_build_object('verdict', 'recorded', 'value', recorded -> 'value');
 END $$;

@@ -64,7 +64,7 @@ def _recorded(outcome: StepOutcome) -> str:
     recorded: JsonObject = {"value": outcome.value, "bytes": size}
     if (use := outcome.usage) is not None:
         cost = int((Decimal(str(use.cost)) * _MICRO).to_integral_value(ROUND_CEILING))
-        recorded |= {"model": use.model, "tokens": use.tokens, "cost": cost}
+        recorded |= {"model": use.model, "tokens": use.tokens, "written": use.written, "cost": cost}
     return json.dumps(recorded)
 
 

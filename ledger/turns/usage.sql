@@ -1,8 +1,8 @@
 -- Usage and cost of models, and the models that profiles name; for display only.
 
 -- name: sum_usage :many
--- The attempts of a project's steps, of one channel or of these turns if that is given, since a moment, by agent, model
--- or day; the last row, without a name, is the sum of all.
+-- The attempts of a project's steps and what steps of calls used, of one channel or of these turns if that is given,
+-- since a moment, by agent, model or day; the last row, without a name, is the sum of all.
 WITH attempts AS (
     SELECT s.agent_id, s.agent_turn_id, s.step_id, a.attempt, a.attempt -> 'usage' AS counts, s.started_at,
            CASE jsonb_typeof(a.attempt -> 'response_cost')
@@ -15,6 +15,14 @@ WITH attempts AS (
     WHERE s.project_id = :project_id AND (:channel_id::text IS NULL OR s.channel_id = :channel_id)
       AND (:since::timestamptz IS NULL OR s.started_at >= :since)
       AND (:turns::text[] IS NULL OR s.agent_turn_id = ANY (:turns))
+    UNION ALL
+    SELECT c.agent_id, c.agent_turn_id, c.step_id, a.attempt, a.attempt -> 'usage', c.created_at,
+           (a.attempt ->> 'response_cost')::numeric, 'exact'
+    FROM state.call_steps c CROSS JOIN LATERAL (SELECT {attempt_of_call} AS attempt) a
+    WHERE c.project_id = :project_id AND c.model IS NOT NULL
+      AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
+      AND (:since::timestamptz IS NULL OR c.created_at >= :since)
+      AND (:turns::text[] IS NULL OR c.agent_turn_id = ANY (:turns))
 ),
 named AS (
     SELECT *, CASE :grouping::text WHEN 'agent' THEN agent_id WHEN 'model' THEN coalesce(attempt ->> 'model', 'unknown')
@@ -32,16 +40,19 @@ SELECT name, count(DISTINCT agent_turn_id) AS turns, count(DISTINCT step_id) AS 
 FROM named GROUP BY GROUPING SETS ((name), ()) ORDER BY grouping(name), name;
 
 -- name: sum_turn_usage :one
--- What the models of a turn's committed steps counted, all attempts included; of those after a step, up to another.
+-- What the models of a turn's committed steps and of their calls' steps counted, all attempts included; of those after
+-- a step, up to another.
 SELECT coalesce(sum(state.as_count(u.counts ->> 'prompt_tokens')), 0)::bigint AS prompt_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'completion_tokens')), 0)::bigint AS completion_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'cached_tokens')), 0)::bigint AS cached_tokens,
        coalesce(sum(state.as_count(u.counts ->> 'reasoning_tokens')), 0)::bigint AS reasoning_tokens
-FROM state.agent_steps s CROSS JOIN LATERAL (SELECT s.metadata -> 'llm_usage' AS counts) u
-WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND (
-    :after_step::int = 0 AND :until_step::int IS NULL
-    OR state.as_count(substring(s.step_id FROM '-s([0-9]+)$'))
-       BETWEEN :after_step + 1 AND coalesce(:until_step, 1000000));
+FROM (SELECT s.step_id, s.metadata -> 'llm_usage' AS counts FROM state.agent_steps s
+      WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id
+      UNION ALL SELECT c.step_id, {attempt_of_call} -> 'usage' FROM state.call_steps c
+      WHERE c.agent_turn_id = :agent_turn_id AND c.project_id = :project_id AND c.model IS NOT NULL) u
+WHERE :after_step::int = 0 AND :until_step::int IS NULL
+   OR state.as_count(substring(u.step_id FROM '-s([0-9]+)$'))
+      BETWEEN :after_step + 1 AND coalesce(:until_step, 1000000);
 
 -- name: list_profile_models :many
 -- The models that profiles name, fallbacks and those of their summaries included, of one project or of all.

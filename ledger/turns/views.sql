@@ -108,8 +108,9 @@ WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types}
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
 
 -- name: list_calls :many
--- The calls that a turn has sent, in order.
-SELECT w.tool_call_id, w.tool_name, w.step_id, w.wait_status, w.created_at, w.received_at, w.applied_at
+-- The calls that a turn has sent, in order, with what was recorded under them.
+SELECT w.tool_call_id, w.tool_name, w.step_id, w.wait_status, w.created_at, w.received_at, w.applied_at,
+       {recorded_under(w)} AS recorded
 FROM state.turn_waiting_tools w
 WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id ORDER BY w.created_at, w.tool_call_id;
 

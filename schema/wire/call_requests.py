@@ -1,8 +1,8 @@
 """The verbs `call.step` and `call.history` of a program that runs a call (protocol §21). Pure."""
 
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from turnstile.schema.base import IdOf, Reply, Strict, Tolerant
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
@@ -23,8 +23,16 @@ class StepUse(Strict):
     """Which."""
     tokens: int = Field(ge=0, le=10**12)
     """All that it read and wrote."""
+    written: int = Field(default=0, ge=0, le=10**12)
+    """Of these, what it wrote."""
     cost: float = Field(default=0.0, ge=0, le=1_000_000, allow_inf_nan=False)
     """In US dollars."""
+
+    @model_validator(mode="after")
+    def _wrote_some(self) -> Self:
+        if self.written > self.tokens:
+            raise ValueError("written: is a part of tokens")
+        return self
 
 
 class StepOutcome(Strict):

@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from turnstile.runtime.gen_ai import Attributes, used
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import ResultField
 from turnstile.schema.delegation.arguments import Join, Losers
@@ -66,6 +67,10 @@ class CallRequests(Protocol):
         """Around what is not the call's own time."""
         ...
 
+    def traced(self, key: str) -> AbstractContextManager[Attributes]:
+        """Around a step: its span, and what else that shall say."""
+        ...
+
 
 SendProgress: TypeAlias = Callable[[ProgressRequest], Awaitable[None]]
 """Publishes how far a call is, best effort."""
@@ -92,6 +97,8 @@ class Used(Generic[Value]):
     """All that it read and wrote."""
     cost: float = 0.0
     """In US dollars."""
+    written: int = 0
+    """Of the tokens, those that it wrote."""
 
 
 StepFunction: TypeAlias = Callable[[], object]
@@ -272,10 +279,13 @@ class ToolCall:
             raise Refused("key_conflict", f"the key {key[:64]!r} names an earlier step of this run: give each its own")
         self._steps.add(key)
         try:
-            done = await requests.step(_step_request(self.tool_call_id, key))
-            if not done.recorded:
-                outcome = _outcome(await self._while_it_waits(function))
-                done = await requests.step(_step_request(self.tool_call_id, key, outcome))
+            with requests.traced(key) as span:
+                done = await requests.step(_step_request(self.tool_call_id, key))
+                if not done.recorded:
+                    outcome = _outcome(await self._while_it_waits(function))
+                    if (use := outcome.usage) is not None:
+                        span.update(used(use.model, use.tokens - use.written, use.written))
+                    done = await requests.step(_step_request(self.tool_call_id, key, outcome))
         except BaseException:
             self._steps.discard(key)  # it may be tried again
             raise
@@ -376,7 +386,11 @@ def _outcome(value: object) -> StepOutcome:
         written = to_jsonable_python(value if used is None else used.value, inf_nan_mode="null")
         if (size := len(to_json(written))) > VALUE_BYTES:
             raise Refused("result_too_large", f"the value has {size} bytes; the limit is {VALUE_BYTES}")
-        use = None if used is None else StepUse(model=used.model, tokens=used.tokens, cost=used.cost)
+        use = (
+            None
+            if used is None
+            else StepUse(model=used.model, tokens=used.tokens, written=used.written, cost=used.cost)
+        )
         return StepOutcome(value=written, usage=use)
     except ValidationError as error:
         raise BadRequest(f"a step's value cannot be recorded: {describe_faults(error, StepUse)[:200]}") from None

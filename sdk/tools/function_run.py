@@ -38,6 +38,8 @@ class CallTrace:
     command: CallCommand
     traceparent: str = ""
     error_code: str | None = None
+    running: str = ""
+    """The span of the function's run."""
     started: int = field(default_factory=time.time_ns)
 
     def __post_init__(self) -> None:
@@ -58,6 +60,23 @@ class CallTrace:
         finally:
             self._record(name, place, headers.span_id(self.traceparent), started, code, kind)
 
+    @contextmanager
+    def step(self, key: str) -> Generator[Attributes]:
+        """Record the block as a step of the program, under the run of its function; yields what else the span says."""
+        attributes: Attributes = {"turnstile.step_key": key}
+        if not self.traceparent:
+            yield attributes
+            return
+        started, code = time.time_ns(), "failed"
+        try:
+            yield attributes
+            code = None
+        finally:
+            under = self.running or self.traceparent
+            self._record(
+                "step", headers.child_span(under), headers.span_id(under), started, code, "internal", attributes
+            )
+
     def ended(self) -> None:
         """Record the `tool` span: this replica's work on the call has ended."""
         if self.traceparent:
@@ -71,13 +90,23 @@ class CallTrace:
         meter.count(Metric.TOOL_RUNS, tool=tool, status=status)
         meter.observe(Metric.TOOL_RUN_SECONDS, (time.time_ns() - self.started) / 1e9, tool=tool)
 
-    def _record(self, name: str, place: str, parent: str, started: int, code: str | None, kind: SpanKind) -> None:
+    def _record(
+        self,
+        name: str,
+        place: str,
+        parent: str,
+        started: int,
+        code: str | None,
+        kind: SpanKind,
+        more: Attributes | None = None,
+    ) -> None:
         received = self.command.headers
         attributes: Attributes = {
             **gen_ai.tool(self.command.tool_name, self.command.tool_call_id),
             **gen_ai.conversation(received, None),
             "turnstile.project_id": self.command.project_id,
             "turnstile.delivery": self.command.delivery,
+            **(more or {}),
         }
         if agent := received.get(headers.AGENT_ID):
             attributes |= gen_ai.agent(agent)

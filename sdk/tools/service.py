@@ -27,22 +27,30 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from turnstile.runtime.event_loop import fast_loop
 from turnstile.runtime.program import END_SECONDS, INTERRUPTED, LATE_SECONDS, Program
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
-from turnstile.schema.errors import ConfigError, TurnstileError
-from turnstile.schema.ids import ProjectId, token
+from turnstile.schema import verbs
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, ConfigError, TurnstileError
+from turnstile.schema.ids import ChannelId, ProjectId, token
+from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.validation import describe_faults
+from turnstile.schema.wire.roster_requests import ProfilePutRequest, ToolPutRequest
+from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.answer import Terminate, ToolFailed
 from turnstile.sdk.tools.call import ChildTask, ToolCall, Used
 from turnstile.sdk.tools.spec import OnOver, ToolFunction, ToolSpec, ToolTerms, read_spec
 from turnstile.sdk.tools.worker import ToolCounts, ToolWorker
+from turnstile.sdk.turn import adapter_of
 from turnstile.transport.connection import NatsConnection, connect, start_connecting
 from turnstile.transport.streams import declare_consumer
 
@@ -51,6 +59,8 @@ __all__ = ["ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService", "U
 _BEATS_PER_ACK_WAIT = 3
 _LEAST_ACK_WAIT = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_GIVEN = {"instruction", "output_schema", "result_fields"}
+"""What a turn of an agent in code gives its function (protocol §21)."""
 
 logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=ToolFunction)
@@ -83,6 +93,7 @@ class ToolService:
         self._heartbeat_seconds = heartbeat_seconds
         self._telemetry = telemetry
         self._specs: dict[str, ToolSpec] = {}
+        self._profiles: dict[str, Profile] = {}
         self._workers: dict[str, ToolWorker] = {}
 
     def tool(
@@ -123,6 +134,45 @@ class ToolService:
 
         return decorate
 
+    def agent(
+        self,
+        *,
+        name: str | None = None,
+        target: str | None = None,
+        suffix: str = "turn",
+        output_schema: JsonObject | type[Any] | TypeAdapter[Any] | None = None,
+        profile: Mapping[str, Any] | None = None,
+        timeout_seconds: float = 600.0,
+        concurrency: int | None = None,
+        repeat: Literal["safe", "unsafe"] = "safe",
+        on_over: OnOver | None = None,
+    ) -> Callable[[Function], Function]:
+        """Make a function an agent (docs/code-agents.md): a tool, and a profile of its name whose turns it does.
+
+        The function takes `instruction`, and may take `output_schema`, `result_fields` and a `ToolCall`. What it
+        returns is the turn's answer. It must match `output_schema`: a JSON schema, or a type that pydantic knows.
+        `profile` has more fields of the profile; `target` is the name, unless it is given. Raises as `tool` does.
+        """
+
+        def decorate(function: Function) -> Function:
+            named = name or getattr(function, "__name__", "")
+            terms = ToolTerms(
+                target=target or named,
+                suffix=suffix,
+                name=named,
+                timeout_seconds=timeout_seconds,
+                concurrency=self._concurrency if concurrency is None else concurrency,
+                repeat=repeat,
+                on_over=on_over,
+            )
+            spec = read_spec(function, terms)
+            made = _profile(spec, output_schema, profile or {})
+            self.add(spec)
+            self._profiles[spec.name] = made
+            return function
+
+        return decorate
+
     def add(self, spec: ToolSpec) -> None:
         """Serve a tool that is described already; raises `ConfigError` for a second one of its name or address."""
         for other in self._specs.values():
@@ -135,6 +185,10 @@ class ToolService:
     def definitions(self) -> list[ToolDefinition]:
         """The definitions of the tools, as `turnstile tool put` registers them."""
         return [spec.definition for spec in self._specs.values()]
+
+    def profiles(self) -> list[Profile]:
+        """The profiles of the agents, as `turnstile profile put` stores them."""
+        return list(self._profiles.values())
 
     def yaml(self, tool_name: str | None = None) -> str:
         """The file of one tool for `turnstile tool put`; raises `ConfigError` if several match, or none."""
@@ -204,8 +258,29 @@ class ToolService:
         finally:
             await conn.drain()
 
+    async def put(self, nats_url: str | None = None) -> None:
+        """Store the tools, and the profiles of the agents, in the service's project; those of their names are replaced.
+
+        Raises `ConfigError` without a project, `Refused` if this user may not, `ServerUnavailable` without a bridge.
+        """
+        if self._project is None:
+            raise ConfigError("which project gets the tools? name it: --project ID")
+        conn = await connect(nats_url, name="turnstile-tools-put")
+        try:
+            bridge = BridgeClient(conn, self._project, ChannelId("public"), "tools")
+            for definition in self.definitions():
+                await bridge.call(verbs.TOOL_PUT, ToolPutRequest(tool=definition))
+                logger.info("tool %s is stored in %s", definition.tool_name, self._project)
+            for profile in self.profiles():
+                reply = await bridge.call(verbs.PROFILE_PUT, ProfilePutRequest(profile=profile))
+                logger.info("profile %s is stored in %s", profile.name, self._project)
+                for warning in reply.warnings:
+                    logger.warning("profile %s: %s", profile.name, warning)
+        finally:
+            await conn.drain()
+
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """Run the service as a program until a signal ends it; with `--yaml`, print a tool's definition instead."""
+        """Run the service as a program until a signal ends it; with `--yaml` or `--put`, say what it serves instead."""
         parser = argparse.ArgumentParser(description=f"Answers calls of {', '.join(self._specs)}.")
         about = "nats://… of the kernel (default: $NATS_URL, else that of a `turnstile up` in this directory or above)"
         parser.add_argument("--nats", metavar="URL", default=os.environ.get("NATS_URL") or None, help=about)
@@ -214,6 +289,8 @@ class ToolService:
         about = "serve this project only, by a consumer of its own (permissions: `turnstile docs tools`)"
         parser.add_argument("--project", metavar="ID", default=self._project, help=about)
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
+        about = "store the tools and the profiles of agents in the project, which --project names, and end"
+        parser.add_argument("--put", action="store_true", help=about)
         options = parser.parse_args(argv)
         stop, code = asyncio.Event(), 0
         program = Program(
@@ -228,8 +305,9 @@ class ToolService:
             if options.project is not None:
                 self._project = ProjectId(token(options.project, "--project"))
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-            work = self.declare(options.nats) if options.declare else self.run(options.nats, stop=stop)
-            program.run(work, lambda task: task.cancel() if options.declare else stop.set())
+            once = self.put if options.put else self.declare if options.declare else None
+            work = self.run(options.nats, stop=stop) if once is None else once(options.nats)
+            program.run(work, lambda task: stop.set() if once is None else task.cancel())
         except asyncio.CancelledError:
             code = 0 if program.was_late else INTERRUPTED
         except TurnstileError as error:
@@ -282,6 +360,25 @@ class ToolService:
                 counts.refused,
                 counts.deferred,
             )
+
+
+def _profile(
+    spec: ToolSpec, output: JsonObject | type[Any] | TypeAdapter[Any] | None, more: Mapping[str, Any]
+) -> Profile:
+    """The profile of an agent; raises `ConfigError` if no turn could call its function, or for a field of `more`."""
+    properties, required = (spec.definition.parameters.get(name) or () for name in ("properties", "required"))
+    if "instruction" not in cast("JsonObject", properties):
+        raise ConfigError(f"agent {spec.name}: the function needs a parameter `instruction: str`")
+    if unknown := sorted(set(cast("list[str]", required)) - _GIVEN):
+        raise ConfigError(f"agent {spec.name}: a turn gives no {', '.join(unknown)}: give it a default")
+    try:
+        schema = output if output is None or isinstance(output, dict) else adapter_of(output).json_schema()
+        typed = {} if schema is None else {"output_schema": schema}
+        return Profile.model_validate({"name": spec.name, "run_by": spec.name, **typed, **more})
+    except ValidationError as error:
+        raise ConfigError(f"agent {spec.name}: {describe_faults(error, Profile)}") from None
+    except BadRequest as error:
+        raise ConfigError(f"agent {spec.name}: {error}") from None
 
 
 async def _pass_on(stop: asyncio.Event, ending: asyncio.Event) -> None:

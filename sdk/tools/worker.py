@@ -29,6 +29,7 @@ from nats.aio.msg import Msg
 from pydantic import ValidationError
 
 from turnstile.rules.text import cleared
+from turnstile.runtime.gen_ai import Attributes
 from turnstile.runtime.log_context import about
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.amounts import amount
@@ -38,7 +39,7 @@ from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnav
 from turnstile.schema.ids import ChannelId, ProjectId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCallHolder
-from turnstile.schema.wire import subjects
+from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.call_requests import CallHistoryReply, CallHistoryRequest, CallStepReply, CallStepRequest
 from turnstile.sdk.tools.answer import DescribedCall, Prepared, ToolFailed, ToolReport, answer, failed, prepare
 from turnstile.sdk.tools.call import ToolCall
@@ -156,10 +157,11 @@ class RepeatedRequests:
     run stands still while a person is asked.
     """
 
-    def __init__(self, calls: CallClient, command: CallCommand, time: RunTime) -> None:
+    def __init__(self, calls: CallClient, command: CallCommand, time: RunTime, trace: CallTrace) -> None:
         self._calls = calls
         self._command = command
         self._time = time
+        self._trace = trace
         self._log = LimitedLog(logger)
 
     async def __call__(self, request: DelegateRequest) -> JsonObject:
@@ -170,6 +172,10 @@ class RepeatedRequests:
     def standing_still(self) -> AbstractContextManager[None]:
         """Around what is not the call's own time."""
         return self._time.standing_still()
+
+    def traced(self, key: str) -> AbstractContextManager[Attributes]:
+        """Around a step: its span, and what else that shall say."""
+        return self._trace.step(key)
 
     async def waits(self) -> bool:
         """Whether the call still waits for its result; True if no bridge can say."""
@@ -397,7 +403,8 @@ class ToolWorker:
                 return await self._over(command, described)
             with trace.part("run tool") as running:
                 time_left = RunTime(self.spec.terms.timeout_seconds)
-                context = self._context(running, described, time_left)
+                trace.running = running.headers.get(headers.TRACEPARENT, "")
+                context = self._context(running, described, time_left, trace)
                 try:
                     prepared = prepare(self.spec, described.content.arguments, context, os.environ)
                 except ToolFailed as error:
@@ -415,8 +422,10 @@ class ToolWorker:
                 await self._report(reporting, report)
         return Done()
 
-    def _context(self, command: CallCommand, described: DescribedCall, time_left: RunTime) -> ToolCall:
-        requests = RepeatedRequests(self._calls, command, time_left)
+    def _context(
+        self, command: CallCommand, described: DescribedCall, time_left: RunTime, trace: CallTrace
+    ) -> ToolCall:
+        requests = RepeatedRequests(self._calls, command, time_left, trace)
         return command.context(described, requests, partial(self._calls.progress, command))
 
     async def _over(self, command: CallCommand, described: DescribedCall) -> Disposition:
@@ -424,7 +433,8 @@ class ToolWorker:
         if (on_over := self.spec.terms.on_over) is None:
             return Done()
         try:
-            await on_over(self._context(command, described, RunTime(self.spec.terms.timeout_seconds)))
+            time_left = RunTime(self.spec.terms.timeout_seconds)
+            await on_over(self._context(command, described, time_left, CallTrace(SILENT, command)))
         except Exception as error:  # noqa: BLE001 -- a user's function may raise anything; it is called again
             self._log.warning("over", "tool %s: the end of a call: %s", self.spec.name, error)
             return deferred(command.delivery)

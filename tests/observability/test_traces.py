@@ -28,7 +28,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.turns import RunStepInput
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.events import Message
-from turnstile.sdk.tools.service import ToolCall, ToolService
+from turnstile.sdk.tools.service import ToolCall, ToolService, Used
 from turnstile.telemetry.tracing import otlp_tracer
 from turnstile.temporal.plugin import turnstile_plugin
 from turnstile.workflows.options import turn_workflow_id
@@ -77,13 +77,14 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
             text: The text.
             """
             under.append(call.traceparent)
+            await call.step("eyes", lambda: Used(1, model="openai/eyes", tokens=7, written=2))
             return f"{text} seen"
 
         agent = await stack.register(*service.definitions())
         trace = headers.new_traceparent()
         async with stack.serving(service):
             turn, event = await ask(stack, agent, trace, (name, {"text": MARKER}))
-    spans = await spans_of(collector, trace, 14)
+    spans = await spans_of(collector, trace, 17)
     assert event.status == "success"
     assert tree(spans, headers.span_id(trace)) == [
         [
@@ -98,7 +99,12 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
                         [
                             "tools: tool",
                             ["tools: describe call", ["turnstile-bridge: describe"]],
-                            ["tools: run tool"],
+                            [
+                                "tools: run tool",
+                                ["tools: step"],
+                                ["turnstile-bridge: call.step"],
+                                ["turnstile-bridge: call.step"],
+                            ],
                             ["tools: report call", ["turnstile-bridge: report"]],
                         ],
                     ],
@@ -108,7 +114,13 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
             ],
         ]
     ]
-    assert len({span.span_id for span in spans}) == len(spans) == 14
+    assert len({span.span_id for span in spans}) == len(spans) == 17
+    step = next(span for span in spans if (span.service, span.name) == ("tools", "step")).attributes
+    assert (step["turnstile.step_key"], step["gen_ai.request.model"], step["gen_ai.usage.input_tokens"]) == (
+        "eyes",
+        "eyes",
+        5,
+    )
     assert [headers.span_id(place or "") for place in under] == [s.span_id for s in spans if s.name == "run tool"]
     assert not any(span.failed for span in spans)
     assert {span.attributes["gen_ai.conversation.id"] for span in spans} == {event.output_box_id}
@@ -118,7 +130,7 @@ async def test_a_turn_with_a_tool_is_one_trace(stack: Stack, collector: Collecto
     assert not any(MARKER.encode() in body for body in collector.bodies)
     assert await replayed(stack, turn) == {}
     await asyncio.sleep(0.3)
-    assert len(collector.of_trace(headers.trace_id(trace))) == 14
+    assert len(collector.of_trace(headers.trace_id(trace))) == 17
 
 
 async def test_a_call_that_failed_or_was_not_waited_for_says_so(stack: Stack, collector: Collector) -> None:

@@ -128,7 +128,7 @@ class Bridge:
             PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)),
             ToolRequests(pool, delegation, ToolQuestions(pool, publisher)),
             ToolProgress(pool, publisher),
-            CallMemory(pool),
+            CallMemory(pool, telemetry.meter),
             file_verbs(pool, settings.artifacts),
         )
         verbs = instrumented(throttled(handlers, throttle), telemetry)

@@ -175,6 +175,12 @@ def _call(call: TurnCall, questions: Sequence[Interrupt], end: datetime) -> Row:
         decided = min(max(question.decided_at or over, question.created_at), over)
         what = f"waits for a person ({question.decision or question.status})"
         bars.append(TimelineBar(question.created_at, decided, "people", what))
+    begun = call.created_at
+    for step in () if call.recorded is None else call.recorded.steps:
+        done = min(max(step.created_at, begun), over)
+        asked = "" if step.model is None else f" at {step.model}"
+        bars.append(TimelineBar(begun, done, "attempt", f"{step.key}{asked}: {duration(done - begun)}"))
+        begun = done
     return Row(call.tool_name, tuple(bars), 1, call.step_id)
 
 
@@ -362,6 +368,7 @@ async def turn_page(visit: Visit[TurnQuery, Any]) -> Response:
     texts = {card.card_id: str(value_of(card)) for card in reading.cards if card.type == CardType.STEER}
     steers = [SteerEntry(**dict(steer), text=texts.get(CardId(steer.steer_id))) for steer in view.steers or ()]
     steps = _steps(reading, steers)
+    records = [call.recorded for call in reading.calls if call.recorded is not None]
     last = reading.first + len(reading.window) - 1
     deliverable = next((card for card in reading.cards if card.card_id == view.deliverable_card_id), None)
     return render(
@@ -382,8 +389,9 @@ async def turn_page(visit: Visit[TurnQuery, Any]) -> Response:
         steers=[steer for steer in steers if steer.step_id is None],
         questions=reading.questions,
         budgets=[budget for budget in reading.budgets if principal.sees(budget.channel_id)],
-        tokens=sum(_total(step.metadata.get("llm_usage")) for step in reading.steps),
-        cost=_sum(step.metadata.get("llm_response_cost") for step in reading.steps),
+        tokens=sum(_total(step.metadata.get("llm_usage")) for step in reading.steps)
+        + sum(record.tokens or 0 for record in records),
+        cost=_sum([*(step.metadata.get("llm_response_cost") for step in reading.steps), *(r.cost for r in records)]),
         seconds=((view.ended_at or now) - view.created_at).total_seconds(),
         timeline=timeline,
         drawing=drawn(timeline),

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import re
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 import turnstile
 from tests.e2e.gateway.mcp.official import Door
@@ -15,6 +20,7 @@ from tests.support.a2a.clients import a2a_client, ask
 from tests.support.conditions import until
 from tests.support.delegation import ALL, chief_says, fork, result, running, staff, task
 from tests.support.gateway import token_of
+from tests.support.paths import ROOT
 from tests.support.tenants import ALICE, Ended, Tenant, turn_of
 from turnstile import ToolCall, ToolFailed, ToolService, Used
 from turnstile.ledger.roster import add_agent, put_profile, put_tool
@@ -29,11 +35,18 @@ pytestmark = pytest.mark.shared_stack
 SCHEMA: JsonObject = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 
 
+class Size(BaseModel):
+    """What the agent `gauge` answers."""
+
+    id: int
+
+
 def coder(tenant: Tenant) -> ToolService:
     """An agent that does what its instruction says, in the words of this file's tests."""
     service = ToolService(tenant.project)
+    [target] = tenant.stack.settings.worker.worker_targets
 
-    @service.tool(target="coder", suffix="run", timeout_seconds=25, concurrency=32)
+    @service.agent(suffix="run", timeout_seconds=25, concurrency=32, profile={"worker_target": target})
     async def coder(
         instruction: str,
         call: ToolCall,
@@ -60,6 +73,11 @@ def coder(tenant: Tenant) -> ToolService:
             case _:
                 return f"did {instruction}"
 
+    @service.agent(output_schema=Size, profile={"worker_target": target})
+    def gauge(instruction: str) -> Size | str:
+        """Measure the instruction."""
+        return Size(id=len(instruction)) if instruction.isalpha() else "nothing"
+
     @service.tool(target="coder", suffix="sleep", timeout_seconds=0.2)
     async def sleeper(instruction: str) -> None:
         """Never return."""
@@ -81,9 +99,8 @@ async def coded(
 async def served(tenant: Tenant) -> AsyncIterator[Tenant]:
     """A project with the tool `coder` and the agent `alice`, which it runs."""
     service = coder(tenant)
-    for definition in service.definitions():
-        await put_tool(tenant.pool, tenant.project, definition)
-    await coded(tenant)
+    await service.put(tenant.stack.endpoints.nats_url)
+    await add_agent(tenant.pool, tenant.project, ALICE, "coder")
     async with running(tenant, service):
         yield tenant
 
@@ -158,6 +175,12 @@ async def test_its_result_is_the_answer_as_far_as_it_is_what_was_asked(
     assert shown(await served.turn(ALICE, instruction, **wanted)) == (status, code, value)
 
 
+async def test_a_function_that_is_no_coroutine_answers_what_its_type_says(served: Tenant) -> None:
+    await add_agent(served.pool, served.project, AgentId("gauge"), "gauge")
+    assert shown(await served.turn(AgentId("gauge"), "four")) == ("success", None, {"value": {"id": 4}})
+    assert shown(await served.turn(AgentId("gauge"), "4"))[:2] == ("partial", "output_invalid")
+
+
 async def test_a_stop_an_approval_a_budget_and_a_tool_that_is_gone_end_it_as_any_turn(served: Tenant) -> None:
     turn = turn_of(await served.enqueue(ALICE, "wait"))
     await until(lambda: served.count("state.turn_waiting_tools", "wait_status = 'waiting'"), 25, "the call was sent")
@@ -193,6 +216,27 @@ async def test_a_stop_an_approval_a_budget_and_a_tool_that_is_gone_end_it_as_any
     profile: JsonObject = {"name": "coder", "worker_target": target, "run_by": "coder"}
     warned = await served.client.request("profile.put", {"profile": profile})
     assert warned["warnings"] == ["run_by names 'coder', which is not a tool of the project yet"]
+
+
+async def test_the_programs_of_the_page_store_what_they_serve_and_serve_it(tenant: Tenant, tmp_path: Path) -> None:
+    page = (ROOT / "docs/code-agents.md").read_text()
+    programs = {"baker": "Here you are: bread", "planner": {"value": {"first": "flour", "then": ["oven", "table"]}}}
+    blocks = [text.partition("```")[0] for text in page.split("```python\n")[1:]]
+    [target] = tenant.stack.settings.worker.worker_targets
+    for (name, wanted), block in zip(programs.items(), blocks, strict=True):
+        file = tmp_path / f"{name}.py"
+        file.write_text(re.sub(r"@service.agent\(", f"@service.agent(profile={{'worker_target': '{target}'}}, ", block))
+        command = (sys.executable, str(file), "--nats", tenant.stack.endpoints.nats_url, "--project", tenant.project)
+        put = await asyncio.create_subprocess_exec(*command, "--put", stderr=PIPE)
+        _, errors = await put.communicate()
+        assert (put.returncode, f"profile {name} is stored in {tenant.project}" in errors.decode()) == (0, True), errors
+        await add_agent(tenant.pool, tenant.project, AgentId(name), name)
+        serving = await asyncio.create_subprocess_exec(*command, stderr=DEVNULL)
+        try:
+            assert shown(await tenant.turn(AgentId(name), "bread")) == ("success", None, wanted)
+        finally:
+            serving.terminate()
+            assert await serving.wait() == 0
 
 
 async def test_it_waits_for_an_upgrade_while_older_processes_run(served: Tenant) -> None:

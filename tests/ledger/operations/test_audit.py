@@ -88,8 +88,9 @@ NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
 ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
 _MANY_STEPS = """
 UPDATE state.call_steps SET bytes = 524288;
-INSERT INTO state.call_steps (project_id, agent_id, agent_turn_id, tool_call_id, key, seq, value, bytes)
-SELECT project_id, agent_id, agent_turn_id, tool_call_id, 'k' || n, n, value, bytes
+INSERT INTO state.call_steps (project_id, agent_id, agent_turn_id, step_id, channel_id, tool_call_id, key, seq, value,
+    bytes)
+SELECT project_id, agent_id, agent_turn_id, step_id, channel_id, tool_call_id, 'k' || n, n, value, bytes
 FROM state.call_steps, generate_series(3, 33) n WHERE key = 'plan'
 """
 STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"

@@ -1,22 +1,30 @@
 """Steps of a call (protocol §21): one value for each key, while the call waits, within bounds and the turn's budget."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import ALICE, BOB, CAROL, PROJECT, rows, value
+from tests.support.ledger.agents import ALICE, BOB, CAROL, CHANNEL, PROJECT, rows, value
 from tests.support.ledger.budgets import budget
 from tests.support.ledger.calls import ask_to_stop, end, ending, sleeper, stop_on, tell, told
 from tests.support.ledger.people import asking
 from tests.support.ledger.unknown_calls import begun
 from tests.support.waiting import Counting, overtaken
+from turnstile.ledger.access.costs import CostLine, sum_costs
+from turnstile.ledger.access.now import list_turn_calls, page_turns_with_use
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.call_steps import step_of_call
+from turnstile.ledger.turns.usage import sum_turn_usage, sum_usage
+from turnstile.ledger.turns.views import list_calls
+from turnstile.schema.api import UsageLine
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import ToolCallId
+from turnstile.schema.ids import AgentTurnId, ToolCallId
+from turnstile.schema.ledger_reads import SentCall
 from turnstile.schema.wire.call_requests import VALUE_BYTES, StepOutcome, StepUse
 
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 Step = tuple[str, Any]
 MANY = """
 SELECT state.step_of_call($1, 'a', 'k' || n, $2::jsonb) ->> 'verdict' AS verdict FROM generate_series(1, $3::int) n
@@ -38,8 +46,8 @@ async def step(pool: Counting, call: str, value: Any = None, key: str = "k", use
     return await pool.run(lambda conn: step_on(conn, call, value, key, use))
 
 
-def used(tokens: int, cost: float = 0.0) -> StepUse:
-    return StepUse(model="m", tokens=tokens, cost=cost)
+def used(tokens: int, cost: float = 0.0, model: str = "m") -> StepUse:
+    return StepUse(model=model, tokens=tokens, written=tokens // 4, cost=cost)
 
 
 async def test_the_first_value_counts_for_every_run_and_after_the_end(counting: Counting) -> None:
@@ -126,6 +134,61 @@ async def test_what_a_model_used_is_booked_with_its_step_and_what_is_beyond_ends
 async def test_without_a_budget_nothing_is_booked(counting: Counting, use: StepUse | None) -> None:
     await begun(counting, "a", agent=ALICE)
     assert await step(counting, "a", 1, use=use) == ("recorded", 1)
-    [row] = await rows(counting, "SELECT model, tokens, cost, attempt FROM state.call_steps")
-    assert tuple(row.values()) == ((None, None, None, None) if use is None else ("m", 7, 1, None))
+    [row] = await rows(counting, "SELECT model, tokens, written, cost, attempt FROM state.call_steps")
+    assert tuple(row.values()) == ((None,) * 5 if use is None else ("m", 7, 1, 1, None))
     assert await value(counting, "SELECT count(*) FROM state.budget_reservations") == 0
+
+
+async def views_of_use(pool: Counting, turn: AgentTurnId) -> dict[str, tuple[Any, ...]]:
+    """Tokens read and written and dollars, by each view that sums them."""
+
+    def of(line: UsageLine | CostLine) -> tuple[Any, ...]:
+        cost = line.response_cost if isinstance(line, UsageLine) else line.cost
+        return line.prompt_tokens, line.completion_tokens, cost
+
+    seen: dict[str, tuple[Any, ...]] = {}
+    for grouping in ("agent", "model", "day"):
+        lines = await pool.run(lambda conn, by=grouping: sum_usage(conn, PROJECT, by, since=LONG_AGO, channel=CHANNEL))
+        seen[f"usage by {grouping}"] = of(lines[-1])
+        seen |= {f"{grouping} {line.name}": of(line) for line in lines[:-1] if grouping == "model"}
+    costs = await pool.run(lambda conn: sum_costs(conn, PROJECT, channel=None, since=LONG_AGO))
+    seen["costs"] = of(costs.total)
+    seen |= {f"cost of {line.name}": of(line) for line in costs.lines["model"]}
+    whole = await pool.run(lambda conn: sum_turn_usage(conn, PROJECT, turn))
+    seen["turn"] = whole.prompt_tokens, whole.completion_tokens, costs.total.cost
+    first = await pool.run(lambda conn: sum_turn_usage(conn, PROJECT, turn, after_step=0, until_step=1))
+    assert first == whole
+    [line] = await pool.run(lambda conn: page_turns_with_use(conn, PROJECT, channel=None, row_limit=9))
+    assert (line.tokens, line.cost, line.steps, line.model) == (60, pytest.approx(0.0301), 1, "n")
+    [call] = await pool.run(lambda conn: list_calls(conn, PROJECT, turn))
+    assert [call] == [
+        SentCall.model_validate(c.model_dump())
+        for c in await pool.run(lambda conn: list_turn_calls(conn, PROJECT, turn))
+    ]
+    assert call.recorded is not None
+    assert (call.recorded.count, call.recorded.tokens, call.recorded.cost) == (3, 60, pytest.approx(0.0301))
+    shown = [(did.key, did.model, did.tokens, did.bytes) for did in call.recorded.steps]
+    assert shown == [("1", "m", 40, 1), ("2", None, None, 1), ("3", "n", 20, 1)]
+    return seen
+
+
+async def test_every_view_counts_what_steps_used_and_so_do_the_sums_of_removed_turns(counting: Counting) -> None:
+    turn = await sleeper(counting, "a")
+    for key, use in (("1", used(40, 0.03)), ("2", None), ("3", used(20, 0.0001, "n"))):
+        await step(counting, "a", 1, key, use)
+    m, n = (30, 10, pytest.approx(0.03)), (15, 5, pytest.approx(0.0001))
+    total = (45, 15, pytest.approx(0.0301))
+    seen = await views_of_use(counting, turn.agent_turn_id)
+    assert seen == {
+        **dict.fromkeys(("usage by agent", "usage by model", "usage by day", "costs", "turn"), total),
+        "model m": m,
+        "model n": n,
+        "cost of m": m,
+        "cost of n": n,
+    }
+    await end(counting, turn)
+    await end(counting, await sleeper(counting, "b"))  # whose box the agent goes on with
+    await rows(counting, "SELECT state.remove_turns(ARRAY[$1])", turn.agent_turn_id)
+    assert await value(counting, "SELECT count(*) FROM state.call_steps") == 0
+    past = await counting.run(lambda conn: sum_costs(conn, PROJECT, channel=CHANNEL, since=LONG_AGO))
+    assert (past.total.turns, past.total.prompt_tokens, past.total.completion_tokens, past.total.cost) == (1, *total)

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
 from tests.support.paths import ROOT
 from turnstile.schema.errors import ConfigError
+from turnstile.schema.profiles import Profile
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire.subjects import tool_target
 from turnstile.sdk.tools.service import ToolCall, ToolService
 
 EXAMPLES = ROOT / "examples" / "tools"
@@ -113,6 +116,62 @@ def test_a_function_that_cannot_be_a_tool_is_told_why(
         decorate(**{"target": "t", "suffix": "s", **terms})(function)
 
 
+def _fine() -> None:
+    """Do it."""
+
+
+class Size(BaseModel):
+    """What an agent answers."""
+
+    width: int = Field(gt=0)
+
+
+def measure(instruction: str, call: ToolCall, output_schema: dict[str, Any] | None = None) -> Size:
+    """Measure something."""
+    return Size(width=len(instruction))
+
+
+def test_an_agent_is_a_tool_and_the_profile_of_its_name() -> None:
+    service = ToolService()
+    more = {"description": "It measures.", "interrupt_on": {"gauge": True}}
+    assert service.agent(name="gauge", output_schema=Size, profile=more)(measure) is measure
+    service.agent(suffix="run", timeout_seconds=9)(measure)
+    gauge, plain = service.definitions()
+    assert (gauge.tool_name, gauge.target_subject) == ("gauge", tool_target("gauge", "turn"))
+    assert (plain.tool_name, plain.target_subject) == ("measure", tool_target("measure", "run"))
+    assert (gauge.options.timeout_seconds, plain.options.timeout_seconds) == (600, 9)
+    schema = {"output_schema": Size.model_json_schema()}
+    assert service.profiles() == [
+        Profile.model_validate({"name": "gauge", "run_by": "gauge", **schema, **more}),
+        Profile(name="measure", run_by="measure"),
+    ]
+
+
+def asks_more(instruction: str, unit: str) -> None:
+    """Say something."""
+
+
+NO_AGENT: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (no_docstring, {}, "description"),
+    (_fine, {}, "agent _fine: the function needs a parameter `instruction: str`"),
+    (asks_more, {}, "agent asks_more: a turn gives no unit: give it a default"),
+    (measure, {"profile": {"llm_config": {"model": "m"}}}, "either llm_config or run_by"),
+    (measure, {"output_schema": {"type": "nothing"}}, "agent measure: output_schema"),
+    (measure, {"output_schema": Callable[[], int]}, "agent measure: output"),
+    (measure, {"timeout_seconds": 0}, "timeout_seconds is more than 0"),
+]
+
+
+@pytest.mark.parametrize(("function", "terms", "why"), NO_AGENT)
+def test_a_function_that_cannot_be_an_agent_is_refused(
+    function: Callable[..., Any], terms: dict[str, Any], why: str
+) -> None:
+    service = ToolService()
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        service.agent(**terms)(function)
+    assert (service.definitions(), service.profiles()) == ([], [])
+
+
 def test_two_tools_have_two_names_and_addresses() -> None:
     service = ToolService()
     service.tool(target="a", suffix="b_c", name="one")(_fine)
@@ -124,10 +183,6 @@ def test_two_tools_have_two_names_and_addresses() -> None:
     assert yaml.safe_load(service.yaml("two"))["tool_name"] == "two"
     with pytest.raises(ConfigError, match="name one of the tools: one, two"):
         service.yaml()
-
-
-def _fine() -> None:
-    """Do it."""
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)

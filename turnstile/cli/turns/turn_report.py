@@ -38,6 +38,8 @@ _QUEUED = {
     "agent_busy": "its agent, which has another turn",
     "output_box_busy": "its output box, which a turn of another agent writes",
 }
+_STEPS = 20
+"""Without --full so many of the steps are shown that a program recorded under a call."""
 _VALUE = 400
 """Without --full this many characters are shown of a text (`_TEXT`), and of a call's arguments or result (`_VALUE`)."""
 
@@ -321,6 +323,16 @@ def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:
     out.indented(f"→ {call.tool} {_shortened(_text(call.arguments), limit)}", style="cyan")
     if call.edited is not None:
         out.indented(f"→ edited by a person: {_shortened(_text(call.edited), limit)}", style="cyan")
+    if (record := call.recorded) is not None:
+        shown = record.steps if limit is None else record.steps[:_STEPS]
+        for step in shown:
+            used = f"{step.tokens:,} tokens" if step.tokens is not None else ""
+            cost = f"${step.cost:.4f}" if step.cost else ""
+            out.indented(
+                f"· {_clock(step.created_at)} {step.key}  {_joined(step.model, used, cost)}".rstrip(), style="dim"
+            )
+        if record.count > len(shown):
+            out.indented(f"· {amounts.counted(record.count - len(shown), 'more step')}", style="dim")
     if call.status == "waiting":
         out.indented("← waiting for its result", style="yellow")
         return
