@@ -40,6 +40,9 @@ async def bench(
     alone: Annotated[int, typer.Option(min=1, help="Turns, and bare workflows, one after the other.")] = _DEFAULT.alone,
     stage_turns: Annotated[int, typer.Option(min=1, help="Turns whose stages are timed.")] = _DEFAULT.stage_turns,
     tool_turns: Annotated[int, typer.Option(min=1, help="Concurrent turns with a tool call.")] = _DEFAULT.tool_turns,
+    usual_turns: Annotated[
+        int, typer.Option(min=1, help="Concurrent turns whose models take as long as real ones.")
+    ] = _DEFAULT.usual_turns,
     queue: Annotated[
         int, typer.Option(min=1, help="Turns in one agent's queue, and agents with a turn each.")
     ] = _DEFAULT.queue,
@@ -123,6 +126,7 @@ async def bench(
         alone=alone,
         stage_turns=stage_turns,
         tool_turns=tool_turns,
+        usual_turns=usual_turns,
         queue=queue,
         asleep=asleep,
         wake=wake,

@@ -24,6 +24,9 @@ BIG_BYTES = 400_000
 PROFILE = "bench"
 SLOW = "bench_slow"
 """A script that takes a tenth of a second."""
+USUAL, USUAL_CALLER = "bench_usual", "bench_usual_tool"
+"""Scripts whose answers take 300 ms: one without a tool call, one with a call that takes 10 ms."""
+_USUAL_PACE: JsonObject = {"delay_seconds": 0.3}
 _WORD = "word "
 _ANSWER_TOKENS = 128
 """The most tokens of a real model's answer."""
@@ -47,6 +50,11 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
         "bench_stream": [_stream(plan.stream_seconds)],
         "bench_long": [_stream(LONG_SECONDS)],
         "bench_big": [{"text": _WORD * (BIG_BYTES // len(_WORD))}],
+        USUAL: [{**last_step, **_USUAL_PACE}],
+        USUAL_CALLER: [
+            {"tool_calls": [{"name": "bench_soon", "arguments": {}}], **_USUAL_PACE},
+            {**last_step, **_USUAL_PACE},
+        ],
         SLOW: [{"text": "Slowly done.", "delay_seconds": 0.1}],
         "bench_sse": [
             {"text": streamed_text(plan), "chunks": plan.sse_chunks, "delay_seconds": plan.sse_gap_seconds},
@@ -145,7 +153,7 @@ async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, co
     return agents
 
 
-_CALLERS = ("bench_tool", "bench_later")
+_CALLERS = ("bench_tool", "bench_later", USUAL_CALLER)
 
 
 async def _add(pool: Pool, project: ProjectId, agents: Sequence[AgentId]) -> None:

@@ -12,6 +12,7 @@ class Scenario(StrEnum):
     TURN = "turn"
     STAGES = "stages"
     TOOL = "tool"
+    USUAL = "usual"
     BUDGET = "budget"
     FANOUT = "fanout"
     STREAM = "stream"
@@ -67,6 +68,10 @@ class Plan:
     stage_turns: int = 60
     """Turns, one after the other, whose stages are timed."""
     tool_turns: int = 150
+    usual_turns: int = 24
+    """Turns at once whose models take as long as real ones."""
+    usual_rounds: int = 8
+    """How many of these each agent has, one after the other."""
     queue: int = 200
     """Turns in one agent's queue, and agents with one turn each."""
     asleep: int = 10_000

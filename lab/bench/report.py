@@ -23,6 +23,7 @@ _TITLES = {
     "tool": "tool: two steps and one tool call",
     "fanout": "fanout: one queue, many agents",
     "stream": "stream: many models that stream",
+    "usual": "usual: models of 300 ms, and tools of 10 ms",
     "providers": "providers: streams of real wire forms",
     "soak": "soak: streams of a real wire form for minutes",
     "stop": "stop: while models stream",

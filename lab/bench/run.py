@@ -32,6 +32,7 @@ from lab.bench.scenarios.stream import run_stream
 from lab.bench.scenarios.suspended import run_suspended
 from lab.bench.scenarios.sync import run_sync
 from lab.bench.scenarios.turn import run_tool, run_turn
+from lab.bench.scenarios.usual import run_usual
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import TurnstileError
 from turnstile.settings import Settings
@@ -40,6 +41,7 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.TURN: run_turn,
     Scenario.STAGES: run_stages,
     Scenario.TOOL: run_tool,
+    Scenario.USUAL: run_usual,
     Scenario.BUDGET: run_budget,
     Scenario.FANOUT: run_fanout,
     Scenario.STREAM: run_stream,

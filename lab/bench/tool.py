@@ -1,4 +1,4 @@
-"""The program of the tool that measured turns call, which answers at once: `NATS_URL=… python -m lab.bench.tool`.
+"""The program of the tools of measured turns, one of which answers at once: `NATS_URL=… python -m lab.bench.tool`.
 
 The address has the token of NATS in it, and everybody may read a command line.
 """
@@ -18,6 +18,13 @@ tools = ToolService(concurrency=64)
 @tools.tool(target="bench", suffix="now", timeout_seconds=60)
 async def bench_now() -> dict[str, bool]:
     """Answer at once."""
+    return {"ok": True}
+
+
+@tools.tool(target="bench", suffix="soon", timeout_seconds=60)
+async def bench_soon() -> dict[str, bool]:
+    """Answer after 10 ms."""
+    await asyncio.sleep(0.01)
     return {"ok": True}
 
 
