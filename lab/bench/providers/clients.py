@@ -1,10 +1,12 @@
 """A program that reads the provider's streams without the kernel (`python -m`): the yardsticks of `providers`.
 
-`bare` is httpx, a line at a time, and one `json.loads` a line; `openai` that client; `litellm` litellm alone; `model`
-the adapter of this project alone. It reads orders as JSON lines from standard input and answers each by a line.
+`bare` is httpx, a line at a time, and one `json.loads` a line; `openai` that client; `litellm` litellm alone;
+`pydantic-ai` the loop of its agents, where it is installed; `model` the adapter of this project alone. It reads orders
+as JSON lines from standard input and answers each by a line.
 """
 
 import asyncio
+import importlib
 import json
 import sys
 import time
@@ -21,7 +23,7 @@ from turnstile.runtime.ports import ContentDelta, ModelMessage, ModelRequest
 from turnstile.schema.base import Strict
 from turnstile.schema.profiles import LlmConfig
 
-Reader = Literal["bare", "openai", "litellm", "model"]
+Reader = Literal["bare", "openai", "litellm", "pydantic-ai", "model"]
 
 
 class Order(Strict):
@@ -115,6 +117,17 @@ async def _litellm(order: Order) -> AsyncIterator[str]:
             yield chunk.choices[0].delta.content
 
 
+async def _pydantic_ai(order: Order) -> AsyncIterator[str]:
+    agents: Any = importlib.import_module("pydantic_ai")  # no dependency of this project
+    models: Any = importlib.import_module("pydantic_ai.models.openai")
+    providers: Any = importlib.import_module("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=order.url + PATHS["openai"], api_key=KEY)
+    agent = agents.Agent(models.OpenAIChatModel("gpt-4o", provider=provider))
+    async with agent.run_stream(order.prompt) as result:
+        async for text in result.stream_text(delta=True):
+            yield text
+
+
 async def _model(order: Order) -> AsyncIterator[str]:
     config = LlmConfig(model=MODELS[order.form])
     message = ModelMessage(role="user", content=order.prompt)
@@ -135,6 +148,7 @@ _READERS: dict[Reader, Callable[[Order], AsyncIterator[str]]] = {
     "bare": _bare,
     "openai": _openai,
     "litellm": _litellm,
+    "pydantic-ai": _pydantic_ai,
     "model": _model,
 }
 

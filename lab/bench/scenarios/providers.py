@@ -1,9 +1,9 @@
 """`providers`: the streams of real models' wire forms, from a provider of our own that streams at a pace.
 
 Yardsticks read the same streams in a process of their own, in turns with a worker, which is a process of its own here:
-a bare loop, the `openai` client, litellm alone. CPU a chunk is the slope between short and long answers, of yardsticks
-and worker alike, so that what a turn costs once is a figure of its own. Then ever more streams at once, until the
-median lateness of what a client hears passes 50 ms.
+a bare loop, the `openai` client, litellm alone, and the loop of pydantic-ai where that is installed. CPU a chunk is the
+slope between short and long answers, of yardsticks and worker alike, so that what a turn costs once is a figure of its
+own. Then ever more streams at once, until the median lateness of what a client hears passes 50 ms.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from lab.bench.bars import Bars
@@ -79,6 +80,8 @@ async def _measure_form(
 ) -> list[Figure]:
     streams = environment.plan.provider_streams
     yardsticks: tuple[Reader, ...] = ("openai", "litellm") if form == "openai" else ("litellm",)
+    if form == "openai" and find_spec("pydantic_ai"):
+        yardsticks = (*yardsticks, "pydantic-ai")
     bare = await _alone(clients, url, "bare", form, what, streams)
     figures = [Figure(name=f"{form}: CPU of the bare loop a chunk", value=bare, unit="µs")]
     for yardstick in yardsticks:
