@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Generator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 import obstore
@@ -21,6 +21,11 @@ from obstore.store import ObjectStore as Backend
 from obstore.store import from_url
 
 from turnstile.schema.errors import ConfigError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from obstore import ListStream, ObjectMeta
 
 SCHEMES: Final = ("file", "s3", "gs", "az")
 _PART_BYTES: Final = 5 << 20
@@ -113,6 +118,14 @@ class ObjectStore:
                 return (await obstore.head_async(self.backend, name))["size"]
             except FileNotFoundError:
                 return None
+
+    async def names(self, prefix: str = "") -> AsyncGenerator[list[str]]:
+        """Yields the names of all objects below a prefix, some at a time; raises `ServerUnavailable`."""
+        with self._failures():
+            backend: Any = obstore  # its types name Arrow's form, too
+            pages: ListStream[Sequence[ObjectMeta]] = backend.list(self.backend, prefix or None, chunk_size=1000)
+            async for page in pages:
+                yield [found["path"] for found in page]
 
     async def remove(self, name: str) -> None:
         """Remove an object, and what an interrupted upload left of it; there may be none."""

@@ -49,6 +49,16 @@ class LeavingFile(Tolerant):
     storage_uri: str
 
 
+class KeptFile(Tolerant):
+    """A file that is ready, and what its bytes are."""
+
+    project_id: ProjectId
+    artifact_id: ArtifactId
+    size: int
+    sha256: str | None
+    storage_uri: str
+
+
 @dataclass(frozen=True, slots=True)
 class FileLimits:
     """The limits of one project; 0 is no limit."""
@@ -203,3 +213,23 @@ async def close_files(
 async def forget_artifact(conn: Connection, file: LeavingFile) -> None:
     """The bytes are gone: so is the row."""
     await query("forget_artifact").many(conn, project_id=file.project_id, artifact_id=file.artifact_id)
+
+
+async def list_kept_files(
+    conn: Connection, after: KeptFile | None, *, project: ProjectId | None, since: datetime | None, row_limit: int
+) -> Sequence[KeptFile]:
+    """The next files that are ready, by project and id."""
+    return await query("list_kept_files").all_as(
+        conn,
+        KeptFile,
+        after_project="" if after is None else after.project_id,
+        after_id="" if after is None else after.artifact_id,
+        project_id=project,
+        since=since,
+        row_limit=row_limit,
+    )
+
+
+async def list_unknown_objects(conn: Connection, names: Sequence[str]) -> list[str]:
+    """Those of these objects of the store that no file has."""
+    return [row["name"] for row in await query("list_unknown_objects").many(conn, names=list(names))]

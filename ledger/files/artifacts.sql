@@ -69,3 +69,17 @@ FROM (SELECT x.artifact_id FROM resource.artifacts x
       ORDER BY x.artifact_id LIMIT :row_limit::int) next
 WHERE a.project_id = :project_id AND a.artifact_id = next.artifact_id
 RETURNING a.project_id, a.artifact_id, a.storage_uri;
+
+-- name: list_kept_files :many
+-- The next files that are ready and that Turnstile wrote, by project and id, with what their bytes are.
+SELECT a.project_id, a.artifact_id, a.size, a.sha256, a.storage_uri FROM resource.artifacts a
+WHERE (a.project_id, a.artifact_id) > (:after_project, :after_id) AND a.status = 'ready' AND a.created_by <> ''
+  AND (:project_id::text IS NULL OR a.project_id = :project_id)
+  AND (:since::timestamptz IS NULL OR a.created_at >= :since)
+ORDER BY a.project_id, a.artifact_id LIMIT :row_limit::int;
+
+-- name: list_unknown_objects :many
+-- Those of these objects of the store (project/id) that no file has.
+SELECT n.name FROM unnest(:names::text[]) n (name)
+WHERE NOT EXISTS (SELECT FROM resource.artifacts a WHERE a.project_id = split_part(n.name, '/', 1)
+                  AND a.artifact_id = substr(n.name, strpos(n.name, '/') + 1));

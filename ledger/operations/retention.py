@@ -1,11 +1,11 @@
 """Retention: removes what ended long ago, and unused cards (protocol §2.10; docs/operations.md).
 
-It walks along the keys of seven kinds of rows, in this order: threads, instances of profiles, turns, conversations,
-boxes with their cards, inbox rows without a turn, rejections. A batch is one short transaction that reads a bounded
-number of rows, locks only those it removes, and skips rows that others have locked. Live turns, and boxes that a turn
-could still read, are never removed: an enqueue locks the boxes and the conversation that it names, so either it comes
-first and they stay, or it finds none. A killed run leaves no partial turn or box; the next run continues. A dry run
-counts in the same walks and writes nothing.
+It walks along the keys of these kinds of rows, in this order: threads, instances of profiles, turns, conversations,
+boxes with their cards, inbox rows without a turn, rejections, events, firings, files. A batch is one short transaction
+that reads a bounded number of rows, locks only those it removes, and skips rows that others have locked. Live turns,
+and boxes that a turn could still read, are never removed: an enqueue locks the boxes and the conversation that it
+names, so either it comes first and they stay, or it finds none. A killed run leaves no partial turn or box; the next
+run continues. A dry run counts in the same walks and writes nothing.
 """
 
 import asyncio
@@ -53,6 +53,8 @@ class Pruned(Tolerant):
     """Events for webhooks that go with no turn: those of budgets of a day or month."""
     firings: int = 0
     """Firings of schedules that made no turn."""
+    files: int = 0
+    """Files that no card names; the safety net removes their bytes."""
     batches: int = 0
     longest_ms: float = 0.0
     """The longest transaction."""
@@ -254,6 +256,14 @@ async def _boxes(conn: Connection, batch: _Batch) -> _Done:
     return _Done(page["last"], {"boxes": removed["boxes"], "cards": removed["cards"]})
 
 
+async def _files(conn: Connection, batch: _Batch) -> _Done:
+    page = await _page(conn, "list_old_files", batch)
+    gone = page["found"]
+    if gone and not batch.dry_run:
+        gone = await _ids(conn, "remove_files", ids=await _ids(conn, "lock_files", ids=gone))
+    return _Done(page["last"], {"files": len(gone)})
+
+
 _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (partial(_with_cards, kind="thread"), "", True),
     (_instances, "", False),
@@ -264,5 +274,6 @@ _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (partial(_rows, listed="list_old_rejections", removed="remove_rejections", kind="rejections"), "0", False),
     (partial(_rows, listed="list_old_events", removed="remove_events", kind="events"), "", False),
     (partial(_rows, listed="list_old_firings", removed="remove_firings", kind="firings"), "", False),
+    (_files, "/", False),
 )
 """Each walk, the id before all others, and whether its ids hold a time. Later walks remove what earlier ones freed."""

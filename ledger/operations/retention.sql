@@ -271,3 +271,36 @@ FROM page p;
 -- Removes these firings.
 DELETE FROM state.schedule_firings f WHERE f.firing_id = ANY (:ids::text[]) AND f.agent_turn_id IS NULL
 RETURNING f.firing_id AS id;
+
+-- name: list_old_files :one
+-- Those of the next files that no card names, and that are older than the moment; the last id that was read is null at
+-- the end. Files of CommonGround's programs stay: what names them is not known here.
+WITH page AS MATERIALIZED (
+    SELECT a.project_id, a.artifact_id, a.status, a.created_by, a.created_at FROM resource.artifacts a
+    WHERE (a.project_id, a.artifact_id) > (split_part(:after, '/', 1), substr(:after, strpos(:after, '/') + 1))
+    ORDER BY a.project_id, a.artifact_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.project_id || '/' || p.artifact_id FROM page p
+        ORDER BY p.project_id DESC, p.artifact_id DESC LIMIT 1) AS last,
+       ARRAY(SELECT p.project_id || '/' || p.artifact_id FROM page p
+             WHERE p.status = 'ready' AND p.created_by <> '' AND p.created_at < :before::timestamptz
+             AND (:project_id::text IS NULL OR p.project_id = :project_id)
+             AND NOT EXISTS (SELECT FROM state.artifact_refs r
+                             WHERE r.project_id = p.project_id AND r.artifact_id = p.artifact_id)) AS found;
+
+-- name: lock_files :many
+-- Locks those of these files that nobody has locked: a card that names one waits from now on.
+SELECT n.id FROM unnest(:ids::text[]) n (id)
+JOIN resource.artifacts a ON a.project_id = split_part(n.id, '/', 1)
+    AND a.artifact_id = substr(n.id, strpos(n.id, '/') + 1)
+ORDER BY a.project_id, a.artifact_id FOR UPDATE OF a SKIP LOCKED;
+
+-- name: remove_files :many
+-- Lets nobody read these files any more, but those that a card names, which may have come before the lock; the safety
+-- net removes their bytes, and then their rows.
+UPDATE resource.artifacts a SET status = 'removed', updated_at = clock_timestamp() FROM unnest(:ids::text[]) n (id)
+WHERE a.project_id = split_part(n.id, '/', 1) AND a.artifact_id = substr(n.id, strpos(n.id, '/') + 1)
+  AND a.status = 'ready'
+  AND NOT EXISTS (SELECT FROM state.artifact_refs r
+                  WHERE r.project_id = a.project_id AND r.artifact_id = a.artifact_id)
+RETURNING n.id;

@@ -26,7 +26,7 @@ from turnstile.ledger.access import (
 from turnstile.ledger.access.tasks import TargetDescription, TaskRow
 from turnstile.ledger.budgets import attempts, model_queues, prices
 from turnstile.ledger.delegation import provision, targets
-from turnstile.ledger.files.artifacts import FileRow, LeavingFile
+from turnstile.ledger.files.artifacts import FileRow, KeptFile, LeavingFile
 from turnstile.ledger.operations import audit, deletion, export, monitor, recovery, removal, sweep
 from turnstile.ledger.people import call_questions, decisions, interrupt_views, multitask, reruns, steers, unknown_calls
 from turnstile.ledger.pool import Pool
@@ -107,6 +107,11 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "remove_schedule": {"schedule_id"},
     "list_old_firings": PAGE,
     "remove_firings": {"id"},
+    "list_old_files": PAGE,
+    "lock_files": {"id"},
+    "remove_files": {"id"},
+    "list_kept_files": KeptFile,
+    "list_unknown_objects": {"name"},
     "begin_artifact": {"verdict", "artifact"},
     "commit_artifact": {"verdict", "artifact"},
     "read_artifact": FileRow,

@@ -16,6 +16,9 @@ from tests.support.gateway import client, serving, token_of
 from tests.support.processes.net import net_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
+from turnstile.bridge.files.file_audit import audit_files
+from turnstile.ledger.operations.audit import Scope
+from turnstile.processes.connections import open_store
 from turnstile.schema.access import GatewayRole
 
 BYTES = bytes(range(256)) * 4096
@@ -261,3 +264,33 @@ async def test_a_form_that_is_none_keeps_nothing(web: httpx.AsyncClient, tenant:
             answer = await web.post("/openai/v1/files", content=content, headers={"content-type": kind})
             assert answer.status_code == status, (kind, body, answer.text)
     assert list((await rows(tenant)).values()).count("ready") == 2
+
+
+async def test_the_audit_of_files_finds_what_store_and_ledger_do_not_share(
+    web: httpx.AsyncClient, tenant: Tenant
+) -> None:
+    store = open_store(tenant.stack.settings.artifacts)
+    assert store is not None
+    kept = [(await put(web, data))["artifact_id"] for data in (b"", b"whole", b"lost", b"long", b"other")]
+
+    async def found(*, deep: bool) -> dict[str, str]:
+        result = await audit_files(tenant.stack.pool, store, Scope(tenant.project), deep=deep, row_limit=100)
+        assert [rule.violations for rule in result.rules].count(0) + len({each.rule for each in result.violations}) == 2
+        return {each.ids.get("artifact_id", each.ids.get("object", "")): each.detail for each in result.violations}
+
+    assert await found(deep=True) == {}
+    place = Path(tenant.stack.settings.artifacts.store.removeprefix("file://")) / tenant.project
+    (place / kept[2]).unlink()
+    (place / kept[3]).write_bytes(b"short")
+    (place / kept[4]).write_bytes(b"OTHER")
+    (place / "unknown").write_bytes(b"x")
+    broken = {
+        kept[2]: "the store does not have it",
+        kept[3]: "it has 4 bytes, and the store has 5",
+        f"{tenant.project}/unknown": "the ledger has no file of it",
+    }
+    assert await found(deep=False) == broken
+    assert await found(deep=True) == broken | {kept[4]: "its bytes have another hash"}
+    few = await audit_files(tenant.stack.pool, store, Scope(tenant.project), deep=True, row_limit=1)
+    assert [(rule.violations, rule.cut) for rule in few.rules] == [(1, True), (1, False)]
+    (place / "unknown").unlink()

@@ -5,8 +5,9 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
+import asyncpg
 import pytest
 
 from lab.bench.ledgers.ended_turns import fill
@@ -668,3 +669,37 @@ async def test_what_was_booked_goes_with_its_turns_once_all_of_the_tree_are_over
     assert await value(pool, "SELECT count(*) FROM state.budget_reservations") == 0
     [day] = await rows(pool, "SELECT kind, spent_tokens, past_tokens, past_turns FROM state.budgets")
     assert tuple(day.values()) == ("day", 47, 47, 0)
+
+
+FILES = """
+INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri, created_by, status, created_at, channel_id)
+SELECT 'p', id, 'file:///s/p/' || id, maker, status, now() - age::interval, 'public'
+FROM (VALUES ('old', 'me', 'ready', '9 days'), ('named', 'me', 'ready', '9 days'), ('young', 'me', 'ready', '1 day'),
+             ('theirs', '', 'ready', '9 days'), ('sent', 'me', 'uploading', '9 days'),
+             ('late', 'me', 'ready', '9 days')) x (id, maker, status, age)
+"""
+NAMES = """
+INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+VALUES ($1, 'p', '{}', jsonb_build_object('artifacts', jsonb_build_array($2::text), 'channel_id', 'public'))
+"""
+
+
+async def test_old_files_that_no_card_names_go_beside_cards_that_come_to_name_them(pool: Pool) -> None:
+    limits = RetentionLimits(datetime.now(UTC) - timedelta(days=5), ProjectId("p"), batch_rows=2)
+    await rows(pool, FILES)
+    await rows(pool, NAMES, "c1", "named")
+    async with in_flight(pool, lambda conn: cast("Any", conn).fetch(NAMES, "c2", "late")):
+        assert (await prune(pool, limits, dry_run=True)).files == 2
+        assert (await prune(pool, limits)).files == 1, "a card that is about to come holds its file"
+    left = await rows_of(pool, "SELECT artifact_id FROM resource.artifacts WHERE status = 'ready' ORDER BY 1")
+    assert [row[0] for row in left] == ["late", "named", "theirs", "young"]
+    with pytest.raises(asyncpg.PostgresError, match="has no file old that is ready"):
+        await rows(pool, NAMES, "c3", "old")
+
+    async def forget(conn: Any) -> None:
+        await conn.fetch("SELECT set_config('turnstile.retention', 'on', true)")
+        await conn.fetch("DELETE FROM public.cards WHERE card_id = 'c1'")
+
+    async with in_flight(pool, forget):
+        pass
+    assert (await prune(pool, limits)).files == 1

@@ -25,6 +25,8 @@ async def audit(
         typer.Option(help="Only turns enqueued since then: a time, or an age such as 24h or 30d.", metavar="T"),
     ] = None,
     engine: Annotated[bool, typer.Option("--engine", help="Also compare ledger and Temporal.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Also compare ledger and store of files.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="With --files: read all of them, and compare hashes.")] = False,
     limit: Annotated[int, typer.Option(help="How many violations to show for each rule.", min=1, max=100_000)] = 100,
 ) -> None:
     """Check every invariant of the protocol, changing nothing. Turns may keep running. Exit code 1 if one is broken."""
@@ -44,6 +46,8 @@ async def audit(
         audits = [await audit(pool, scope, bounds, row_limit=limit)]
     if engine:
         audits.append(await _engine(session, scope, limit))
+    if files or deep:
+        audits.append(await _files(session, scope, limit, deep=deep))
     _print_result(session, audits, time.monotonic() - began)
     if any(audit.violations for audit in audits):
         session.exit_code = REFUSED
@@ -66,6 +70,19 @@ async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
         raise ServerUnavailable(f"no answer from Temporal at {address} in {amount(patience)} s") from None
     async with session.ledger() as pool:
         return await audit_engine(pool, client, scope, EngineBounds(), row_limit=limit)
+
+
+async def _files(session: "Session", scope: "Scope", limit: int, *, deep: bool) -> "Audit":
+    from turnstile.bridge.files.file_audit import audit_files
+    from turnstile.processes.addresses import with_store
+    from turnstile.processes.connections import open_store
+    from turnstile.schema.errors import ConfigError
+
+    store = open_store(with_store(session.settings, session.options.data).artifacts)
+    if store is None:
+        raise ConfigError("no store of files is known: set [artifacts].store")
+    async with session.ledger() as pool:
+        return await audit_files(pool, store, scope, deep=deep, row_limit=limit)
 
 
 def _print_result(session: "Session", audits: "Sequence[Audit]", seconds: float) -> None:
