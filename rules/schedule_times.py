@@ -3,7 +3,7 @@
 Instants are in UTC. `every` goes by elapsed time from its anchor. Cron goes by the wall clock of its time zone where
 minute and hour are fixed, as Debian's cron does: a time that a day lacks fires once right after the gap, and one that
 it has twice fires at the first. Where minute or hour is a star it goes by elapsed time. Costs at most some hundred
-steps of cronsim.
+steps of cronsim, and a look at the zone for each week up to the next instant.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from turnstile.schema.wire.schedule_requests import Timing
 _WINDOWS = tuple(timedelta(days=days) for days in (0.125, 2, 40, 400, 3000))
 """How far back the last instant is looked for: past an hour that comes twice, a day, a month, a year, and a missing
 29 February."""
+_WEEK_SECONDS = 7 * 86_400
+"""No clock is changed twice within one."""
 
 
 def following(timing: Timing, anchor: datetime, after: datetime) -> datetime | None:
@@ -63,9 +65,51 @@ def _later(timing: Timing, anchor: datetime, after: datetime) -> Iterator[dateti
     elif timing.every_seconds is not None:
         first, every = _counted_from(timing, anchor)
         yield first + max(0, (after - first) // every + 1) * every
+    elif any(text.startswith("*") for text in (timing.cron or "").split()[:2]):
+        yield from _elapsed(timing.cron or "", ZoneInfo(timing.timezone), after)
     else:
         for at in CronSim(timing.cron or "", after.astimezone(ZoneInfo(timing.timezone))):
             yield at.astimezone(UTC)
+
+
+def _elapsed(cron: str, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
+    """Each instant later than `after` whose wall clock fits, however the clock is changed.
+
+    From one change of the clock to the next its times are those of a clock that is never changed. Left to itself,
+    cronsim passes over some times where a clock is changed by half an hour.
+    """
+    offset = _offset(zone, after)
+    while True:
+        for local in CronSim(cron, after + offset):
+            change = _change(zone, offset, after, local - offset)
+            if change is not None:
+                offset, after = _offset(zone, change), change - timedelta(seconds=1)
+                break
+            after = local - offset
+            yield after
+        else:
+            return
+
+
+def _offset(zone: ZoneInfo, at: datetime) -> timedelta:
+    return at.astimezone(zone).utcoffset() or timedelta()
+
+
+def _change(zone: ZoneInfo, offset: timedelta, after: datetime, until: datetime) -> datetime | None:
+    """The first second later than `after`, and not later than `until`, at which the zone has another offset."""
+    low, high = int(after.timestamp()) + 1, int(after.timestamp()) + 1
+    end = int(until.timestamp())
+    while _offset(zone, datetime.fromtimestamp(high, UTC)) == offset:
+        if high >= end:
+            return None
+        low, high = high, min(high + _WEEK_SECONDS, end)
+    while low < high:
+        middle = (low + high) // 2
+        if _offset(zone, datetime.fromtimestamp(middle, UTC)) == offset:
+            low = middle + 1
+        else:
+            high = middle
+    return datetime.fromtimestamp(high, UTC)
 
 
 def _counted_from(timing: Timing, anchor: datetime) -> tuple[datetime, timedelta]:

@@ -39,6 +39,13 @@ from turnstile.transport.connection import NatsConnection, connect
 PROJECT, CHANNEL = ProjectId("chaos"), ChannelId("public")
 PROFILE = "chaos"
 AGENTS, BUSY, ROOTS, CLOCKS = 120, 8, 40, 50
+CRON_LINES = (
+    ("* * * * *", "Europe/Berlin"),
+    ("*/2 * * * *", "Asia/Kathmandu"),
+    ("1-59/2 * * * 0-6", "America/New_York"),
+    ("0-29,30-59 0-23 * 1-12 *", "Australia/Lord_Howe"),
+    ("*/3 * 1-31 * *", "UTC"),
+)
 CLOCK = Caller("clock")
 """Who puts the schedules."""
 REQUEST_SECONDS = 3.0
@@ -160,15 +167,19 @@ class Load:
                 group.create_task(self.plan(kind, way, agent, grower.tree(kind)))
 
     async def put_schedules(self, count: int) -> None:
-        """Put `count` schedules, each of an agent of its own, which fire every 2 to 10 seconds."""
+        """Put `count` schedules, each of an agent of its own: every 2 to 10 seconds, and each fifth by cron."""
         for number in range(count):
             schedule = f"clock-{number}"
             request: JsonObject = {
                 "schedule_id": schedule,
                 "agent_id": schedule,
                 "instruction": Plan(steps_of("plain", self.draw)).instruction(schedule),
-                "every_seconds": self.draw.randint(2, 10),
             }
+            if number % 5 == 4:
+                cron, zone = CRON_LINES[number // 5 % len(CRON_LINES)]
+                request |= {"cron": cron, "timezone": zone}
+            else:
+                request["every_seconds"] = self.draw.randint(2, 10)
             await self._request_until_accepted("schedule.put", request, caller=CLOCK)
             self.schedules.append(schedule)
 

@@ -19,6 +19,7 @@ import asyncpg
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from lab.chaos.clock_model import times_between
 from lab.chaos.environment import TURNSTILE, Environment
 from lab.chaos.injector import Injector, Late, read_notes
 from lab.chaos.load import Load
@@ -267,16 +268,22 @@ def wrong_firings(firings: Sequence[Mapping[str, Any]], schedules: Sequence[str]
     wrong += [f"turn {turn} of a firing has no outcome" for turn in turns.keys() - set(ended)]
     last: dict[str, Mapping[str, Any]] = {}
     for row in firings:
-        every, name = timedelta(seconds=row["every_seconds"]), str(row["schedule_id"])
-        if (row["nominal_at"] - row["anchor_at"]) % every:
-            wrong.append(f"{name} fired at {row['nominal_at']}, which it does not name")
-        late = (row["fired_at"] - row["nominal_at"] - every).total_seconds()
-        if name in last and row["nominal_at"] - last[name]["nominal_at"] > every and late > _SLOW_SECONDS:
-            wrong.append(f"{name} made up for {row['nominal_at']}, {late:.1f} s after the time that follows")
+        name, nominal = str(row["schedule_id"]), row["nominal_at"]
+        before = last[name]["nominal_at"] if name in last else row["anchor_at"]
+        passed = times_between(json.loads(row["timing"]), row["anchor_at"], before, row["fired_at"])
+        if nominal not in passed:
+            wrong.append(f"{name} fired at {nominal}, which it does not name")
+            continue
+        follower = next((at for at in passed if at > nominal), row["fired_at"])
+        late = (row["fired_at"] - follower).total_seconds()
+        if nominal != passed[0] and late > _SLOW_SECONDS:
+            wrong.append(f"{name} made up for {nominal}, {late:.1f} s after the time that follows")
         last[name] = row
     for name in schedules:
-        row = last.get(name)
-        if row is None or (row["paused_at"] - row["nominal_at"]).total_seconds() > row["every_seconds"] + _SLOW_SECONDS:
+        row, slow = last.get(name), timedelta(seconds=_SLOW_SECONDS)
+        if row is None or times_between(
+            json.loads(row["timing"]), row["anchor_at"], row["nominal_at"], row["paused_at"] - slow
+        ):
             wrong.append(f"{name} did not fire until it was paused")
     return wrong
 

@@ -79,8 +79,8 @@ SELECT count(*)::int8 AS budgets, count(*) FILTER (WHERE b.closed_at IS NULL)::i
 FROM state.budgets b WHERE b.kind = 'turn';
 
 -- name: firings :many
--- The firings of each schedule, in order, with what it counts from.
-SELECT f.schedule_id, (s.timing ->> 'every_seconds')::float8 AS every_seconds, s.anchor_at, f.nominal_at, f.fired_at,
+-- The firings of each schedule, in order, with when it fires and what it counts from.
+SELECT f.schedule_id, s.timing::text AS timing, s.anchor_at, f.nominal_at, f.fired_at,
        f.agent_turn_id, f.code, s.paused_at
 FROM state.schedule_firings f JOIN resource.schedules s USING (project_id, schedule_id)
 ORDER BY f.schedule_id, f.nominal_at;

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lab.chaos.clock_model import times_between
+from lab.chaos.load import CRON_LINES
 from lab.chaos.verdict import TREE_RULES, judge_trees, open_witness, wrong_firings
 from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, add_agents, finish
@@ -14,7 +16,9 @@ from tests.support.ledger.calls import sleeper
 from tests.support.ledger.trees import forks, succeed
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.waiting import apply_reports
+from turnstile.rules.schedule_times import upcoming
 from turnstile.schema.ids import InboxId
+from turnstile.schema.wire.schedule_requests import Timing
 
 UNGUARDED = "SET LOCAL session_replication_role = 'replica'"
 """For changes of cards and of boxes, which the ledger's guards refuse."""
@@ -101,7 +105,7 @@ def fired(second: int, turn: str, late: float = 0.1) -> dict[str, Any]:
     """A firing of a schedule of every two seconds, which was paused after a minute."""
     at = BEGAN + timedelta(seconds=second)
     times = {"anchor_at": BEGAN, "nominal_at": at, "fired_at": at + timedelta(seconds=late)}
-    about = {"schedule_id": "tick", "every_seconds": 2.0, "agent_turn_id": turn, "code": None}
+    about = {"schedule_id": "tick", "timing": '{"every_seconds": 2}', "agent_turn_id": turn, "code": None}
     return {**about, **times, "paused_at": BEGAN + timedelta(minutes=1)}
 
 
@@ -121,3 +125,21 @@ def test_firings_are_compared_with_the_times_of_their_schedule(firings: list[dic
     found = wrong_firings(firings, ["tick"], {"a", "b", "c"})
     assert len(found) == len(wrong), found
     assert all(part in line for part, line in zip(wrong, found, strict=True))
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
+@pytest.mark.parametrize(
+    "cron",
+    [
+        *(cron for cron, _ in CRON_LINES[4:]),
+        *("30 2 * * *", "15,45 1-3 * * *", "*/30 2 * * *", "30 * * * *", "15 */2 * * 0", "0 12 29 2 *", "5 2 1 * 7"),
+    ],
+)
+def test_the_judge_s_own_model_of_cron_names_the_times_that_schedules_fire_at(zone: str, cron: str) -> None:
+    """Around each change of these clocks in 2026, and at the end of a February of 29 days."""
+    timing = Timing(cron=cron, timezone=zone)
+    for day in ("2026-03-08", "2026-03-29", "2026-04-04", "2026-10-03", "2026-10-25", "2026-11-01", "2028-02-28"):
+        begin = datetime.fromisoformat(day).replace(tzinfo=UTC)
+        end = begin + timedelta(hours=32)
+        named = times_between(timing.timing(), begin, begin, end)
+        assert named == [at for at in upcoming(timing, begin, begin, len(named) + 1) if at <= end]
