@@ -33,7 +33,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('resource.schedules',
      'SELECT, INSERT, DELETE, UPDATE (owner, owner_operates, settings, timing, anchor_at, next_at, looked_at, revision,
-          paused_at, paused_because, updated_at)', null),
+          paused_at, paused_because, waker_turn_id, root_turn_id, wake, updated_at)', null),
     ('state.schedule_firings', 'SELECT, INSERT', null),  -- they go with their schedule
     ('resource.artifacts', 'SELECT, INSERT, DELETE, UPDATE (status, size, sha256, updated_at)', null),
     ('state.agent_state_head',

@@ -18,10 +18,10 @@ from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonCo
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
 from turnstile.schema.ids import worker_target as checked_target
-from turnstile.schema.message_types import CODE_AGENTS, TYPED_ANSWERS
+from turnstile.schema.message_types import CODE_AGENTS, TYPED_ANSWERS, WAKES
 from turnstile.schema.profiles import Profile, memory_problem
 from turnstile.schema.states import AgentStatus
-from turnstile.schema.tools import ToolDefinition, ToolRow
+from turnstile.schema.tools import PmoTool, ToolDefinition, ToolRow
 from turnstile.schema.wire.limits import MADE_LIMITS, UNCOUNTED, Maker, made_limited
 from turnstile.schema.wire.roster_requests import AgentLine, AgentPutRequest
 
@@ -128,6 +128,7 @@ def _settings(profile: Profile, box: BoxId) -> JsonObject:
         known = schema if len(json.dumps(schema)) <= _LONGEST_SCHEMA else {}
         settings |= {"output_schema": known, "needs_level": TYPED_ANSWERS}
     settings |= {} if profile.run_by is None else {"needs_level": CODE_AGENTS}
+    settings |= {"needs_level": WAKES} if PmoTool.WAKE_ME in (profile.allowed_tools or ()) else {}
     return {"profile_box_id": box, **settings} if settings else {}
 
 

@@ -14,13 +14,16 @@ from typing import Final
 
 from pydantic import Json
 
+from turnstile.ledger.budgets.steering import EXCEEDED
 from turnstile.ledger.queries import Again, Connection, query
+from turnstile.ledger.trees.batches import ParentCall
 from turnstile.ledger.turns.intake import Enqueue, Enqueued, enqueue_arguments, enqueued
 from turnstile.rules.schedule_times import following, latest, upcoming
 from turnstile.schema.access import Caller
 from turnstile.schema.base import STORED, JsonObject, Tolerant
+from turnstile.schema.delegation.arguments import WakeArguments
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import ChannelId, ConversationId, ProjectId, conversation_named, uuid7
+from turnstile.schema.ids import AgentTurnId, BoxId, ChannelId, ConversationId, ProjectId, conversation_named, uuid7
 from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.schedule_requests import (
@@ -47,6 +50,27 @@ _REFUSALS: Final = {
     "too_many_schedules": f"a project has at most {MOST_SCHEDULES} schedules: remove one",
     "never_fires": "no time that it names lies ahead",
 }
+_WAKE_REFUSALS: Final = {
+    "unknown_call": "the project has no such call",
+    "parent_over": "the call waits no more: its turn is over, or it was answered",
+    "parent_stopping": "the turn that asks is being stopped",
+    "recursion_depth_exceeded": "the chain of turns that come from each other is too deep",
+    "wake_is_past": "the time lies in the past",
+    "wake_is_too_late": "the time is more than 366 days ahead",
+    EXCEEDED: "the time of the budget ends before",
+    "too_many_wakes": "the agent has asked to be woken at too many times that have not come",
+}
+
+
+class Wake(Tolerant):
+    """What a turn that goes on later has of the turn whose call of `wake_me` it comes from."""
+
+    headers: dict[str, str]
+    """Its sender, one more than its depth, and it as the parent."""
+    context_box_id: BoxId | None = None
+    """Outside a conversation: what it read."""
+    output_box_id: BoxId | None = None
+    """Outside a conversation: where it wrote."""
 
 
 class ScheduleRow(Tolerant):
@@ -63,6 +87,9 @@ class ScheduleRow(Tolerant):
     revision: int
     paused_at: datetime | None
     paused_because: str | None
+    waker_turn_id: AgentTurnId | None
+    wake: Json[Wake] | None
+    """Of a `wake_me`."""
     created_at: datetime
     updated_at: datetime
     read_at: datetime
@@ -132,13 +159,17 @@ def request_of(row: ScheduleRow, settings: ScheduleSettings, name: str) -> Enque
     conversation: ConversationId | None = settings.conversation_id
     if settings.new_conversations:
         conversation = conversation_named(f"{row.schedule_id}@{name}")
-    overlap = settings.overlap
+    overlap, runtime, wake = settings.overlap, settings.runtime_config, row.wake or Wake(headers={})
+    if wake.output_box_id is not None:
+        runtime = runtime.model_copy(update={"remember": True})
     return EnqueueRequest(
         agent_id=settings.agent_id,
         profile_name=settings.profile_name,
         instruction=settings.instruction,
         result_fields=settings.result_fields,
-        runtime_config=settings.runtime_config,
+        runtime_config=runtime,
+        context_box_id=wake.context_box_id,
+        output_box_id=wake.output_box_id,
         budget=settings.budget,
         conversation_id=conversation,
         metadata=settings.metadata,
@@ -180,6 +211,28 @@ async def put_schedule(
     if (verdict := row["verdict"]) != "accepted":
         raise Refused(verdict, _REFUSALS[verdict])
     return row["created"]
+
+
+async def put_wake(
+    conn: Connection, call: ParentCall, arguments: WakeArguments, *, depth_limit: int, most: int
+) -> tuple[str, datetime]:
+    """Put the schedule of a call of `wake_me`, once; returns its id and its time. Raises `Refused` (`_WAKE_REFUSALS`).
+
+    `most` wakes of the agent may be to come; 0 is no limit.
+    """
+    row = await query("put_wake").one(
+        conn,
+        project_id=call.project_id,
+        tool_call_id=call.tool_call_id,
+        at=arguments.at,
+        in_seconds=arguments.in_seconds,
+        instruction=arguments.instruction,
+        depth_limit=depth_limit,
+        most=most,
+    )
+    if (verdict := row["verdict"]) != "accepted":
+        raise Refused(verdict, _WAKE_REFUSALS[verdict])
+    return row["schedule"], row["fires_at"]
 
 
 async def find_schedule(conn: Connection, project: ProjectId, channel: ChannelId | None, schedule: str) -> ScheduleRow:

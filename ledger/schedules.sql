@@ -11,26 +11,35 @@ FROM state.put_schedule(:project_id, :channel_id, :schedule_id, :settings::jsonb
                         :anchor_at::timestamptz, :next_at::timestamptz, :pauses::boolean, :caller, :operates::boolean,
                         :most::int) p;
 
+-- name: put_wake :one
+-- Puts the schedule of a call of wake_me: as of the function.
+SELECT w.verdict, w.schedule, w.fires_at
+FROM state.put_wake(:project_id, :tool_call_id, :at::timestamptz, :in_seconds::float8, :instruction, :depth_limit::int,
+                    :most::int) w;
+
 -- name: find_schedule :opt
 -- A schedule of a channel, or of any.
 SELECT s.project_id, s.channel_id, s.schedule_id, s.owner, s.owner_operates, s.settings || s.timing AS settings,
-       s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.created_at, s.updated_at,
+       s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.waker_turn_id, s.wake,
+       s.created_at, s.updated_at,
        clock_timestamp() AS read_at
 FROM resource.schedules s
 WHERE s.project_id = :project_id AND s.schedule_id = :schedule_id
   AND (:channel_id::text IS NULL OR s.channel_id = :channel_id);
 
 -- name: list_schedules :many
--- The schedules of a channel, or of all channels, by their ids, each with its last firing.
+-- The schedules of a channel, or of all channels, by their ids, each with its last firing; no wake that
+-- has fired.
 SELECT s.project_id, s.channel_id, s.schedule_id, s.owner, s.owner_operates, s.settings || s.timing AS settings,
-       s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.created_at, s.updated_at,
+       s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.waker_turn_id, s.wake,
+       s.created_at, s.updated_at,
        clock_timestamp() AS read_at, to_jsonb(f) AS last
 FROM resource.schedules s
 LEFT JOIN LATERAL (
     SELECT x.nominal_at, x.fired_at, x.agent_turn_id, x.code, x.error, x.triggered_by FROM state.schedule_firings x
     WHERE x.project_id = s.project_id AND x.schedule_id = s.schedule_id ORDER BY x.nominal_at DESC LIMIT 1) f ON true
 WHERE s.project_id = :project_id AND (:channel_id::text IS NULL OR s.channel_id = :channel_id)
-  AND s.schedule_id > :after
+  AND s.schedule_id > :after AND (s.waker_turn_id IS NULL OR s.next_at IS NOT NULL)
 ORDER BY s.schedule_id LIMIT :row_limit::int;
 
 -- name: list_firings :many
@@ -50,7 +59,8 @@ WITH due AS MATERIALIZED (
     WHERE s.paused_at IS NULL AND s.next_at IS NOT NULL AND s.looked_at > clock_timestamp() + interval '1 minute'
 )
 SELECT s.project_id, s.channel_id, s.schedule_id, s.owner, s.owner_operates, s.settings || s.timing AS settings,
-       s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.created_at, s.updated_at,
+       s.anchor_at, s.next_at, s.revision, s.paused_at, s.paused_because, s.waker_turn_id, s.wake,
+       s.created_at, s.updated_at,
        clock_timestamp() AS read_at
 FROM (SELECT DISTINCT d.project_id, d.schedule_id FROM due d WHERE d.place <= :share::int) d
 JOIN resource.schedules s ON s.project_id = d.project_id AND s.schedule_id = d.schedule_id

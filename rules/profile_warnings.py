@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import chain, islice
 
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders
-from turnstile.schema.tools import ASK_HUMAN, PMO_TOOLS, SUBMIT_RESULT
+from turnstile.schema.tools import ASK_HUMAN, PMO_TOOLS, SUBMIT_RESULT, PmoTool
 
 _PROVIDERS = (
     *("scripted", "openai", "anthropic", "gemini", "mistral", "groq", "deepseek", "openrouter", "azure", "bedrock"),
@@ -57,7 +57,7 @@ def _not_obeyed(profile: Profile) -> Iterator[str]:
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
     tools = {*tools, *PMO_TOOLS, ASK_HUMAN}  # which the kernel offers without a row
     allowed = profile.allowed_tools or ()
-    asks = sorted(PMO_TOOLS.intersection(allowed))
+    asks = sorted(PMO_TOOLS.intersection(allowed) - {PmoTool.WAKE_ME})
     if asks and profile.delegation_policy is None:
         yield f"without a delegation_policy every call of {asks[0]} is refused"
     ending = {*tools, SUBMIT_RESULT}

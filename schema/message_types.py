@@ -18,7 +18,9 @@ CLIENT_TOOLS: Final = 4
 """The level from which on a turn may have `client_tools`."""
 FILES: Final = 5
 """The level from which on a card may name files."""
-PROTOCOL_LEVEL: Final = FILES
+WAKES: Final = 6
+"""The level from which on a profile may offer `wake_me`."""
+PROTOCOL_LEVEL: Final = WAKES
 """What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row, which
 is sent once `state.protocol_level` has its level: to a bridge that does not know it, its rows are an `error`. It rises
 with each setting of a turn that no worker may overlook, too: an enqueue with one is `upgrade_under_way` until all that

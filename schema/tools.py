@@ -39,13 +39,17 @@ ASK_HUMAN = "ask_human"
 
 
 class PmoTool(StrEnum):
-    """Tools of v1r4's orchestrator, by which agents ask others; each is served at `cmd.sys.pmo.internal.{tool}`."""
+    """Tools of v1r4's orchestrator, by which agents ask others; each is served at `cmd.sys.pmo.internal.{tool}`.
+
+    `wake_me` is ours: by it an agent asks itself, later (protocol §20).
+    """
 
     DELEGATE_ASYNC = "delegate_async"
     LAUNCH_PRINCIPAL = "launch_principal"
     ASK_EXPERT = "ask_expert"
     FORK_JOIN = "fork_join"
     PROVISION_AGENT = "provision_agent"
+    WAKE_ME = "wake_me"
 
 
 PMO_TOOLS = frozenset(str(tool) for tool in PmoTool)

@@ -1,4 +1,4 @@
-"""Runs delegating calls (protocol §12): provisions an agent, makes one child, or forks a batch.
+"""Runs delegating calls (protocol §12): provisions an agent, makes one child, forks a batch, or puts a wake (§20).
 
 A handler commits, publishes what the commit says, and returns the call's result; None if the call waits for a batch,
 whose decision answers it. It raises `DelegationRefused` or `Refused` for what is refused. A repeat makes nothing twice.
@@ -15,6 +15,7 @@ from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.ledger.delegation.provision import ProvisionCaller, provision_agent
 from turnstile.ledger.delegation.targets import Kind, Target, find_targets, policy_of, references
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.schedules import put_wake, time_name
 from turnstile.ledger.trees.batches import (
     Batch,
     BatchAnswerForm,
@@ -40,6 +41,7 @@ from turnstile.schema.delegation.arguments import (
     ForkTask,
     LaunchArguments,
     TaskArguments,
+    WakeArguments,
     arguments_of,
 )
 from turnstile.schema.delegation.policy import DelegationPolicy
@@ -271,6 +273,8 @@ class DelegationLimits:
     summary_chars: int = 2000
     """Of a task in a fork's result."""
     admission: Admission = UNLIMITED
+    max_wakes: int = 0
+    """Wakes of one agent that have not come; 0 is no limit."""
 
     @property
     def fork(self) -> ForkLimits:
@@ -304,8 +308,20 @@ class Delegation:
                 return await self._one(call, tool, question.task(call.output_box_id or None), waits=waits)
             case PmoTool.FORK_JOIN:
                 return await self._fork(call, tool, _arguments(call, ForkArguments))
+            case PmoTool.WAKE_ME:
+                return await self._wake(call, _arguments(call, WakeArguments))
             case _:
                 assert_never(tool)
+
+    async def _wake(self, call: ParentCall, arguments: WakeArguments) -> JsonObject:
+        if len(arguments.instruction.encode("utf-8", "surrogatepass")) > TEXT_LIMIT_BYTES:
+            raise DelegationRefused("text_too_large", f"wake_me: text is limited to {TEXT_LIMIT_BYTES} bytes")
+        if call.peer_card_id is not None:
+            raise DelegationRefused("delegation_denied", "wake_me: only a turn that waits for the call goes on later")
+        depth, most = self.limits.depth_limit, self.limits.max_wakes
+        schedule, at = await self.pool.run(lambda conn: put_wake(conn, call, arguments, depth_limit=depth, most=most))
+        hit(Fault.SCHEDULE_STORED)
+        return {"status": "accepted", "schedule_id": schedule, "at": time_name(at)}
 
     async def _provision(self, call: ParentCall) -> JsonObject:
         arguments = provision_arguments(_known(call, ProvisionArguments))

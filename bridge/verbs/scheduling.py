@@ -291,10 +291,10 @@ class Schedules:
             row.project_id,
             row.channel_id,
             request_of(row, settings, name),
-            {headers.SENDER: row.owner},
+            {headers.SENDER: row.owner} if row.wake is None else row.wake.headers,
             scheduled=True,
             depth_limit=self.depth_limit,
-            sender=row.owner[:128],
+            sender=row.owner[:128] if row.wake is None else settings.agent_id or row.owner,
             admission=self.admission,
             caller=row.caller,
         )

@@ -167,7 +167,10 @@ class Load:
                 group.create_task(self.plan(kind, way, agent, grower.tree(kind)))
 
     async def put_schedules(self, count: int) -> None:
-        """Put `count` schedules, each of an agent of its own: every 2 to 10 seconds, and each fifth by cron."""
+        """Put `count` schedules, each of an agent of its own: every 2 to 10 seconds, and each fifth by cron.
+
+        Four in five do not fire while the turn before is in hand: that is a firing with a code.
+        """
         for number in range(count):
             schedule = f"clock-{number}"
             request: JsonObject = {
@@ -175,6 +178,8 @@ class Load:
                 "agent_id": schedule,
                 "instruction": Plan(steps_of("plain", self.draw)).instruction(schedule),
             }
+            if number % 5:  # else more come than a busy machine can run
+                request |= {"conversation_id": schedule, "overlap": "reject"}
             if number % 5 == 4:
                 cron, zone = CRON_LINES[number // 5 % len(CRON_LINES)]
                 request |= {"cron": cron, "timezone": zone}

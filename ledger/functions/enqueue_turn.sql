@@ -35,7 +35,7 @@ BEGIN
         max_instances int, child_share int, profile_name text, named_profile text, named_model text, caller text,
         operates boolean, has_instruction boolean, context_box_id uuid, output_box_id uuid, new_context_box_id uuid,
         new_output_box_id uuid, settings jsonb, end_user text, budget jsonb, metadata jsonb, cards jsonb,
-        needs_level int);
+        needs_level int, purse jsonb);
     turn.correlation_id := r.correlation_id;
     SELECT i.* INTO f FROM state.agent_inbox i
     WHERE i.correlation_id = r.correlation_id AND i.project_id = r.project_id
@@ -217,7 +217,7 @@ BEGIN
                  AND o.message_type = r.message_type) AS has_changed,
            coalesce(greatest(h.turn_epoch, (SELECT e.epoch_floor FROM state.ledger_era e WHERE e.is_only)), 0) + 1
                AS next_epoch,
-           limits IS NOT NULL OR EXISTS (
+           limits IS NOT NULL OR r.purse IS NOT NULL OR EXISTS (
                SELECT FROM state.project_budgets b WHERE b.project_id = r.project_id) AS is_limited
     INTO q FROM (SELECT h.status = 'idle' AND h.paused_at_epoch IS NULL AS idle) i;
     q.may_run := q.may_run AND NOT q.is_stranded;
@@ -231,7 +231,7 @@ BEGIN
     END IF;
 
     IF q.is_limited THEN  -- what the turn may spend, and where that is counted: a trigger does, or refuses all of this
-        plan := state.plan_budget(r.project_id, r.agent_turn_id, limits, NULL);
+        plan := state.plan_budget(r.project_id, r.agent_turn_id, limits, r.purse);
     END IF;
     turn.agent_id := r.agent_id;
     turn.channel_id := r.channel_id;

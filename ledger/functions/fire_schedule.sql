@@ -38,7 +38,8 @@ BEGIN
         verdict := 'owner_revoked';
         RETURN;
     ELSE
-        SELECT e.* INTO made FROM state.enqueue_turn(request, claimed_targets) e;
+        SELECT e.* INTO made FROM state.enqueue_turn(CASE WHEN s.root_turn_id IS NULL THEN request
+            ELSE request || state.wake_budget(project, s.root_turn_id) END, claimed_targets) e;
         verdict := made.verdict;
         turn := made.turn;
         status := made.status;

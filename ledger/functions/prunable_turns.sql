@@ -1,10 +1,14 @@
 -- Turns that retention may remove: those that are over for everybody (removable_turns), but the last one of an agent,
 -- since the agent's pointer stands for it, unless the agent is an instance that was made for this one request and goes
--- with it. OFFSET 0: see prunable_threads.
+-- with it, and those that a wake which has not fired comes from. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.prunable_turns(before timestamptz) RETURNS TABLE (agent_turn_id text, project_id text)
 LANGUAGE sql STABLE AS $$
     SELECT o.agent_turn_id, o.project_id FROM state.removable_turns(before) o
-    WHERE (NOT EXISTS (
+    WHERE NOT EXISTS (SELECT FROM resource.schedules s
+                      WHERE s.waker_turn_id = o.agent_turn_id AND s.next_at IS NOT NULL OFFSET 0)
+      AND NOT EXISTS (SELECT FROM resource.schedules s
+                      WHERE s.root_turn_id = o.agent_turn_id AND s.next_at IS NOT NULL OFFSET 0)
+      AND (NOT EXISTS (
           SELECT FROM state.agent_state_pointers p
           WHERE p.agent_id = o.agent_id AND p.project_id = o.project_id AND p.last_output_box_id = o.output_box_id
             AND o.turn_epoch > 0 AND NOT EXISTS (

@@ -25,7 +25,8 @@ BEGIN
         WHEN target.status NOT IN ('active', 'paused', 'dormant') THEN 'agent_inactive'
         WHEN what ? 'profile_name' AND target.name IS NULL THEN 'unknown_profile'
         WHEN what ? 'profile_name' AND target.settings -> 'instances' IS DISTINCT FROM 'true' THEN 'no_instances'
-        WHEN created AND most <= (SELECT count(*) FROM resource.schedules x WHERE x.project_id = project)
+        WHEN created AND most <= (SELECT count(*) FROM resource.schedules x
+                                       WHERE x.project_id = project AND x.waker_turn_id IS NULL)
         THEN 'too_many_schedules'
         WHEN next IS NULL AND NOT same THEN 'never_fires'
         ELSE 'accepted' END;
@@ -42,6 +43,7 @@ BEGIN
         next_at = CASE WHEN same AND (x.paused_at IS NULL OR pauses IS DISTINCT FROM false) THEN x.next_at
                        ELSE excluded.next_at END,
         looked_at = clock_timestamp(), revision = x.revision + 1, updated_at = now(),
+        waker_turn_id = NULL, root_turn_id = NULL, wake = NULL,
         paused_at = CASE WHEN pauses THEN coalesce(x.paused_at, clock_timestamp()) WHEN pauses IS NULL THEN x.paused_at
                     END,
         paused_because = CASE WHEN pauses THEN coalesce(x.paused_because, 'paused') WHEN pauses IS NULL

@@ -1,5 +1,6 @@
--- Removes all rows of these turns: outcome, inbox rows, calls and their steps, questions, steps, steers, receivers of
--- notifications, node, batches with their tasks, what was booked for them, and the edges that ask for or answer them.
+-- Removes all rows of these turns: outcome, inbox rows, calls and their steps, questions, steps, steers, wakes, node,
+-- receivers of notifications, batches with their tasks, what was booked for them, and the edges that ask for or answer
+-- them.
 -- Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
 -- The turns' cards stay as long as their boxes, and what they cost stays in past_costs. Nothing else removes turns.
 CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text) LANGUAGE sql AS $$
@@ -74,6 +75,10 @@ CREATE OR REPLACE FUNCTION state.remove_turns(ids text[]) RETURNS TABLE (id text
     ),
     firings AS (
         DELETE FROM state.schedule_firings f USING gone WHERE f.agent_turn_id = gone.agent_turn_id
+    ),
+    wakes AS (
+        DELETE FROM resource.schedules s USING gone
+        WHERE s.waker_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
     ),
     webhooks AS (
         DELETE FROM state.webhooks w USING gone

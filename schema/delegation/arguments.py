@@ -8,7 +8,7 @@ import json
 import math
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.budgets.limits import BudgetLimits
@@ -229,6 +229,23 @@ class ForkArguments(Strict):
                 return self.k or len(self.tasks) // 2 + 1
             case "all" | None:
                 return len(self.tasks)
+
+
+class WakeArguments(Strict):
+    """Arguments of `wake_me`: exactly one of `at` and `in_seconds`."""
+
+    instruction: Instruction
+    """What the agent shall do then."""
+    at: AwareDatetime | None = None
+    """When, with a time zone."""
+    in_seconds: Annotated[Seconds | None, BeforeValidator(_seconds)] = None
+    """After so many seconds."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.at is None) == (self.in_seconds is None):
+            raise ValueError("exactly one of at and in_seconds is needed")
+        return self
 
 
 Arguments = TypeVar("Arguments", bound=Strict)

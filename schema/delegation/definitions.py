@@ -73,7 +73,7 @@ def _row(name: str, description: str, parameters: JsonObject, *, ui_allowed: boo
 
 @cache
 def kernel_tools() -> Mapping[str, ToolRow]:
-    """The five tools by name."""
+    """The tools by name."""
     rows = (
         _row(
             "delegate_async",
@@ -140,6 +140,18 @@ def kernel_tools() -> Mapping[str, ToolRow]:
                 ["action", "agent_id"],
             ),
             ui_allowed=True,
+        ),
+        _row(
+            "wake_me",
+            "Go on with this conversation later: you get the instruction then. Answers at once with the time.",
+            _object(
+                {
+                    "instruction": {"type": "string", "description": "What you shall do then."},
+                    "at": {"type": "string", "description": "When, as 2027-01-31T09:00:00+01:00. Or in_seconds."},
+                    "in_seconds": {"type": "number", "description": "After so many seconds. Or at."},
+                },
+                ["instruction"],
+            ),
         ),
     )
     return {row.tool_name: row for row in rows}

@@ -191,6 +191,8 @@ class ScheduleView(Tolerant):
     """Since when it is paused; null if it is not."""
     paused_because: str | None = None
     """Why: `paused`, `owner_revoked` or `schedule_invalid`."""
+    waker_turn_id: AgentTurnId | None = None
+    """The turn whose call of `wake_me` put it; null if a caller did."""
     created_at: datetime
     """When it was put first."""
     updated_at: datetime

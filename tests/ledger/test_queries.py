@@ -96,6 +96,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_receivers": Receiver,
     "read_clock": {"now"},
     "put_schedule": {"verdict", "created"},
+    "put_wake": {"verdict", "schedule", "fires_at"},
     "find_schedule": schedules.ScheduleRow,
     "list_schedules": schedules.ListedSchedule,
     "list_due_schedules": schedules.ScheduleRow,

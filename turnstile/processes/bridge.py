@@ -215,6 +215,7 @@ def delegation_limits(settings: Settings) -> DelegationLimits:
         deadline_seconds=settings.pmo.fork_join_default_deadline_seconds,
         summary_chars=settings.pmo.fork_join_summary_chars,
         admission=settings.limits.admission,
+        max_wakes=settings.limits.max_wakes_per_agent,
     )
 
 

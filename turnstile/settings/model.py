@@ -290,6 +290,7 @@ class LimitsSettings(Strict):
     max_live_turns: int = Field(default=10_000, ge=0, le=1_000_000)
     max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
     max_instances: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_wakes_per_agent: int = Field(default=100, ge=0, le=10_000)
     max_unused_conversations: int = Field(default=10_000, ge=0, le=1_000_000)
     max_unused_boxes: int = Field(default=10_000, ge=0, le=1_000_000)
     max_unused_cards: int = Field(default=2_000_000, ge=0, le=1_000_000_000)

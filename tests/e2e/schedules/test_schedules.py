@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.conditions import until
+from tests.support.delegation import answer, says, steps
 from tests.support.gateway import asking, composed, token_of
 from tests.support.tenants import Tenant
+from tests.support.tools import calling
 from tests.turnstile.support import turnstile
 from turnstile import Client
 from turnstile.schema.access import GatewayRole, read_secret
@@ -95,3 +97,26 @@ async def test_a_schedule_over_http_is_its_token_s_and_triggers_once_for_a_key(t
         assert (await web.get("/v1/schedules/daily")).status_code == 404
         wrong = await web.put("/v1/schedules/daily", json={**settings, "agent_id": agent, "cron": "0 9 30 2 *"})
         assert (wrong.status_code, wrong.json()["code"]) == (400, "bad_request")
+
+
+async def test_an_agent_wakes_itself_in_its_conversation_for_its_requester(tenant: Tenant) -> None:
+    """By the tool that its profile names alone: no delegation policy, no row."""
+    agent = await tenant.agent("player", allowed_tools=["wake_me"])
+    asked = {"instruction": says("woken"), "in_seconds": 1}
+    first = await tenant.turn(agent, steps(calling(("wake_me", asked)), {"text": "later"}), conversation_id="talk")
+    result: Any = answer(first).result
+    assert (result["status"], first.view.status) == ("accepted", "success")
+    [firing] = await firings_of(tenant, result["schedule_id"])
+    woken = await tenant.ended(AgentTurnId(firing["agent_turn_id"]))
+    assert (woken.view.status, woken.view.conversation_id, woken.view.output_box_id) == (
+        "success",
+        "talk",
+        first.view.output_box_id,
+    )
+    [root] = await tenant.rows(
+        "SELECT context_headers ->> 'CG-Sender' AS sender FROM state.agent_inbox"
+        " WHERE agent_turn_id = $1 AND message_type = 'turn'",
+        first.view.agent_turn_id,
+    )
+    assert firing["sender"] == root["sender"]
+    assert "woken" in str([card.content for card in woken.cards])

@@ -76,6 +76,16 @@ FIRING = (
     " INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, agent_turn_id)"
     " SELECT 'f', project_id, schedule_id, now(), '{}' FROM made"
 )
+WAKE = (
+    "INSERT INTO resource.schedules (project_id, schedule_id, channel_id, owner, settings, timing, anchor_at,"
+    " waker_turn_id, root_turn_id, wake) SELECT 'p1', 's', 'public', coalesce(context_headers ->> 'CG-Sender', '') ||"
+    " '{}', jsonb_build_object('agent_id', agent_id || '{}'), '{{}}', now(), '{}', '$plain', '{{}}'"
+    " FROM state.agent_inbox WHERE inbox_id = '$plain_row'"
+)
+WOKEN = (
+    ";INSERT INTO state.schedule_firings (firing_id, project_id, schedule_id, nominal_at, agent_turn_id)"
+    " VALUES ('f', 'p1', 's', now(), '$plain')"
+)
 CORRELATED = (
     "UPDATE state.execution_edges SET correlation_id = 'schedule:s@1' WHERE edge_id = 'enqueue-$plain';"
     "UPDATE state.agent_inbox SET correlation_id = 'schedule:s@1' WHERE inbox_id = '$plain_row';"
@@ -250,6 +260,14 @@ DAMAGES = [
         "scheduled_turns_are_fired",
         CORRELATED + SCHEDULE.format("NULL"),
         {"schedule_id": "s", "agent_turn_id": "$plain"},
+    ),
+    Damage("wakes_go_on_from_their_turn", WAKE.format("", "", "nobody"), {"agent_turn_id": "nobody"}),
+    Damage("wakes_go_on_from_their_turn", WAKE.format("x", "", "$plain"), {"agent_turn_id": "$plain"}),
+    Damage("wakes_go_on_from_their_turn", WAKE.format("", "x", "$plain"), {"agent_turn_id": "$plain"}),
+    Damage(
+        "wakes_go_on_from_their_turn",
+        CORRELATED + WAKE.format("", "", "$plain") + WOKEN,
+        {"agent_turn_id": "$plain"},
     ),
     Damage("schedules_fire_in_time", SCHEDULE.format(LATE), {"schedule_id": "s"}),
     Damage(
