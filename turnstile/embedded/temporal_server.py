@@ -34,8 +34,12 @@ DYNAMIC_CONFIG = (
     "frontend.WorkerCommandsEnabled=true",
     "matching.enableFairness=true",
 )
-DEV_CONFIG = ("system.forceSearchAttributesCacheRefreshOnRead=false",)
-"""What only a dev server has otherwise."""
+DEV_CONFIG = (
+    "system.forceSearchAttributesCacheRefreshOnRead=false",
+    "matching.numTaskqueueReadPartitions=1",
+    "matching.numTaskqueueWritePartitions=1",
+)
+"""What only a dev server has otherwise, and queues in four parts, which only several servers can share."""
 PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
 GRACE = 5.0
 """Seconds it has to stop before SIGKILL, which loses nothing: the file is in WAL mode."""
