@@ -20,7 +20,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.processes.migration import migrate_all
 from turnstile.processes.run import run_worker
 from turnstile.settings import Settings
-from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, PumpSettings, WorkerSettings
+from turnstile.settings.model import ModelSettings, ObservabilitySettings, PumpSettings, WorkerSettings
 from turnstile.transport.connection import connect
 
 __all__ = ["stacks"]
@@ -62,7 +62,6 @@ async def stack(
     database = await databases.create()
     endpoints = servers.model_copy(update={"database_url": databases.url(database)})
     settings = Settings(
-        bridge=BridgeSettings(poll_interval_seconds=0.1),
         worker=WorkerSettings(worker_targets=[TARGET]),
         model=ModelSettings(scripts=SCRIPTS, retry_initial_seconds=0.01, retry_max_seconds=0.02),
         pump=PumpSettings(listeners=[ORGANISM, TROUPE], worker_target="pump_test"),

@@ -19,6 +19,8 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.workflows.options import turn_workflow_id
 
+pytestmark = pytest.mark.shared_stack
+
 MATE = AgentId("mate")
 
 

@@ -25,6 +25,8 @@ from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 
+pytestmark = pytest.mark.shared_stack
+
 MODEL = "profile:helper"
 WEATHER: Any = {
     "type": "function",

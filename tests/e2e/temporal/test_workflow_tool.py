@@ -17,6 +17,8 @@ from tests.support.tools import Hand, call_of, calling, hand_of, heard_by_model
 from turnstile import ToolService
 from turnstile.schema.ids import AgentTurnId, uuid7
 
+pytestmark = pytest.mark.shared_stack
+
 
 class Shop:
     """The workflow's worker, the tool, and an agent that calls it."""

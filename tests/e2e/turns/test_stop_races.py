@@ -15,6 +15,8 @@ from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.workflows.options import turn_workflow_id
 
+pytestmark = pytest.mark.shared_stack
+
 log = logging.getLogger(__name__)
 WAITS = "SELECT coalesce(array_agg(wait_status), '{}') AS states FROM state.turn_waiting_tools WHERE agent_turn_id = $1"
 LINES: dict[str, Any] = {

@@ -25,7 +25,7 @@ async def stack(servers: Endpoints, databases: Databases) -> AsyncIterator[Stack
     database = await databases.create()
     endpoints = servers.model_copy(update={"database_url": databases.url(database)})
     settings = Settings(
-        bridge=BridgeSettings(poll_interval_seconds=0.1, command_retry_seconds=COMMAND_RETRY_SECONDS),
+        bridge=BridgeSettings(command_retry_seconds=COMMAND_RETRY_SECONDS),
         worker=WorkerSettings(worker_targets=[TARGET]),
         model=ModelSettings(scripts=[Path(__file__).with_name("script.py")]),
     )

@@ -34,7 +34,6 @@ Config = Mapping[str, Mapping[str, Value]]
 QUICK: Config = {
     "worker": {"activity_heartbeat_timeout_seconds": 3.0, "database_pool_size": 6},
     "bridge": {
-        "poll_interval_seconds": 0.2,
         "pending_wakeup_seconds": 1.0,
         "dispatched_retry_seconds": 2.0,
         "inbox_processing_timeout_seconds": 10.0,

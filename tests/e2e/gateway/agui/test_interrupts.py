@@ -21,6 +21,8 @@ from turnstile.schema.ids import ToolCallId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.wire.subjects import agent_event
 
+pytestmark = pytest.mark.shared_stack
+
 OPEN: dict[str, Any] = {"requester_may_decide": True}
 
 

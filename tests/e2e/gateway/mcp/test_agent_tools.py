@@ -19,6 +19,8 @@ from turnstile.schema.access import GatewayRole
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 
+pytestmark = pytest.mark.shared_stack
+
 
 async def names(mcp: Client) -> list[str]:
     """The tools of all pages."""
