@@ -8,6 +8,8 @@ const thread = crypto.randomUUID();
 const ENDS = new Set(["RUN_FINISHED", "RUN_ERROR"]);
 let messages = [];
 let asked = []; // what the thread waits for people to decide
+const own = { tools: [], run: {} }; // what the agent may do on this page (board.js): descriptions, and functions by name
+let pending = []; // calls of these functions that the thread waits for
 let turn = null; // the turn that runs, for the button that stops it
 
 function address(path) {
@@ -75,6 +77,7 @@ function take(event) {
       break;
     case "RUN_FINISHED":
       asked = event.outcome?.interrupts ?? [];
+      pending = event.outcome?.pendingToolCallIds ?? [];
       break;
   }
 }
@@ -82,7 +85,7 @@ function take(event) {
 // One run, to its end; where the stream is cut the same run is asked for again.
 async function run(more = {}) {
   const runId = crypto.randomUUID();
-  const empty = { tools: [], context: [], state: {}, forwardedProps: {} };
+  const empty = { tools: own.tools, context: [], state: {}, forwardedProps: {} };
   const open = asked;
   busy(true);
   try {
@@ -92,6 +95,10 @@ async function run(more = {}) {
         asked = open;
         return show(`${last.code}: ${last.message}`);
       }
+      if (last?.type === "RUN_FINISHED" && pending.length) {
+        pending.forEach(runs);
+        return await run();
+      }
       if (last?.type === "RUN_FINISHED") return show(last.outcome?.type ?? "success");
       show("The connection broke; it goes on in a moment.");
       await new Promise((done) => setTimeout(done, 500));
@@ -99,6 +106,18 @@ async function run(more = {}) {
   } finally {
     busy(false);
   }
+}
+
+// Run a function of the page that the agent calls; its output, or why it failed, goes with the next run.
+function runs(call) {
+  const { name, arguments: given } = callOf(call).function;
+  const output = { id: crypto.randomUUID(), role: "tool", toolCallId: call, content: "" };
+  try {
+    output.content = JSON.stringify(own.run[name](JSON.parse(given)) ?? null);
+  } catch (error) {
+    output.error = String(error);
+  }
+  messages.push(output);
 }
 
 // The last event of a stream; undefined if it was cut.
@@ -220,3 +239,5 @@ at("say").addEventListener("submit", (event) => {
   run();
 });
 at("stop").addEventListener("click", () => turn && post(`/v1/turns/${turn}/stop`, {}));
+
+export { own };

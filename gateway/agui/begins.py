@@ -2,9 +2,11 @@
 
 Nothing is kept for it in a process. A run without `resume` is a turn whose correlation is the run's id, so the same run
 again is the same turn. A run with `resume` is the turn whose questions it answers, from behind the step that asked, so
-the same answers again are the same run (protocol §17.4).
+the same answers again are the same run; and so is one whose last messages are outputs of the front end's own tools
+(protocol §17.4).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from turnstile.gateway.agui.answers import decision_in
 from turnstile.gateway.agui.run_input import (
     NOTES,
     asked_in,
+    client_tools_in,
     end_user_in,
     history_in,
     instruction_in,
@@ -32,10 +35,11 @@ from turnstile.gateway.http.problems import Unsupported
 from turnstile.gateway.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
 from turnstile.ledger.access.past import find_requested_turn, get_turn_request
-from turnstile.ledger.people.interrupt_views import get_interrupt
+from turnstile.ledger.people.interrupt_views import get_interrupt, list_client_calls
 from turnstile.ledger.turns.views import find_conversations
 from turnstile.schema import verbs
 from turnstile.schema.access import Principal
+from turnstile.schema.api import TurnStop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, instance_id
@@ -44,7 +48,8 @@ from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.chunk_order import step_number
 
-_OVER = frozenset({"already_decided", "expired", "withdrawn"})
+_ENDED = frozenset({"expired", "withdrawn"})
+_OVER = _ENDED | {"already_decided"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,15 @@ class Thread:
         last = None if line is None else line.last_turn_id
         await self._follows(last)
         if last is not None:
-            await self._nothing_pends(last)
+            await self._leave(last)
         texts = composed(instructions_in(run_input))
         fields: JsonObject = {
             "conversation_id": thread,
             "instruction": instruction,
-            "runtime_config": {} if texts.instructions is None else {"instructions": texts.instructions},
+            "runtime_config": {
+                **({} if texts.instructions is None else {"instructions": texts.instructions}),
+                **client_tools_in(run_input),
+            },
             "metadata": notes_of(run_input),
             **end_user_in(run_input),
         }
@@ -89,6 +97,36 @@ class Thread:
         if parts:
             fields["context_box_id"] = await kernel.make_box(self.call, self.channel, parts, key)
         return await kernel.enqueue(self.call, self.channel, self.target, fields, key)
+
+    async def went_on(self, outputs: Mapping[str, JsonObject]) -> tuple[TurnView, Position] | None:
+        """The turn whose calls the front end has run, and the place after the step that made them.
+
+        None if none of these calls is the front end's. One that is over already changes nothing. Raises `Refused`:
+        unknown_interrupt, already_decided, and as the verb `decide` does.
+        """
+        project = self._principal.project_id
+        rows = await self.kernel.pool.run(lambda conn: list_client_calls(conn, project, list(outputs)))
+        calls = [row for row in rows if row.tool_call_id in outputs]
+        if not calls:
+            return None
+        step = max(step_number(call.step_id) for call in calls)  # what came before was answered by an earlier run
+        calls = [call for call in calls if step_number(call.step_id) == step]
+        if len({call.agent_turn_id for call in calls}) > 1:
+            raise Refused("invalid_response", "messages: the outputs are of calls of more than one turn")
+        turn = await self.kernel.turns.described(self._principal, calls[0].agent_turn_id)
+        if turn.conversation_id != thread_of(self.call.body) or turn.agent_id != self.agent_in(turn.channel_id):
+            raise _unknown()
+        await self._follows(turn.agent_turn_id)
+        for call in calls:
+            decision: JsonObject = {"interrupt_id": call.interrupt_id, **outputs[call.tool_call_id]}
+            try:
+                await self.kernel.turns.asking.ask(
+                    self._principal, call.channel_id, verbs.DECIDE, decision, self.call.headers
+                )
+            except Refused as error:
+                if error.code not in _ENDED:
+                    raise
+        return turn, Position(step, EventPart.STEP, 0, 0)
 
     async def answered(self, entries: list[ResumeEntry]) -> tuple[TurnView, Position]:
         """The turn whose questions these answers decide, and the place after the step that asked them.
@@ -149,12 +187,20 @@ class Thread:
         )
         return run[0] if run else None
 
-    async def _nothing_pends(self, turn: AgentTurnId) -> None:
-        """Raises `Refused` (interrupts_pending) where the thread's last turn waits for people."""
-        view = await self.kernel.turns.described(self._principal, turn)
-        if interrupts := (await look(self.kernel.pool, view)).questions:
-            named = ", ".join(i.interrupt_id for i in interrupts[::-1][:10])
+    async def _leave(self, turn: AgentTurnId) -> None:
+        """Stop the thread's last turn if it waits for calls of the front end: the user has said something else instead.
+
+        Raises `Refused` (interrupts_pending) where it waits for people.
+        """
+        turns = self.kernel.turns
+        view = await turns.described(self._principal, turn)
+        seen = await look(self.kernel.pool, view)
+        if seen.questions:
+            named = ", ".join(i.interrupt_id for i in seen.questions[::-1][:10])
             raise Refused("interrupts_pending", f"the thread waits for a person: `resume` must answer {named}")
+        if seen.client_calls:
+            request = TurnStop(reason="the user said something else")
+            await turns.stop_turn(self._principal, view, request, self.call.headers)
 
     async def _question(self, entry: ResumeEntry) -> InterruptView:
         """The question that an answer names; raises `Refused` (unknown_interrupt)."""

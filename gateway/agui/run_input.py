@@ -16,15 +16,19 @@ from ag_ui.core import (
 )
 
 from turnstile.gateway.http.problems import BadField, Unsupported
+from turnstile.gateway.openai.client_tools import read_function
 from turnstile.gateway.openai.fields import is_empty
 from turnstile.gateway.openai.messages import SpokenText
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ConversationId, conversation_named
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.profiles import MOST_CLIENT_TOOLS
 
 NOTES: Final = "agui"
 """The key in a turn's metadata under which its run is named."""
 _RUN_LENGTH = 128
+_ERROR_LENGTH = 4096
 
 
 class RunQuery(Strict):
@@ -133,9 +137,31 @@ def history_in(run_input: RunAgentInput) -> list[SpokenText]:
     return texts
 
 
-def not_offered(run_input: RunAgentInput) -> list[str]:
-    """The names of the front end's own tools, which no agent is offered."""
-    return [tool.name for tool in run_input.tools or ()]
+def client_tools_in(run_input: RunAgentInput) -> JsonObject:
+    """The turn's settings for the front end's own tools; raises `BadField` or `UnsupportedSchema`."""
+    tools = run_input.tools or []
+    if len(tools) > MOST_CLIENT_TOOLS:
+        raise BadField(f"tools: at most {MOST_CLIENT_TOOLS}", "tools")
+    functions = [read_function(tool.model_dump(mode="json"), f"tools.{place}") for place, tool in enumerate(tools)]
+    if len({function.name for function in functions}) < len(functions):
+        raise BadField("tools: each tool needs a name of its own", "tools")
+    return {"client_tools": [function.model_dump(mode="json") for function in functions]} if functions else {}
+
+
+def outputs_in(run_input: RunAgentInput) -> dict[str, JsonObject]:
+    """By their calls the decisions that the messages of role `tool` after the user's last message stand for."""
+    outputs: dict[str, JsonObject] = {}
+    for place, message in enumerate(run_input.messages):
+        if isinstance(message, UserMessage):
+            outputs.clear()
+        if not isinstance(message, ToolMessage):
+            continue
+        outputs[message.tool_call_id] = (
+            {"decision": Decision.RESPOND, "response": _text_of(message, place)}
+            if message.error is None
+            else {"decision": Decision.REJECT, "message": message.error[:_ERROR_LENGTH]}
+        )
+    return outputs
 
 
 def notes_of(run_input: RunAgentInput) -> JsonObject:
@@ -152,7 +178,7 @@ def end_user_in(run_input: RunAgentInput) -> JsonObject:
     return {"end_user": name}
 
 
-def _text_of(message: UserMessage, place: int) -> str:
+def _text_of(message: UserMessage | ToolMessage, place: int) -> str:
     if isinstance(message.content, str):
         return message.content
     param = f"messages.{place}.content"

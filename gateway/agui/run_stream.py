@@ -15,7 +15,6 @@ from ag_ui.core import (
     PROTOCOL_VERSION,
     AssistantMessage,
     BaseEvent,
-    CustomEvent,
     FunctionCall,
     Interrupt,
     Message,
@@ -50,11 +49,9 @@ from turnstile.gateway.events.positions import END, EventPart, Position
 from turnstile.gateway.events.step_log import ChunkPiece, Event
 from turnstile.gateway.openai.responses.items import ActLog, Called, PlacedAct, Returned, Spoken
 from turnstile.schema.api import CardAnswer, Turn
-from turnstile.schema.ids import AgentTurnId, CardId, step_card_id, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId, step_card_id, step_id
 from turnstile.schema.states import ChunkType, TurnStatus
 
-TOOLS_NOT_OFFERED = "turnstile.tools_not_offered"
-"""The name of the event that warns a front end that its own tools are not there."""
 OWN = "turnstile"
 """The key of our own notes in AG-UI's metadata."""
 Events = Iterator[BaseEvent]
@@ -79,8 +76,6 @@ class Run:
     messages: Sequence[Message]
     begin: Position
     """The place in the turn after which it streams."""
-    not_offered: Sequence[str] = ()
-    """Tools of the front end, which the agent is not offered."""
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -98,6 +93,8 @@ class RunStream:
         """What the client has from before this run, and every snapshot repeats."""
         self._thought: dict[str, str] = {}
         """Reasoning that the client has, and is not sent again."""
+        self._outputs = set[str]()
+        """Calls whose results the client has: it ran them, or they came before the place after which it streams."""
         self._said: list[Message] = []
         self._step: int | None = None
         self._text: _Open | None = None
@@ -110,9 +107,6 @@ class RunStream:
         yield RunStartedEvent(
             thread_id=run.thread_id, run_id=run.run_id, protocol_version=PROTOCOL_VERSION, metadata=run.notes
         )
-        if run.not_offered:
-            reason = "agents use the tools of their profiles; frontend tools are ignored"
-            yield CustomEvent(name=TOOLS_NOT_OFFERED, value={"tools": [*run.not_offered], "reason": reason})
         if self._stale:
             yield self._snapshot()
 
@@ -144,6 +138,10 @@ class RunStream:
         ordered = sorted(interrupts, key=lambda interrupt: place.get(interrupt.tool_call_id or "", len(calls)))
         yield self._finished(RunFinishedInterruptOutcome(interrupts=ordered))
 
+    def calls(self, calls: Sequence[ToolCallId]) -> Events:
+        """The end of a run whose turn waits for nothing but these calls of the front end's own tools."""
+        yield self._finished(RunFinishedSuccessOutcome(pending_tool_call_ids=[*calls]))
+
     def ended(self, turn: Turn, usage: Sequence[TokenUsage]) -> Events:
         """The end of a run whose turn is over."""
         yield from self._thought_ends()
@@ -165,11 +163,17 @@ class RunStream:
     def _take_out(self, run: Run) -> bool:
         """Keep what the client has from before this run; returns whether it has more than that."""
         ids = re.compile(rf"{re.escape(run.turn)}-(?:s(\d{{1,6}})-.+|deliverable)", re.DOTALL)
-        stale = False
+        stale, calls = False, set[str]()
         for message in run.messages:
             match = ids.fullmatch(message.id)
             step = int(match[1] or END.step) if match else 0
-            again = match and (step > run.begin.step or (step == run.begin.step and message.role == "tool"))
+            again = bool(match) and step > run.begin.step
+            if isinstance(message, AssistantMessage) and again:
+                calls |= {call.id for call in message.tool_calls or ()}
+            if isinstance(message, ToolMessage):
+                again = again or message.tool_call_id in calls
+                if not again:
+                    self._outputs.add(message.tool_call_id)
             if message.role == "reasoning" and again:
                 self._thought[message.id] = message.content
             elif again:
@@ -232,6 +236,8 @@ class RunStream:
                     yield from self._message(card, text)
                 case Called():
                     yield from self._call(position.step, act)
+                case Returned(call=call) if call in self._outputs:
+                    pass
                 case Returned(call=call, output=output):
                     named = f"{step_id(self._run.turn, position.step)}-{call}"
                     self._said.append(ToolMessage(id=named, tool_call_id=call, content=output))

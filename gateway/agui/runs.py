@@ -17,7 +17,7 @@ from ag_ui.encoder import EventEncoder
 from turnstile.gateway.addressed import look_up
 from turnstile.gateway.agui.answers import interrupt_of
 from turnstile.gateway.agui.begins import Thread
-from turnstile.gateway.agui.run_input import RunQuery, cancels, check_supported, not_offered
+from turnstile.gateway.agui.run_input import RunQuery, cancels, check_supported, client_tools_in, outputs_in
 from turnstile.gateway.agui.run_stream import Run, RunStream
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN
@@ -65,9 +65,10 @@ class Runs:
         """Run a turn, or go on with one that waited for people; answers its events."""
         kernel, run_input = self.kernel, call.body
         check_supported(run_input)
-        stops, entries = cancels(run_input, call.query), run_input.resume or []
+        stops, entries, outputs = cancels(run_input, call.query), run_input.resume or [], outputs_in(run_input)
+        client_tools_in(run_input)
         _admit(call.principal, Right.DECIDE if entries else Right.ASK)
-        if stops:
+        if stops or outputs:
             _admit(call.principal, Right.ASK)
         with ExitStack() as stack:
             stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
@@ -76,23 +77,16 @@ class Runs:
                 raise Refused("unknown_agent", "the project has no such agent, and no such profile with instances")
             thread = Thread(kernel, call, target, kernel.turns.asking.channel(call.principal, None))
             try:
+                going_on = await thread.went_on(outputs) if outputs else None
                 if entries:
-                    view, begin = await thread.answered(entries)
-                else:
-                    view, begin = await thread.begun(), BEGIN
+                    going_on = await thread.answered(entries)
+                view, begin = going_on or (await thread.begun(), BEGIN)
             except (Refused, BadRequest) as error:
-                if not entries and error.code != "interrupts_pending":
+                if not entries and not outputs and error.code != "interrupts_pending":
                     raise
                 return Answer(self._streamed(_only(_failed(error)), stack.pop_all()))
             reader = reader_of(kernel.access, call.secret, kernel.heartbeat_seconds)
-            run = Run(
-                view.agent_turn_id,
-                run_input.thread_id,
-                run_input.run_id,
-                run_input.messages,
-                begin,
-                not_offered(run_input),
-            )
+            run = Run(view.agent_turn_id, run_input.thread_id, run_input.run_id, run_input.messages, begin)
             events = _ending_well(_Telling(kernel, view, run, call.principal).events(reader))
             return Answer(self._streamed(events, stack.pop_all(), (call.principal, view) if stops else None))
 
@@ -142,9 +136,13 @@ class _Telling:
                     frames.append(
                         _frames(stream.asks([interrupt_of(view) for view in interrupts])) if interrupts else b""
                     )
+                waits = turn is None and not interrupts and change.looked and change.seen.awaits_client()
+                if waits:
+                    calls = [call.tool_call_id for call in reversed(change.seen.client_calls)]
+                    frames.append(_frames(stream.calls(calls)))
                 if any(frames):
                     yield b"".join(frames)
-                if turn is not None or interrupts:
+                if turn is not None or interrupts or waits:
                     return
         raise ServerUnavailable("the turn cannot be followed")
 

@@ -64,6 +64,11 @@ def _function(tool: JsonValue, param: str, *, nested: bool) -> ClientTool:
         where = f"{param}.function"
         if not isinstance(fields := tool.get("function"), dict):
             raise BadField(f"{where}: must be an object", where)
+    return read_function(fields, where)
+
+
+def read_function(fields: Mapping[str, JsonValue], where: str) -> ClientTool:
+    """The function of a client that these fields describe; raises `BadField` or `UnsupportedSchema`, which name it."""
     named = {name: fields[name] for name in ("name", "description", "parameters") if fields.get(name) is not None}
     try:
         return ClientTool.model_validate(named)

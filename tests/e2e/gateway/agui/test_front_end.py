@@ -61,11 +61,13 @@ async def page_at() -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def fronted(browser: Browser, page_at: str, gateway: str, tenant: Tenant) -> AsyncGenerator[Window]:
+async def fronted(
+    browser: Browser, page_at: str, gateway: str, tenant: Tenant, name: str = "index.html"
+) -> AsyncGenerator[Window]:
     """A window of the front end for the project's agent `alice`."""
     async with window(browser, page_at, None) as opened:
         page = opened.page
-        await page.goto(f"{page_at}/index.html")
+        await page.goto(f"{page_at}/{name}")
         await page.fill("#url", gateway)
         await page.fill("#agent", ALICE)
         await page.fill("#token", await token_of(tenant.stack, tenant.project))
@@ -173,3 +175,28 @@ async def test_a_gateway_that_dies_is_asked_again(
         assert await said.all_inner_texts() == [WORDS]
     second.send_signal(signal.SIGTERM)
     await second.wait()
+
+
+async def test_an_agent_moves_things_on_the_page_by_a_tool_of_the_page(
+    browser: Browser, page_at: str, tenant: Tenant
+) -> None:
+    await tenant.profile("mover", "talks", instances=True)
+    async with (
+        serving(tenant.stack, allowed_origins=(page_at,)) as url,
+        fronted(browser, page_at, url, tenant, "board.html") as opened,
+    ):
+        page = opened.page
+        await page.fill("#agent", "profile:mover")
+        lamp: dict[str, Any] = {"thing": "lamp", "place": "right"}
+        steps = calling(("move", lamp), ("move", {"thing": "sofa", "place": "left"})), calling(("move", lamp))
+        await say(page, script(*steps, {"text": "It was there already."}))
+        await expect(page.locator("#state")).to_have_text("success")
+        await expect(page.locator("#lamp")).to_have_class("right")
+        await expect(page.locator("li.assistant")).to_have_text("It was there already.")
+    results = await tenant.rows(
+        "SELECT content ->> 'status' AS status, content #>> '{error,code}' AS code FROM public.cards"
+        " WHERE tenant_id = $1 AND metadata ->> 'type' = 'tool.result' ORDER BY created_at, card_id",
+        tenant.project,
+    )
+    found = sorted((row["status"], row["code"] or "") for row in results)
+    assert found == [("failed", "client_tool_failed"), ("failed", "invalid_arguments"), ("success", "")]
