@@ -108,9 +108,9 @@ explore: $(DEV_STAMP)
 real-clients: $(DEV_STAMP)
 	@test -n "$(REAL_CLIENTS)" || { echo "say where to install the clients: make real-clients REAL_CLIENTS=/tmp/clients" >&2; exit 1; }
 	$(PYTHON) -m venv $(REAL_CLIENTS)/venv && $(REAL_CLIENTS)/venv/bin/pip install -q openai-agents a2a-sdk 'google-adk[a2a]' \
-		'pydantic-ai-slim[openai]' langchain-openai instructor
+		'pydantic-ai-slim[openai]' langchain-openai instructor langgraph -e .
 	npm install --prefix $(REAL_CLIENTS) node@22 ai @ai-sdk/openai zod
-	REAL_CLIENTS=$(REAL_CLIENTS) $(BIN)/python -m pytest -m long tests/e2e/gateway/test_real_clients.py $(ARGS)
+	REAL_CLIENTS=$(REAL_CLIENTS) $(BIN)/python -m pytest -m long tests/e2e/gateway/test_real_clients.py tests/e2e/gateway/test_real_agents.py $(ARGS)
 
 mcp-conformance: $(DEV_STAMP)
 	for scenario in initialize tools_call elicitation-sep1034-client-defaults sse-retry; do \

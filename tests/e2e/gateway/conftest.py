@@ -14,7 +14,7 @@ from tests.support.tenants import Tenant
 from turnstile.embedded.ports import free_port
 from turnstile.gateway.events import feeds
 
-collect_ignore = [] if "REAL_CLIENTS" in os.environ else ["test_real_clients.py"]
+collect_ignore = [] if "REAL_CLIENTS" in os.environ else ["test_real_agents.py", "test_real_clients.py"]
 
 
 @pytest.fixture(scope="module")

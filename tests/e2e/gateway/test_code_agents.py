@@ -240,11 +240,16 @@ async def test_the_programs_of_the_page_store_what_they_serve_and_serve_it(tenan
 
 
 async def test_it_waits_for_an_upgrade_while_older_processes_run(served: Tenant) -> None:
+    await staff(served)
     older = "INSERT INTO state.workers (worker_target, instance, protocol_level) VALUES ('elsewhere', $1, 2)"
     await served.rows(older, served.project)
     try:
         reply = await served.ask({"agent_id": ALICE, "instruction": "x"})
         assert (reply.status.value, reply.error_code) == ("busy", "upgrade_under_way")
+        joined = result(
+            await chief_says(served, fork([task("coder", "one"), task(str(ALICE), "two", target_strategy="reuse")]))
+        )
+        assert [part["error"] for part in joined["results"]] == ["upgrade_under_way"] * 2
     finally:
         await served.rows("UPDATE state.workers SET left_at = now() WHERE instance = $1", served.project)
     assert (await served.turn(ALICE, "x")).view.status == "success"

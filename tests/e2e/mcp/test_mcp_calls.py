@@ -14,6 +14,9 @@ import yaml
 from tests.e2e.mcp.conftest import SERVERS, House
 from tests.sdk.tools.test_mcp_reached import listening
 from tests.support.paths import ROOT
+from turnstile.ledger.roster import add_agent, put_profile
+from turnstile.schema.ids import AgentId
+from turnstile.schema.profiles import Profile
 
 
 @asynccontextmanager
@@ -108,3 +111,17 @@ async def test_two_servers_from_pypi_answer_in_one_step(house: House) -> None:
         )
     assert time["result"]["value"]["timezone"] == "Europe/Berlin"
     assert "Commit:" in log["result"]["value"]
+
+
+async def test_a_server_tool_is_an_agent(house: House) -> None:
+    schema = {"type": "object", "properties": {"instruction": {"type": "string"}}, "additionalProperties": False}
+    tool = {"name": "look", "description": "Look.", "inputSchema": schema}
+    await house.rough("desk", [tool], {"look": {"content": [{"type": "text", "text": "fine"}]}})
+    [target] = house.tenant.stack.settings.worker.worker_targets
+    profile = Profile(name="desk", worker_target=target, run_by="desk__look")
+    await put_profile(house.tenant.pool, house.tenant.project, profile)
+    await add_agent(house.tenant.pool, house.tenant.project, AgentId("desk"), "desk")
+    async with house.served("desk"):
+        ended = await house.tenant.turn(AgentId("desk"), "hello", result_fields=[{"name": "value"}])
+    fields = {"fields": [{"name": "value", "value": "fine"}]}
+    assert (ended.view.status, ended.deliverable()) == ("success", fields)

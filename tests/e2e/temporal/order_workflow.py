@@ -39,3 +39,15 @@ class PlaceOrder:
     def arrive(self) -> None:
         """It is there."""
         self._there = True
+
+
+@workflow.defn
+class RunErrand:
+    """Does what a whole turn asks for (protocol §21)."""
+
+    @workflow.run
+    async def run(self, instruction: str) -> str:
+        """Run an errand."""
+        if instruction == "slow":
+            await workflow.wait_condition(lambda: False)
+        return f"ran for {instruction}"

@@ -10,12 +10,17 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.worker import Worker
 
 from tests.e2e.temporal.conftest import Theirs, hatched
-from tests.e2e.temporal.order_workflow import PlaceOrder
+from tests.e2e.temporal.order_workflow import PlaceOrder, RunErrand
 from tests.e2e.temporal.their_tool import order_service
 from tests.support.conditions import until
+from tests.support.delegation import running
+from tests.support.tenants import turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of, heard_by_model
 from turnstile import ToolService
-from turnstile.schema.ids import AgentTurnId, uuid7
+from turnstile.ledger.roster import add_agent, put_profile, put_tool
+from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
+from turnstile.schema.profiles import Profile
+from turnstile.temporal import WorkflowTool
 
 pytestmark = pytest.mark.shared_stack
 
@@ -147,3 +152,30 @@ async def test_a_replica_cancels_what_a_dead_one_had_begun_for_a_turn_that_was_s
             with pytest.raises(WorkflowFailureError):
                 await workflow.result()
         assert (await workflow.describe()).status is WorkflowExecutionStatus.CANCELED
+
+
+async def test_a_workflow_is_an_agent_and_its_turn_one_execution(theirs: Theirs) -> None:
+    tenant, service = theirs.tenant, ToolService(drain_seconds=1)
+    WorkflowTool(
+        RunErrand.run, client=theirs.client, task_queue=theirs.queue, target=f"t{uuid7()}", suffix="run", name="errand"
+    ).add_to(service)
+    await put_tool(tenant.pool, tenant.project, service.definitions()[0])
+    [target] = tenant.stack.settings.worker.worker_targets
+    await put_profile(tenant.pool, tenant.project, Profile(name="errand", worker_target=target, run_by="errand"))
+    await add_agent(tenant.pool, tenant.project, AgentId("errand"), "errand")
+    async with Worker(theirs.client, task_queue=theirs.queue, workflows=[RunErrand]), running(tenant, service):
+        ended = await tenant.turn(AgentId("errand"), "bread")
+        assert (ended.view.status, ended.deliverable()) == ("success", "ran for bread")
+        execution = theirs.client.get_workflow_handle(f"tool-{call_of(ended.view.agent_turn_id)}")
+        assert (await execution.describe()).status is WorkflowExecutionStatus.COMPLETED
+        turn = turn_of(await tenant.enqueue(AgentId("errand"), "slow"))
+        execution = theirs.client.get_workflow_handle(f"tool-{call_of(turn)}")
+
+        async def runs() -> bool:
+            return (await theirs.client.count_workflows(f'WorkflowId = "{execution.id}"')).count > 0
+
+        await until(runs, 25, "the workflow runs")
+        await tenant.client.request("stop", {"agent_turn_id": turn})
+        with pytest.raises(WorkflowFailureError):
+            await execution.result()
+        assert (await tenant.ended(turn)).view.status == "canceled"
