@@ -240,7 +240,7 @@ MODELS = {
     "anthropic": "anthropic/claude-sonnet-4-5",
     "gemini": "gemini/gemini-2.5-flash",
 }
-_PATHS = {"openai": "/v1", "hosted_vllm": "/v1", "anthropic": "", "gemini": "/v1beta"}
+PATHS = {"openai": "/v1", "hosted_vllm": "/v1", "anthropic": "", "gemini": "/v1beta"}
 
 
 @pytest.fixture(scope="module")
@@ -252,8 +252,8 @@ async def stub() -> AsyncIterator[RawStub]:
 
 def model_of_stub(stub: RawStub, key_file: Path, reader: str) -> LitellmModel:
     """A model that reaches the stub in each form."""
-    bases = {prefix: f"{stub.url}{path}" for prefix, path in _PATHS.items()}
-    return LitellmModel(ModelAccess(dict.fromkeys(_PATHS, key_file), bases), reads_bytes=reader == "bytes")
+    bases = {prefix: f"{stub.url}{path}" for prefix, path in PATHS.items()}
+    return LitellmModel(ModelAccess(dict.fromkeys(PATHS, key_file), bases), reads_bytes=reader == "bytes")
 
 
 @pytest.fixture(scope="module")
