@@ -1,9 +1,9 @@
 -- Does the next bounded piece of a running deletion; it can stop after any and go on. It notes what there is, names the
--- turns that must end first, removes threads, turns with all their rows, conversations, boxes with their cards, and
--- agents that were made for them, and at last forgets whom it was about. One at a time, and never beside retention: two
--- removals could each leave a card for the other. phase: over (there is no such deletion, or it is done) | waits
--- (something else removes, or an end is not announced yet) | stops (`live` must end first) | removes (call it again) |
--- done. OFFSET 0: see prunable_threads.
+-- turns that must end first, removes schedules of the conversation, threads, turns with all their rows, conversations,
+-- boxes with their cards, agents that were made for them, and files that no other card names, and at last forgets whom
+-- it was about. One at a time, and never beside retention: two removals could each leave a card for the other.
+-- phase: over (there is no such deletion, or it is done) | waits (something else removes, or an end is not announced
+-- yet) | stops (`live` must end first) | removes (call it again) | done. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.advance_deletion(deletion text, most integer, OUT phase text, OUT live text[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -31,6 +31,10 @@ BEGIN
     PERFORM set_config('turnstile.retention', 'on', true), set_config('enable_hashjoin', 'off', true),
             set_config('enable_mergejoin', 'off', true);
     UPDATE state.deletions x SET advanced_at = now() WHERE x.deletion_id = deletion;
+    DELETE FROM resource.schedules s
+    WHERE d.kind = 'conversation' AND s.project_id = d.project_id AND s.channel_id = d.channel_id
+      AND s.settings ->> 'conversation_id' = d.conversation_id
+      AND coalesce(s.settings ->> 'agent_id', d.agent_id) = d.agent_id;
     PERFORM state.grow_deletion(deletion);
 
     -- The newest first: the end of a turn in hand would lease the next one of its agent.
@@ -73,6 +77,7 @@ BEGIN
     IF picked <> '{}' THEN
         PERFORM state.note_deleted_turns(deletion, picked);
         cards := ARRAY(SELECT c.card_id FROM state.turn_cards(picked) c);
+        PERFORM state.note_deleted_files(deletion, cards);
         agents := ARRAY(SELECT DISTINCT o.agent_id FROM state.turn_outcomes o WHERE o.agent_turn_id = ANY (picked));
         DELETE FROM state.rejections r USING state.turn_waiting_tools w
         WHERE w.agent_turn_id = ANY (picked) AND r.project_id = w.project_id
@@ -110,6 +115,7 @@ BEGIN
         SELECT DISTINCT deletion, d.project_id, 'box', s.output_box_id::text FROM state.thread_segments s
         WHERE s.thread_id = ANY (picked) AND s.output_box_id IS NOT NULL ON CONFLICT DO NOTHING;
         cards := ARRAY(SELECT c.card_id FROM state.thread_cards(picked) c);
+        PERFORM state.note_deleted_files(deletion, cards);
         DELETE FROM state.threads t WHERE t.thread_id = ANY (picked);
         DELETE FROM public.cards c WHERE c.card_id = ANY (cards);
         UPDATE state.deletion_items i SET is_gone = true
@@ -130,6 +136,8 @@ BEGIN
                       ORDER BY b.box_id FOR UPDATE SKIP LOCKED);
         left_over := ARRAY(SELECT b.box_id::text FROM public.boxes b
                            WHERE b.box_id = ANY (picked::uuid[]) AND b.box_id <> ALL (gone::uuid[]));
+        PERFORM state.note_deleted_files(deletion, ARRAY(SELECT DISTINCT p.card_id FROM public.box_cards p
+            JOIN state.artifact_refs r ON r.card_id = p.card_id WHERE p.box_id = ANY (gone::uuid[])));
         SELECT r.boxes, r.cards INTO counted FROM state.remove_boxes(ARRAY(
             SELECT u.box_id FROM unnest(gone::uuid[]) g (box_id) CROSS JOIN LATERAL (
                 SELECT x.box_id FROM state.unused_boxes('infinity', false) x WHERE x.box_id = g.box_id OFFSET 0) u)) r;
@@ -143,6 +151,7 @@ BEGIN
     END IF;
     PERFORM state.forget_deleted_agents(deletion);
     n := state.empty_deleted_cards(deletion);
+    PERFORM state.remove_deleted_files(deletion);
     DELETE FROM state.deletion_items i WHERE i.deletion_id = deletion;
     UPDATE state.deletions x SET status = 'done', ended_at = clock_timestamp(), emptied = n, channel_id = NULL,
         agent_id = NULL, conversation_id = NULL, end_user = NULL

@@ -1,6 +1,6 @@
 -- Notes what turns have that are about to be removed: the boxes that they wrote, and of a conversation all that its
--- turns wrote, the boxes that they read, their conversations, and their agents. A profile's box is nobody's.
--- OFFSET 0: see prunable_threads.
+-- turns wrote, the boxes that they read, their conversations, their agents, and the files that are theirs. A profile's
+-- box is nobody's. OFFSET 0: see prunable_threads.
 CREATE OR REPLACE FUNCTION state.note_deleted_turns(deletion text, ids text[]) RETURNS void LANGUAGE sql AS $$
     WITH turns AS MATERIALIZED (
         SELECT i.* FROM state.agent_inbox i
@@ -36,7 +36,10 @@ CREATE OR REPLACE FUNCTION state.note_deleted_turns(deletion text, ids text[]) R
         UNION
         SELECT 'conversation', t.agent_id || '/' || t.channel_id || '/' || t.conversation_id FROM talks t
         UNION
-        SELECT 'agent', t.agent_id FROM turns t) x
+        SELECT 'agent', t.agent_id FROM turns t
+        UNION
+        SELECT 'file', a.artifact_id FROM turns t
+        JOIN resource.artifacts a ON a.project_id = t.project_id AND a.agent_turn_id = t.agent_turn_id) x
     WHERE d.deletion_id = deletion
     ON CONFLICT DO NOTHING
 $$;

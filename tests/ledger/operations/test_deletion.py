@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.ledger.turns.test_card_files import asked, keep
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
@@ -26,6 +27,7 @@ from tests.support.ledger.agents import (
     value,
 )
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.ledger.schedules import put
 from tests.support.waiting import overtaken
 from turnstile.ledger.access.costs import sum_costs
 from turnstile.ledger.operations.deletion import AdvancedDeletion, advance_deletion, find_text, request_deletion
@@ -38,6 +40,7 @@ from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
 MARK = "m4rk3r-of-ada"
+FILES = "SELECT artifact_id, status, filename FROM resource.artifacts"
 TALK = ConversationId("talk-1")
 ATTEMPTS = json.dumps(
     {"attempts": [{"model": "m", "usage": {"prompt_tokens": 3, "completion_tokens": 4}, "response_cost": 0.5}]}
@@ -133,6 +136,45 @@ async def test_what_others_read_or_say_stays(pool: Pool) -> None:
         == 0
     )
     await sound(pool)
+
+
+async def test_files_that_no_other_card_names_go(pool: Pool) -> None:
+    """What is known of them at once; their bytes, and then their rows, by the safety net."""
+    await add_agents(pool, ALICE, BOB)
+    for name in ("hers", "both", "emptied", "loose"):
+        await keep(pool, f"{MARK}-{name}")
+
+    async def told(agent: AgentId, *names: str, **more: Any) -> None:
+        await asked(pool, *(f"{MARK}-{name}" for name in names), agent_id=agent, **more)
+        turn = await play(pool, agent)
+        await announce(pool, [turn.agent_turn_id])
+
+    await told(BOB, "both", end_user="bob", conversation_id=TALK)
+    await told(BOB, "both", "emptied", end_user="ada", conversation_id=TALK)
+    await told(ALICE, "hers", "both", end_user="ada")
+    assert (await deleted(pool, end_user="ada"))[-1] == "done"
+    left = {row["artifact_id"].removeprefix(f"{MARK}-"): row for row in await rows(pool, FILES)}
+    assert {name for name, row in left.items() if row["status"] == "ready"} == {"both", "loose"}
+    assert {left[name]["filename"] for name in ("hers", "emptied")} == {None}
+    await sound(pool)
+    assert (await deleted(pool, conversation=TALK))[-1] == "done"
+    assert {row["artifact_id"] for row in await rows(pool, FILES) if row["status"] == "ready"} == {f"{MARK}-loose"}
+    await sound(pool)
+
+
+async def test_schedules_that_name_the_conversation_go(pool: Pool) -> None:
+    await add_agents(pool, ALICE, BOB)
+    for name, agent, talk in (("its", ALICE, TALK), ("other", ALICE, "talk-2"), ("bobs", BOB, TALK)):
+        await put(pool, name, agent_id=agent, conversation_id=talk)
+    await ended(pool, conversation_id=TALK)
+    assert (await deleted(pool, conversation=TALK))[-1] == "done"
+    assert await names_of_schedules(pool) == ["bobs", "other"]
+    await sound(pool)
+
+
+async def names_of_schedules(pool: Pool) -> list[str]:
+    found = await rows(pool, "SELECT schedule_id FROM resource.schedules ORDER BY schedule_id")
+    return [row["schedule_id"] for row in found]
 
 
 async def test_what_runs_is_named_until_it_has_ended_and_is_announced(pool: Pool) -> None:
