@@ -35,7 +35,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, DELETE, UPDATE (owner, owner_operates, settings, timing, anchor_at, next_at, looked_at, revision,
           paused_at, paused_because, waker_turn_id, root_turn_id, wake, updated_at)', null),
     ('state.schedule_firings', 'SELECT, INSERT', null),  -- they go with their schedule
-    ('resource.artifacts', 'SELECT, INSERT, DELETE, UPDATE (status, size, sha256, updated_at)', null),
+    ('resource.artifacts', 'SELECT, INSERT, DELETE, UPDATE (status, size, sha256, updated_at)', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,

@@ -1,7 +1,7 @@
 """Decides what follows from a model's answer (protocol §7.4, §7.8). Pure: returns cards and the next action."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnstile.rules.answer import AnswerDraft, AnsweredCall, ModelAnswer
@@ -15,10 +15,12 @@ from turnstile.rules.tool_specs import OUTPUT_INVALID, RESULT_FIELDS_MISSING, Ac
 from turnstile.rules.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
+    MOST_PARTS,
     SYSTEM_AUTHOR,
     Card,
     CardContent,
     CardType,
+    FilePart,
     JsonContent,
     ResultField,
     Role,
@@ -28,11 +30,13 @@ from turnstile.schema.cards import (
     ToolResultContent,
     agent_author,
     make_card,
+    parts_of,
+    with_lines,
 )
 from turnstile.schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
 from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.states import AfterExecution, TurnStatus
-from turnstile.schema.tools import READ_RESULT, SUBMIT_RESULT, ToolCommand
+from turnstile.schema.tools import READ_FILE, READ_RESULT, SUBMIT_RESULT, ToolCommand
 from turnstile.schema.turns import TurnRef
 
 MAX_STEPS_CODE = "max_steps"
@@ -56,6 +60,10 @@ class StepRequest:
     """The cards whose results the model may read (`read_result`)."""
     repairs: int = 0
     """How many steps before it ended in an answer that was no value of the turn's schema."""
+    files: tuple[FilePart, ...] = ()
+    """The files that the turn's calls have brought: they are the deliverable's, too."""
+    read_files: Mapping[str, JsonObject | str] = field(default_factory=dict[str, JsonObject | str])
+    """What calls of `read_file` came to, by their arguments' text: the caller has read it."""
     compactions: int = 0
     """How many of the steps before it cut the memory: these count for no limit, and the model knows nothing of them."""
 
@@ -173,6 +181,8 @@ def _send(request: StepRequest, call: _Call) -> Outgoing | Card:
     row = None if request.is_last else request.config.tool(call.answered.name)
     if row is None and call.answered.name == READ_RESULT and not request.is_last:
         return _read(request, call)
+    if row is None and call.answered.name == READ_FILE and call.answered.arguments_text in request.read_files:
+        return _read_outcome(request, call, request.read_files[call.answered.arguments_text])
     if not request.is_last and (schema := request.config.client_tools.get(call.answered.name)) is not None:
         return _held_for_client(request, call, schema)
     if row is None:
@@ -199,7 +209,7 @@ def _without_calls(request: StepRequest, answer: ModelAnswer, thought: tuple[Car
     if request.is_last and request.needs_call:
         return _out_of_steps(request, text, thought)
     if not request.needs_call:
-        deliverable = _deliverable(request, TextContent(text=text), partial=partial)
+        deliverable = _deliverable(request, _said(request, text), partial=partial)
         more = None if request.is_last else Continue(thought)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
     return Continue((*thought, _reminding(request, _reminder(request))))
@@ -214,7 +224,7 @@ def _typed(
             return _out_of_steps(request, answer.text, thought, value.value)
         how = f"{value.message} Answer with the value alone, as JSON, or by calling {SUBMIT_RESULT} if you have it."
         return Continue((*thought, _reminding(request, how)))
-    deliverable = _deliverable(request, JsonContent(data=value.deliverable))
+    deliverable = _deliverable(request, JsonContent(data=value.deliverable, parts=request.files))
     more = None if request.is_last else Continue(thought)
     return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
 
@@ -253,14 +263,14 @@ def _out_of_steps(request: StepRequest, text: str, cards: tuple[Card, ...], valu
     if request.config.output_schema is not None:
         code = OUTPUT_INVALID
     if value is not None:
-        deliverable = _deliverable(request, JsonContent(data=value), partial=True)
+        deliverable = _deliverable(request, JsonContent(data=value, parts=request.files), partial=True)
         return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, code)
     if not text.strip():
         return Deliver(cards, TurnStatus.PARTIAL, None, code)
     if not request.needs_call:
-        deliverable = _deliverable(request, TextContent(text=text))
+        deliverable = _deliverable(request, _said(request, text))
         return Deliver((*cards, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    deliverable = _deliverable(request, TextContent(text=text), partial=True)
+    deliverable = _deliverable(request, _said(request, text), partial=True)
     return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, code)
 
 
@@ -270,7 +280,7 @@ def _accept(request: StepRequest, thought: tuple[Card, ...], call: _Call, data: 
         status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
     )
     result = _result(request, call, accepted)
-    deliverable = _deliverable(request, JsonContent(data=data))
+    deliverable = _deliverable(request, JsonContent(data=data, parts=request.files))
     superseded = _refusal(request, call, "superseded", SUPERSEDED)
     return Deliver(
         (*thought, result, deliverable),
@@ -288,7 +298,12 @@ def _unknown(request: StepRequest, call: _Call) -> str:
 
 
 def _read(request: StepRequest, call: _Call) -> Card:
-    read = read_result(request.results, call.answered.arguments_text, request.config.inline_result_chars)
+    return _read_outcome(
+        request, call, read_result(request.results, call.answered.arguments_text, request.config.inline_result_chars)
+    )
+
+
+def _read_outcome(request: StepRequest, call: _Call, read: JsonObject | str) -> Card:
     if isinstance(read, str):
         return _refusal(request, call, "invalid_arguments", read)
     content = ToolResultContent(status=TurnStatus.SUCCESS, after_execution=AfterExecution.SUSPEND, result=read)
@@ -306,6 +321,19 @@ def _result(request: StepRequest, call: _Call, content: ToolResultContent) -> Ca
     return request.card(
         card_id, CardType.TOOL_RESULT, Role.TOOL, content, SYSTEM_AUTHOR, tool_call=call.id, function_name=name
     )
+
+
+def _said(request: StepRequest, text: str) -> TextContent:
+    """What the model said, with the files of the turn's calls."""
+    return TextContent(text=with_lines(text, request.files), parts=request.files)
+
+
+def brought_files(turn: TurnRef, output: Sequence[Card]) -> tuple[FilePart, ...]:
+    """The files of the results of the turn's own calls, each once, the newest last; at most `MOST_PARTS`."""
+    results = (card for card in output if card.type == CardType.TOOL_RESULT)
+    own = (card for card in results if card.metadata.agent_turn_id == turn.agent_turn_id)
+    parts = {part.artifact_id: part for card in own for part in parts_of(card)}
+    return tuple(parts.values())[-MOST_PARTS:]
 
 
 def _deliverable(request: StepRequest, content: CardContent, *, partial: bool | None = None) -> Card:

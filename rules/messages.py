@@ -44,13 +44,16 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     CardUnreadable,
+    FilePart,
     JsonContent,
     ResultField,
     Role,
     TextContent,
     ThoughtCall,
     content_of,
+    parts_of,
     readable_content,
+    without_lines,
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
@@ -162,7 +165,7 @@ class _Thoughts:
             return False
         match content:
             case TextContent():
-                return (turn, content.text.strip()) in self.texts
+                return (turn, without_lines(content).strip()) in self.texts
             case JsonContent() if (choice := chosen(content.data)) is not None:
                 name, arguments = choice
                 return any(parse_arguments(text) == arguments for text in self.calls.get((turn, name), ()))
@@ -233,7 +236,7 @@ def _render(
 ) -> Iterable[ModelMessage]:
     match card.type:
         case CardType.INSTRUCTION | CardType.STEER | CardType.MUST_END_WITH_REQUIRED:
-            yield _user(_text(card))
+            yield _user(_text(card), parts_of(card))
         case CardType.MEMORY_SUMMARY:
             yield _user(f"{SUMMARY}\n\n{_text(card)}")
         case CardType.TURN_SUMMARY:
@@ -245,7 +248,7 @@ def _render(
             yield from _thought(card, pairs.by_card.get(card.card_id, []), names, results)
         case CardType.DELIVERABLE:
             if not thoughts.has(card):
-                yield ModelMessage(role="assistant", content=_text(card))
+                yield ModelMessage(role="assistant", content=_text(card), files=parts_of(card))
         case _ if card.type not in _KNOWN:
             yield from _by_role(card)
         case _:
@@ -278,7 +281,15 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames, result
     for call, answer in zip(calls, answered, strict=True):
         result = results.shown(answer)
         shortened = not result.whole
-        yield ModelMessage(role="tool", content=result.text, tool_call_id=call.id, name=call.name, shortened=shortened)
+        files = () if answer.result is None else parts_of(answer.result)
+        yield ModelMessage(
+            role="tool",
+            content=result.text,
+            tool_call_id=call.id,
+            name=call.name,
+            shortened=shortened,
+            files=files,
+        )
 
 
 def _args(call: ThoughtCall) -> str:
@@ -324,8 +335,8 @@ def fields_text(fields: Sequence[ResultField]) -> str:
     return "\n".join(["The result must have each of these fields once (deliver them with submit_result):", *lines])
 
 
-def _user(text: str) -> ModelMessage:
-    return ModelMessage(role="user", content=text)
+def _user(text: str, files: tuple[FilePart, ...] = ()) -> ModelMessage:
+    return ModelMessage(role="user", content=text, files=files)
 
 
 def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
@@ -338,7 +349,8 @@ def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
             continue
         content = "\n\n".join(text for text in (last.content, message.content) if text.strip())
         kept = message.reasoning or last.reasoning
-        merged[-1] = message.model_copy(update={"content": content, "reasoning": kept})
+        files = (*last.files, *message.files)
+        merged[-1] = message.model_copy(update={"content": content, "reasoning": kept, "files": files})
     return merged
 
 

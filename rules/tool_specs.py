@@ -30,6 +30,7 @@ from turnstile.schema.tools import (
     ASK_HUMAN,
     BUILT_IN,
     PMO_TOOLS,
+    READ_FILE,
     READ_RESULT,
     SUBMIT_RESULT,
     TOOL_NAME,
@@ -89,6 +90,21 @@ READ_RESULT_SPEC: JsonObject = function_spec(
             "limit": {"type": "integer", "minimum": 1, "description": "The most characters to read."},
         },
         "required": ["tool_call_id"],
+    },
+)
+
+
+READ_FILE_SPEC: JsonObject = function_spec(
+    READ_FILE,
+    "Read a part of a text file that is not shown.",
+    {
+        "type": "object",
+        "properties": {
+            "artifact_id": {"type": "string", "description": "The file to read."},
+            "offset": {"type": "integer", "minimum": 0, "description": "The first byte to read; 0 by default."},
+            "limit": {"type": "integer", "minimum": 1, "description": "The most bytes to read."},
+        },
+        "required": ["artifact_id"],
     },
 )
 

@@ -1,11 +1,12 @@
 """Interfaces that activities use and others implement: a publisher and a model. `turnstile` connects the two sides."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import Reasoning
+from turnstile.schema.cards import FilePart, Reasoning
+from turnstile.schema.ids import ArtifactId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.wire.events import Message
 
@@ -58,6 +59,26 @@ class ModelMessage(Tolerant):
     """On an assistant's message: what its provider, and nobody else, gets back with it."""
     shortened: bool = False
     """On a tool's message: whether it shows a part of the result."""
+    files: tuple[FilePart, ...] = ()
+    """The files that it names; its content has a line for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file as a model can be shown it (protocol §22.6)."""
+
+    artifact_id: ArtifactId
+    kind: Literal["image", "pdf", "text", "note"]
+    """By its content; `note`: not shown, and `text` says why."""
+    text: str
+    """The file's line; of a text also what is in it."""
+    url: str = field(default="", repr=False)
+    """A data URL with the bytes of an image or a PDF."""
+    mime: str = ""
+    filename: str = ""
+    width: int = 0
+    height: int = 0
+    pages: int = 0
 
 
 def _nothing() -> None:
@@ -76,6 +97,8 @@ class ModelRequest:
     timeout_seconds: float
     before_send: Callable[[], None] = _nothing
     """Called once more just before the request is sent; it raises `ModelError` if it may not be sent now."""
+    files: Mapping[ArtifactId, ModelFile] = field(default_factory=dict[ArtifactId, ModelFile])
+    """Those of the messages' files that are shown, to a model that takes them."""
     output_schema: JsonObject | None = None
     """What the answer must match, if the one tool that is offered takes it: a provider may take the schema instead."""
 

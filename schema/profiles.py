@@ -108,6 +108,8 @@ class LlmConfig(Strict):
     reasoning_in_text: InText = Field(default="tagged", exclude_if=lambda value: value == "tagged")
     """`tagged`: a text that begins with `<think>` is reasoning up to `</think>`; `opened`: the text begins within it,
     since the server's chat template has written `<think>`; `never`: all of the text is the answer."""
+    accepts: list[Literal["image", "pdf"]] | None = Field(default=None, max_length=2, exclude_if=_is_absent)
+    """Kinds of files that the model takes; null: as the table of models says."""
     tool_choice: str | JsonObject | None = Field(default=None, exclude_if=_is_absent)
     """Which tool the model must call, in the provider's terms; as in CommonGround v1r4."""
     provider_options: JsonObject | None = Field(default=None, max_length=64, exclude_if=_is_absent)
@@ -149,6 +151,10 @@ class LlmConfig(Strict):
         return [f"llm_config.{key}" for key in keys]
 
 
+KEEP_FILES = 8
+"""How many of the newest files a model is sent, unless the profile's memory says otherwise."""
+
+
 class Memory(Strict):
     """What turns of an agent know of earlier ones (protocol §7.3)."""
 
@@ -160,6 +166,8 @@ class Memory(Strict):
     """What becomes of the earliest turns then: they are left out, or a model sums them up first."""
     keep_last_turns: int = Field(default=DEFAULT_KEPT_TURNS, ge=0, le=1000)
     """The most turns that are kept then as they are; fewer where they would take too much."""
+    keep_files: int = Field(default=KEEP_FILES, ge=0, le=32, exclude_if=lambda value: value == KEEP_FILES)
+    """How many of the newest files the model is sent; of the others it reads the names."""
     summary_model: str | None = Field(default=None, min_length=1, max_length=256)
     """`provider/model` that sums up; null: the profile's own."""
 

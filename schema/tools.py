@@ -30,6 +30,8 @@ SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
 READ_RESULT = "read_result"
 """The built-in tool that reads a long result; no row may have its name."""
+READ_FILE = "read_file"
+"""The built-in tool that reads a text file in parts; a row of this name takes its place."""
 INLINE_RESULT_CHARS = 16_384
 """The longest result that a model sees whole, unless `[worker].inline_result_chars` says otherwise."""
 BUILT_IN = frozenset({SUBMIT_RESULT, READ_RESULT})

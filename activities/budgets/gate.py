@@ -19,6 +19,7 @@ from decimal import Decimal
 
 from turnstile.ledger.budgets.attempts import Reservation, SoftLimit, reserve_attempt
 from turnstile.ledger.queries import Connection
+from turnstile.rules.model_files import file_tokens
 from turnstile.runtime.ports import Model, ModelRequest
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.base import JsonObject
@@ -165,7 +166,8 @@ def estimated(request: ModelRequest) -> int:
     """The tokens of a request by the size of its messages and tools."""
     contents = [message.model_dump(mode="json") for message in request.messages]
     text = json.dumps([contents, request.tools], ensure_ascii=False)
-    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+    files = file_tokens(request.messages, request.files, request.config.model)
+    return files - (-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 NOT_SENT = "not_sent"

@@ -9,11 +9,13 @@ or change retries are refused (see `turnstile.activities.models.access`). Two pr
 """
 
 import copy
+from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import JsonValue
 
 from turnstile.activities.models.reasoning import SIGNED, lacks_signed_thoughts, put_back
-from turnstile.runtime.ports import ModelMessage, ModelRequest, ModelToolCall
+from turnstile.rules.model_files import shown_files
+from turnstile.runtime.ports import ModelFile, ModelMessage, ModelRequest, ModelToolCall
 from turnstile.schema.base import JsonObject, too_deep
 from turnstile.schema.errors import ModelError
 from turnstile.schema.profiles import PROVIDER_PARAMS, LlmConfig
@@ -32,14 +34,20 @@ _CHOICE: list[JsonValue] = [
 
 
 def request_form(
-    request: ModelRequest, provider: str, origin: str | None = None, *, takes_schema: bool = False
+    request: ModelRequest,
+    provider: str,
+    origin: str | None = None,
+    *,
+    takes_schema: bool = False,
+    takes: Collection[str] = (),
 ) -> JsonObject:
     """Model, messages, tools and parameters; raises `ModelError` (`model_request_invalid`) for a refused parameter.
 
     `origin`: the name under which reasoning of this provider is kept, if that is not the provider's. A model that
-    `takes_schema` gets that of the answer in place of the tool that takes the answer.
+    `takes_schema` gets that of the answer in place of the tool that takes the answer. `takes`: which kinds of files the
+    model is sent, beside texts.
     """
-    messages = [put_back(_message(message), message.reasoning, origin or provider) for message in request.messages]
+    messages = list(_messages(request, origin or provider, takes))
     form: JsonObject = {
         "model": request.config.model,
         "messages": [*messages],
@@ -101,6 +109,41 @@ def _parameters(config: LlmConfig) -> JsonObject:
         raise ModelError("model_request_invalid", message, retryable=False)
     fields = config.model_dump(mode="json", exclude_none=True, include=_NAMED)
     return {**copy.deepcopy(config.provider_params), **fields}
+
+
+def _messages(request: ModelRequest, origin: str, takes: Collection[str]) -> Iterator[JsonObject]:
+    """The messages in the provider's form.
+
+    Files are in user messages alone, as every provider takes them: those of results and answers are in the next one.
+    """
+    waiting: list[ModelFile] = []
+    for message in request.messages:
+        if waiting and message.role == "assistant":
+            yield {"role": "user", "content": _content("", waiting)}
+            waiting = []
+        form = _message(message)
+        waiting += [f for f in shown_files(message, request.files) if f.kind in ("text", "note", *takes)]
+        if waiting and message.role == "user":
+            form["content"] = _content(message.content, waiting)
+            waiting = []
+        yield put_back(form, message.reasoning, origin)
+    if waiting:
+        yield {"role": "user", "content": _content("", waiting)}
+
+
+def _content(text: str, files: Sequence[ModelFile]) -> JsonValue:
+    """A text and its files: as one text where they are texts, else as parts, each after its line."""
+    texts = [text] if text else []
+    if all(file.kind in ("text", "note") for file in files):
+        return "\n\n".join((*texts, *(file.text for file in files)))
+    parts: list[JsonValue] = [{"type": "text", "text": text} for text in texts]
+    for file in files:
+        parts.append({"type": "text", "text": file.text})
+        if file.kind == "image":
+            parts.append({"type": "image_url", "image_url": {"url": file.url}})
+        elif file.kind == "pdf":
+            parts.append({"type": "file", "file": {"filename": file.filename, "file_data": file.url}})
+    return parts
 
 
 def _message(message: ModelMessage) -> JsonObject:

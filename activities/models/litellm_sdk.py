@@ -99,6 +99,12 @@ class LitellmSdk:
         supported: object = self._litellm.supports_response_schema(model=model, custom_llm_provider=provider)
         return provider in OWN_JSON and supported is True
 
+    def takes_files(self, model: str, provider: str) -> frozenset[str]:
+        """The kinds of files that the model takes, by litellm's table of models."""
+        image: object = self._litellm.supports_vision(model=model, custom_llm_provider=provider)
+        pdf: object = self._litellm.utils.supports_pdf_input(model, provider)
+        return frozenset(kind for kind, takes in (("image", image), ("pdf", pdf)) if takes is True)
+
     def missing_variables(self, model: str) -> list[str]:
         """The environment variables that a model needs and that are unset."""
         validated: dict[str, Any] = self._litellm.validate_environment(model=model)

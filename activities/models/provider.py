@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from turnstile.activities.models.litellm_sdk import End, LitellmSdk, load_litell
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
 from turnstile.activities.models.reasoning import ReasoningDraft, TaggedReasoning
 from turnstile.activities.models.wire_forms import ToolCallFragment
+from turnstile.rules.model_files import file_tokens
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,
@@ -96,7 +97,8 @@ class LitellmModel:
             key, base = self._key(sdk, model, provider), self._access.api_base(model)
         else:
             provider, origin = _OWN, model.partition("/")[0]
-            form = {**request_form(request, provider, origin), "model": server.id}
+            takes = request.config.accepts or ()
+            form = {**request_form(request, provider, origin, takes=takes), "model": server.id}
             key, base = self._access.api_key(model) or NO_KEY, server.base
         pieces = sdk.stream(
             form,
@@ -139,7 +141,11 @@ class LitellmModel:
         sdk = await self.warm_up()
         provider = _OWN if is_local else self._provider(sdk, model)
         origin = model.partition("/")[0] if is_local else self._access.origin(model, provider)
-        form = request_form(request, provider, origin) if is_local else _form(sdk, request, provider, origin)
+        takes = request.config.accepts or () if is_local else _takes(sdk, request, provider)
+        # files are counted by what providers charge, of which litellm knows little
+        files = file_tokens(request.messages, request.files, model, takes)
+        schema = not is_local and _takes_schema(sdk, request, provider)
+        form = request_form(request, provider, origin, takes_schema=schema)
         if is_local:
             form["model"] = f"{_OWN}/{model}"
         try:
@@ -147,8 +153,8 @@ class LitellmModel:
             tokens = await asyncio.get_running_loop().run_in_executor(self._counting, sdk.count, form)
         except Exception as error:  # noqa: BLE001 -- litellm raises any class for a form that it cannot count
             log.warning("%s: tokens are estimated by size: %s", model, type(error).__name__)
-            return TokenCount(estimated_tokens(form), exact=False)
-        return TokenCount(tokens, exact=provider in _COUNTED)
+            return TokenCount(estimated_tokens(form) + files, exact=False)
+        return TokenCount(tokens + files, exact=provider in _COUNTED and not files)
 
     async def check(self, model: str) -> None:
         """Raises `ModelError`: `model_unknown`, or `model_key_missing` naming the variable. Contacts no provider."""
@@ -191,8 +197,20 @@ class LitellmModel:
 
 
 def _form(sdk: LitellmSdk, request: ModelRequest, provider: str, origin: str) -> JsonObject:
-    takes_schema = request.output_schema is not None and sdk.takes_schema(request.config.model, provider)
-    return request_form(request, provider, origin, takes_schema=takes_schema)
+    takes = _takes(sdk, request, provider)
+    return request_form(request, provider, origin, takes_schema=_takes_schema(sdk, request, provider), takes=takes)
+
+
+def _takes_schema(sdk: LitellmSdk, request: ModelRequest, provider: str) -> bool:
+    return request.output_schema is not None and sdk.takes_schema(request.config.model, provider)
+
+
+def _takes(sdk: LitellmSdk, request: ModelRequest, provider: str) -> Collection[str]:
+    """The kinds of files that the model is sent: those that its profile says, else those of the table of models."""
+    if not request.files:
+        return ()
+    accepts = request.config.accepts
+    return sdk.takes_files(request.config.model, provider) if accepts is None else accepts
 
 
 def estimated_tokens(form: JsonObject) -> int:

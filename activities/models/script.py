@@ -54,8 +54,8 @@ class ScriptLine(_Keyed):
     """One answer. Its pieces are the reasoning, the text in `chunks` parts, then each tool call.
 
     `{instruction}` in the text or in an argument object stands for the last user message. In the text `{tool_result}`
-    stands for the last tool result, if there is one, and `{earlier}` for the user's messages before the last, or
-    `nothing`.
+    stands for the last tool result, if there is one, `{earlier}` for the user's messages before the last, and `{files}`
+    for what the model was shown of each file, or `nothing`.
     """
 
     text: str | None = None

@@ -1,4 +1,4 @@
-"""Loads scripts: the built-in ones (`echo`, `demo`, `instant`, `slow`), YAML files, and Python modules.
+"""Loads scripts: the built-in ones (`echo`, `demo`, `instant`, `look`, `slow`), YAML files, and Python modules.
 
 A Python module lists its scripts in `SCRIPTS: dict[str, Script]`. It runs with the rights of the worker, so only the
 operator's settings can name one. Files are read once, at start; a faulty one raises a `ConfigError` that names the

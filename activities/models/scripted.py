@@ -5,16 +5,19 @@ requests: equal requests stream equal events. It takes as long as the delays of 
 """
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import pairwise
 
 from turnstile.activities.models.script import Script, ScriptLine, closest_first
+from turnstile.rules.model_files import file_tokens
 from turnstile.rules.text import PENDING
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,
     ModelEvent,
+    ModelFile,
     ModelRequest,
     ReasoningDelta,
     TokenCount,
@@ -71,6 +74,7 @@ async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelE
         "instruction": last.get("user", ""),
         "tool_result": results[-1] if results else "",
         "earlier": "; ".join(messages[:-1]) or "nothing",
+        "files": "; ".join(_seen(request)) or "nothing",
     }
     pieces = list(_pieces(line, filled))
     for piece in pieces[: line.error.after_chunks] if line.error else pieces:
@@ -92,6 +96,24 @@ async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelE
         response_cost=line.response_cost,
         usage_kind="exact",
     )
+
+
+def _seen(request: ModelRequest) -> Iterator[str]:
+    """What it was shown of each file that the messages name: names, kinds, sizes, and of a text what is in it."""
+    for message in request.messages:
+        for part in message.files:
+            if (file := request.files.get(part.artifact_id)) is None:
+                yield f"{part.filename} (by name)"
+            elif file.kind == "image":
+                yield f"{part.filename} ({file.mime}, {file.width}x{file.height}, {_bytes_of(file)} bytes)"
+            elif file.kind == "pdf":
+                yield f"{part.filename} ({file.mime}, {file.pages} pages, {_bytes_of(file)} bytes)"
+            else:
+                yield f"{file.kind}: {file.text}"
+
+
+def _bytes_of(file: ModelFile) -> int:
+    return len(base64.b64decode(file.url.partition(",")[2]))
 
 
 async def _pause(seconds: float) -> None:
@@ -132,4 +154,5 @@ def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | T
 
 
 def _words(request: ModelRequest) -> int:
-    return sum(len(message.content.split()) for message in request.messages)
+    words = sum(len(message.content.split()) for message in request.messages)
+    return words + file_tokens(request.messages, request.files, request.config.model)

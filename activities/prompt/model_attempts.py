@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,13 +31,13 @@ from turnstile.rules.arguments import Patience
 from turnstile.rules.model_queue import LONGEST_PAUSE
 from turnstile.runtime import gen_ai, span_content
 from turnstile.runtime.gen_ai import Attributes
-from turnstile.runtime.ports import Model, ModelEvent, ModelMessage, ModelRequest, ModelToolCall, Publisher
+from turnstile.runtime.ports import Model, ModelEvent, ModelFile, ModelMessage, ModelRequest, ModelToolCall, Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Span, Telemetry, Tracer, step_traceparent
 from turnstile.schema.amounts import amount
 from turnstile.schema.base import JsonObject
 from turnstile.schema.budgets.prices import DEFAULT_MAX_TOKENS
 from turnstile.schema.errors import ModelError, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentTurnId, BoxId, StepId
+from turnstile.schema.ids import AgentTurnId, ArtifactId, BoxId, StepId
 from turnstile.schema.profiles import OUTPUT_REPAIRS, LlmConfig
 from turnstile.schema.step_metadata import ATTEMPT_CANCELED
 from turnstile.schema.tools import INLINE_RESULT_CHARS
@@ -77,6 +77,8 @@ class Question:
     """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
     output_schema: JsonObject | None = None
     """As in `ModelRequest`."""
+    files: Mapping[ArtifactId, ModelFile] = field(default_factory=dict[ArtifactId, ModelFile])
+    """As in `ModelRequest`."""
 
     def request(self, attempt: int, timeout_seconds: float) -> ModelRequest:
         """The request of one attempt."""
@@ -88,6 +90,7 @@ class Question:
             attempt,
             timeout_seconds,
             output_schema=self.output_schema,
+            files=self.files,
         )
 
 

@@ -11,7 +11,7 @@ A limit is `max_context_tokens` of the profile's memory, or what a model was see
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,16 +28,18 @@ from turnstile.rules.memory import (
     without_summary,
 )
 from turnstile.rules.messages import build_messages
-from turnstile.rules.tool_specs import READ_RESULT_SPEC
+from turnstile.rules.model_files import file_tokens
+from turnstile.rules.tool_specs import READ_FILE_SPEC, READ_RESULT_SPEC
 from turnstile.rules.turn_config import PinnedConfig
 from turnstile.rules.turn_step import MadeBox
 from turnstile.runtime.faults import Fault, hit
-from turnstile.runtime.ports import Model, ModelMessage, TokenCount
+from turnstile.runtime.ports import Model, ModelFile, ModelMessage, TokenCount
 from turnstile.schema.cards import TOO_LONG, TOO_SMALL, Card, CardType, MemoryCut
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import new_box_id
+from turnstile.schema.ids import ArtifactId, new_box_id
 from turnstile.schema.profiles import LlmConfig, Memory
 from turnstile.schema.step_metadata import Compaction
+from turnstile.schema.tools import READ_FILE
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,8 @@ class FittedStep:
     model: Model
     windows: Windows
     ask: Callable[[Question], Awaitable[ModelAnswer]]
+    files: Mapping[ArtifactId, ModelFile] | None = None
+    """The newest files of the messages; None: nobody reads files here."""
 
     @property
     def _policy(self) -> Memory:
@@ -130,6 +134,8 @@ class FittedStep:
         if not self.request.is_last and any(message.shortened for message in messages):
             tools = (*tools, READ_RESULT_SPEC)
         pinned = self.pinned.config
+        if not self.request.is_last and pinned.tool(READ_FILE) is None and self._has_more(messages):
+            tools = (*tools, READ_FILE_SPEC)
         is_text = len(tools) == len(self.pinned.specs) == 1 and not pinned.must_end_with
         return Question(
             turn=self.step.turn.agent_turn_id,
@@ -143,7 +149,15 @@ class FittedStep:
             box=self.step.turn.output_box_id,
             may_be_blank=bool(pinned.choices),
             output_schema=pinned.output_schema if is_text else None,
+            files=self.files or {},
         )
+
+    def _has_more(self, messages: Messages) -> bool:
+        """Whether the messages name a file that is not shown with them."""
+        if (files := self.files) is None:
+            return False
+        named = (part.artifact_id for message in messages for part in message.files)
+        return any(name not in files or files[name].kind == "note" for name in named)
 
     async def fitted(self, messages: Messages) -> Messages | Compacted:
         """The messages, shown shorter where they are over a limit; or a compaction.
@@ -375,7 +389,8 @@ class FittedStep:
         size = sum(len(message.content.encode()) + _MESSAGE_BYTES for message in messages)
         calls = sum(len(call.model_dump_json()) + _MESSAGE_BYTES for message in messages for call in message.tool_calls)
         thought = sum(len(message.reasoning.model_dump_json()) for message in messages if message.reasoning is not None)
-        return size + calls + thought + len(json.dumps(self.question(messages).tools))
+        files = file_tokens(messages, self.files or {}, self._config.model)
+        return size + calls + thought + files + len(json.dumps(self.question(messages).tools))
 
 
 def _results(messages: Messages) -> tuple[int, int]:

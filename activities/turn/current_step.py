@@ -18,7 +18,7 @@ from turnstile.ledger.turns.turn_publisher import TurnPublisher
 from turnstile.rules.action_turn import call_ended
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.arguments import Patience
-from turnstile.rules.decide import StepRequest, Suspend, partial_thought, repairs
+from turnstile.rules.decide import StepRequest, Suspend, brought_files, partial_thought, repairs
 from turnstile.rules.memory import BoxMemory
 from turnstile.rules.messages import build_messages
 from turnstile.rules.results import ResultView
@@ -99,7 +99,18 @@ class CurrentStep:
         readable = (*begun.context, *begun.output)
         tries = 0 if pinned.config.output_schema is None else repairs(self.memory.own)
         wanted = fields.fields if pinned.config.output_schema is None else ()
-        request = StepRequest(turn, self.number, pinned.config, wanted, parent, patience, readable, tries, cuts)
+        request = StepRequest(
+            turn,
+            self.number,
+            pinned.config,
+            wanted,
+            parent,
+            patience,
+            readable,
+            tries,
+            brought_files(turn, begun.output),
+            compactions=cuts,
+        )
         return request, self.messages(pinned)
 
     @property

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from turnstile.activities.prompt.model_attempts import Attempts, Question, StepL
 from turnstile.activities.prompt.model_queues import ModelQueues
 from turnstile.activities.turn.compaction import Compacted, FittedStep, Windows
 from turnstile.activities.turn.current_step import CurrentStep, exhausted, with_gate, within_budget
+from turnstile.activities.turn.files import FileReader
 from turnstile.activities.turn.settle import publish_applied
 from turnstile.ledger.delegation.targets import read_prompt_roster
 from turnstile.ledger.pool import Pool
@@ -37,6 +38,7 @@ from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.rules.action_turn import action_call, agent_call, wanted_call
 from turnstile.rules.answer import ModelAnswer
 from turnstile.rules.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
+from turnstile.rules.model_files import read_request
 from turnstile.rules.outgoing import CallOrigin
 from turnstile.rules.resume import Termination
 from turnstile.rules.timing import agent_name, record_answers, record_begun, record_step, turn_stats
@@ -48,12 +50,14 @@ from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
-from turnstile.schema.cards import Card, CardUnreadable
+from turnstile.schema.cards import Card, CardUnreadable, parts_of
 from turnstile.schema.errors import ModelError, Refused, StaleTurn, SteerWaits
 from turnstile.schema.ids import InboxId
 from turnstile.schema.message_types import asks_model
+from turnstile.schema.profiles import KEEP_FILES
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
+from turnstile.schema.tools import READ_FILE
 from turnstile.schema.turns import (
     RunStepInput,
     StepContinues,
@@ -149,6 +153,8 @@ class StepActivities(Endings):
     cache: BoxCache
     windows: Windows = field(default_factory=Windows, kw_only=True)
     queues: ModelQueues | None = field(default=None, kw_only=True)
+    files: FileReader | None = field(default=None, kw_only=True)
+    """Reads the files of turns; None where this installation keeps none."""
 
     @activity.defn
     async def run_step(self, arguments: RunStepInput) -> StepResult:
@@ -244,6 +250,8 @@ class StepActivities(Endings):
             pinned = await self._pin(step)
             request, messages = step.prepare(pinned, self.limits.patience)
             answer = await self._ask_or_compact(step, pinned, request, messages)
+            if isinstance(answer, ModelAnswer) and any(call.name == READ_FILE for call in answer.calls):
+                request = await self._with_read_files(request, answer)
         except BudgetExhausted as error:
             return await self.run_out(step, pinned, error)
         except (ModelError, CardUnreadable) as error:
@@ -274,7 +282,12 @@ class StepActivities(Endings):
     ) -> ModelAnswer | Compacted:
         """The model's answer; or a compaction, where the request is too large (protocol §7.3)."""
         first = (step.begun.head.step_attempt, step.begun.head.model_failures)
-        fitting = FittedStep(step, pinned, request, self.model, self.windows, partial(self._answer, step, first))
+        files = None
+        if self.files is not None:
+            memory = pinned.config.memory
+            files = await self.files.shown(step.turn, messages, KEEP_FILES if memory is None else memory.keep_files)
+        ask_model = partial(self._answer, step, first)
+        fitting = FittedStep(step, pinned, request, self.model, self.windows, ask_model, files)
         ready = await fitting.fitted(messages)
         while not isinstance(ready, Compacted):
             try:
@@ -284,6 +297,20 @@ class StepActivities(Endings):
             if not isinstance(ready, Compacted):
                 first = await self._count_failure(step)
         return ready
+
+    async def _with_read_files(self, request: StepRequest, answer: ModelAnswer) -> StepRequest:
+        """The request with what the answer's calls of `read_file` came to; nothing where nobody reads files here."""
+        if self.files is None:
+            return request
+        named = [part for card in request.results for part in parts_of(card)]
+        most, read = request.config.inline_result_chars // 2, dict[str, JsonObject | str]()
+        for call in answer.calls:
+            if call.name == READ_FILE and call.arguments_text not in read:
+                asked = read_request(call.arguments_text)
+                read[call.arguments_text] = (
+                    asked if isinstance(asked, str) else await self.files.read(request.turn, asked, named, most)
+                )
+        return replace(request, read_files=read)
 
     async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
         """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""

@@ -170,6 +170,15 @@ async def file_parts(conn: Connection, project: ProjectId, files: Sequence[Artif
     )
 
 
+async def ready_files(
+    conn: Connection, project: ProjectId, channel: ChannelId, files: Sequence[ArtifactId]
+) -> Sequence[FileRow]:
+    """Those of the files that the channel has and that are ready."""
+    return await query("ready_files").all_as(
+        conn, FileRow, project_id=project, channel_id=channel, artifact_ids=list(files)
+    )
+
+
 async def list_artifacts(
     conn: Connection,
     project: ProjectId,

@@ -24,6 +24,14 @@ SELECT a.artifact_id, coalesce(a.filename, 'file') AS filename, coalesce(a.mime,
 FROM resource.artifacts a
 WHERE a.project_id = :project_id AND a.artifact_id = ANY (:artifact_ids::text[]) AND a.status = 'ready';
 
+-- name: ready_files :many
+-- Those of these files that the channel has and that are ready.
+SELECT a.artifact_id, a.channel_id, a.filename, a.mime, a.size, a.sha256, a.storage_uri, a.created_by, a.created_at,
+       a.agent_turn_id
+FROM resource.artifacts a
+WHERE a.project_id = :project_id AND a.artifact_id = ANY (:artifact_ids::text[]) AND a.status = 'ready'
+  AND a.channel_id = :channel_id;
+
 -- name: list_artifacts :many
 -- The files of a project, or of one of its channels, newest first.
 SELECT a.artifact_id, a.channel_id, a.filename, a.mime, a.size, a.sha256, a.storage_uri, a.created_by, a.created_at,

@@ -131,7 +131,7 @@ async def test_a_stream_of_a_script_is_closed_with_its_reader() -> None:
 
 async def test_an_unknown_name_lists_what_there_is() -> None:
     model = ScriptedModel(load_scripts())
-    with pytest.raises(ModelError, match="'ecko'; there are: echo, chat, demo, instant, slow") as raised:
+    with pytest.raises(ModelError, match="'ecko'; there are: echo, chat, demo, instant, look, slow") as raised:
         await model.check("scripted/ecko")
     assert (raised.value.code, raised.value.retryable) == ("model_unknown", False)
     with pytest.raises(ModelError, match="no scripted model"):
@@ -142,7 +142,7 @@ async def test_an_unknown_name_lists_what_there_is() -> None:
 
 async def test_built_in_scripts() -> None:
     scripts = load_scripts()
-    assert set(scripts) == {"chat", "demo", "echo", "instant", "slow"}
+    assert set(scripts) == {"chat", "demo", "echo", "instant", "look", "slow"}
     assert (await ask(scripts["echo"])).text == "You said: hello there"
     assert (await ask(scripts["instant"])).text == "Done."
     calls, answers = (scripts["demo"](request(step=step)) for step in (1, 2))
@@ -169,7 +169,7 @@ async def test_scripts_are_read_from_yaml_and_python(tmp_path: Path) -> None:
         "SCRIPTS = {'line': line, 'stream': stream}\n"
     )
     scripts = load_scripts([tmp_path, module])
-    assert set(scripts) == {"chat", "demo", "echo", "instant", "slow", "one", "second", "line", "stream"}
+    assert set(scripts) == {"chat", "demo", "echo", "instant", "look", "slow", "one", "second", "line", "stream"}
     assert (await ask(scripts["second"], request(attempt=2))).text == "two"
     assert (await ask(scripts["echo"])).text == "mine"
     assert (await ask(scripts["line"], request(step=7))).text == "step 7"

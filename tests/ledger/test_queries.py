@@ -117,6 +117,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "commit_artifact": {"verdict", "artifact"},
     "read_artifact": FileRow,
     "file_parts": FilePart,
+    "ready_files": FileRow,
     "list_artifacts": FileRow,
     "remove_artifact": {"found"},
     "list_leaving": LeavingFile,

@@ -17,13 +17,14 @@ from temporalio.worker import Worker as TemporalWorker
 
 from turnstile.activities.prompt.model_attempts import StepLimits
 from turnstile.activities.prompt.model_queues import ModelQueues
+from turnstile.activities.turn.files import FileReader
 from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import ensure_engine
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import declare_listeners
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.processes.connections import Servers
+from turnstile.processes.connections import Servers, open_store
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.models import LocalAddress, Models, bring_prices
 from turnstile.processes.presence import sign_on
@@ -93,7 +94,11 @@ async def open_activities(
         await queues.open()
     except TurnstileError as error:
         log.warning("pauses of models are learned from their refusals: %s", error)
-    steps = StepActivities(pool, publisher, models.router, limits, cache, queues=queues, telemetry=telemetry)
+    store = open_store(settings.artifacts)
+    files = None if store is None else FileReader(pool, store, limits, settings.artifacts.inline_chars)
+    steps = StepActivities(
+        pool, publisher, models.router, limits, cache, queues=queues, files=files, telemetry=telemetry
+    )
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     try:

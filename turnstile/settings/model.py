@@ -348,6 +348,8 @@ class ArtifactSettings(Strict):
     max_file_mb: int = Field(default=100, ge=1, le=100_000)
     project_mb: int = Field(default=10_000, ge=0, le=1_000_000_000)
     max_uploads: int = Field(default=100, ge=0, le=100_000)
+    inline_chars: int = Field(default=20_000, ge=0, le=1_000_000)
+    """The longest text file that a model is shown whole."""
 
 
 class RetentionSettings(Strict):

@@ -95,7 +95,8 @@ def _candidate(part: dict[str, object], finish: str | None = None) -> dict[str, 
 def _check_parts(parts: Any, where: str) -> None:
     require(parts, f"{where}.parts must not be empty")
     for part in parts:
-        data = {"text", "functionCall", "function_call", "functionResponse", "function_response"} & set(part)
+        kinds = ("function_call", "function_response", "inline_data", "functionCall", "functionResponse", "inlineData")
+        data = {"text", *kinds} & set(part)
         require(data, f"{where}.parts: required oneof field 'data' must have one initialized field")
         require(part.get("text", "x"), f"{where}: Unable to submit request because it must have a text parameter")
 

@@ -106,13 +106,29 @@ def _check_messages(messages: Any) -> None:
         require(not awaited, f"{where}: tool_call_ids did not have response messages: {awaited}")
         calls = message.get("tool_calls")
         require(calls is None or calls, f"[] is too short - '{where}.tool_calls'")
-        if not calls:
+        if role == "user" and isinstance(message.get("content"), list):
+            _check_parts(message["content"], where)
+        elif not calls:
             require(isinstance(message.get("content"), str), f"{where}: expected a string, got null")
         for call in listed(calls):
             _check_call(call, where)
             require(call["id"] not in awaited, f"{where}: duplicate tool call id {call['id']}")
             awaited.append(call["id"])
     require(not awaited, f"tool_call_ids did not have response messages: {awaited}")
+
+
+def _check_parts(parts: Any, where: str) -> None:
+    require(parts, f"{where}.content: [] is too short")
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                require(text, f"{where}.content: an empty text")
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                require(url.startswith("data:image/"), f"{where}.content: Invalid image URL")
+            case {"type": "file", "file": {"filename": str(), "file_data": str(data)}}:
+                require(data.startswith("data:application/pdf;base64,"), f"{where}.content: Invalid file data")
+            case _:
+                require(False, f"{where}.content: Invalid value: {part}")
 
 
 def _check_call(call: Any, where: str) -> None:
