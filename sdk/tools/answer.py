@@ -95,6 +95,8 @@ class ToolReport:
     result: JsonValue = None
     error: ToolError | None = None
     after_execution: AfterExecution | None = None
+    files: tuple[str, ...] = ()
+    """Ids of the files that belong to the result."""
 
     def payload(self, tool_call_id: ToolCallId) -> JsonObject:
         """Arguments of the verb `report`."""
@@ -102,6 +104,7 @@ class ToolReport:
         arguments: JsonObject = {"tool_call_id": tool_call_id, "status": self.status.value}
         arguments |= {} if error is None else {"error": error}
         arguments |= {} if self.result is None else {"result": self.result}
+        arguments |= {"files": [*self.files]} if self.files else {}
         return arguments | ({} if self.after_execution is None else {"after_execution": self.after_execution.value})
 
 

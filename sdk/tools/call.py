@@ -171,6 +171,8 @@ class ToolCall:
     send_progress: SendProgress | None = field(default=None, repr=False, compare=False)
     """As `requests`."""
     _steps: set[str] = field(default_factory=set[str], init=False, repr=False, compare=False)
+    files: list[str] = field(default_factory=list[str], init=False, repr=False, compare=False)
+    """The ids of the files that its result hands over; see `attach`."""
     _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
 
     async def delegate(
@@ -330,6 +332,14 @@ class ToolCall:
     def standing_still(self) -> AbstractContextManager[None]:
         """Around what is not the call's own time: the service's timeout does not count it, the turn's deadline does."""
         return nullcontext() if self.requests is None else self.requests.standing_still()
+
+    def attach(self, *files: str) -> None:
+        """Hand these files over with the result, by their ids: the model sees them, and the turn's answer has them.
+
+        They must be ready and of the turn's channel, else the call fails as `unknown_artifact`. What a failed call
+        attaches is left out.
+        """
+        self.files.extend(file for file in files if file not in self.files)
 
     async def progress(self, progress: float, *, total: float | None = None, message: str = "") -> None:
         """Tell whoever watches the turn how far the call is, best effort: at most twice a second, the rest is dropped.

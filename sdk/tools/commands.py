@@ -204,6 +204,8 @@ class CallClient:
         try:
             return await self._send(command, report)
         except Refused as error:
+            if report.files and error.code == "unknown_artifact":
+                return await self._send(command, failed(error.code, f"a file that the tool attached: {error}"))
             if report.result is None or error.code not in _RESULT_AT_FAULT:
                 raise
             instead = too_large() if error.code == "result_too_large" else failed("tool_error", f"refused: {error}")

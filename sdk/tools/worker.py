@@ -20,7 +20,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, assert_never
 
@@ -417,6 +417,8 @@ class ToolWorker:
                     time_left.begin()
                     run.append(ToolRun(self.spec.function, prepared.arguments))
                     report = self._judge(await run[0].outcome(time_left), prepared, command)
+                    if report.status is TurnStatus.SUCCESS and context.files:
+                        report = replace(report, files=tuple(context.files))
             trace.ran(report.status.value, None if report.error is None else report.error.code)
             with trace.part("report call", "client") as reporting:
                 await self._report(reporting, report)

@@ -45,6 +45,7 @@ KEPT = {
     "DurableCommands": {"_failed"},
     "EndpointStats": {"last_error", "num_errors", "num_requests", "processing_nanoseconds"},
     "FairQueue": {"_projects", "_reasons"},
+    "FileReader": {"_bytes", "_known"},
     "InboxService": {"_stopped", "_tasks"},
     "LitellmModel": {"_sdk"},
     "Looks": {"compared_at", "engine", "latest_close", "listed_at", "settled"},

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -42,10 +42,10 @@ def sent(body: Any) -> tuple[list[str], list[str]]:
 
     def look(value: Any) -> None:
         if isinstance(value, dict):
-            for each in value.values():
+            for each in cast("dict[str, Any]", value).values():
                 look(each)
         elif isinstance(value, list):
-            for each in value:
+            for each in cast("list[Any]", value):
                 look(each)
         elif isinstance(value, str):
             text = value.rpartition("base64,")[2]

@@ -8,12 +8,11 @@ import httpx
 import pytest
 
 from tests.rules.test_model_files import pdf, png
-from tests.support.tenants import ALICE, Tenant
+from tests.support import delegation
+from tests.support.tenants import ALICE, Tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
+from turnstile import ToolCall, ToolService
 from turnstile.schema.cards import CardType, ToolResultContent, content_of, parts_of
-
-LONG = ("line of a long text\n" * 3000).encode()
-
 
 LONG = ("line of a long text\n" * 3000).encode()
 
@@ -136,3 +135,34 @@ async def test_the_files_of_a_tool_are_those_of_the_answer(web: httpx.AsyncClien
     [deliverable] = [card for card in ended.cards if card.type == CardType.DELIVERABLE]
     assert [part.artifact_id for part in parts_of(deliverable)] == [picture]
     assert str(ended.deliverable()).startswith("Here it is.\n[file: chart.png (")
+
+
+async def test_a_python_tool_attaches_files_and_hears_of_one_that_is_not_there(
+    web: httpx.AsyncClient, tenant: Tenant
+) -> None:
+    picture, service = await kept(web, "chart.png", png(30, 20)), ToolService(tenant.project)
+
+    @service.tool(target="office", suffix="draw", timeout_seconds=30)
+    async def draw(file: str, call: ToolCall) -> str:
+        """Draw."""
+        call.attach(file, file)
+        return "drawn"
+
+    del draw  # the service has it
+    async with delegation.serving(tenant, service):
+        said = delegation.steps(calling(("draw", {"file": picture}), ("draw", {"file": "file-nobodys"})))
+        ended = await tenant.ended(turn_of(await tenant.enqueue(delegation.CHIEF, said)))
+    [deliverable] = [card for card in ended.cards if card.type == CardType.DELIVERABLE]
+    assert [part.artifact_id for part in parts_of(deliverable)] == [picture]
+    assert sorted(result[1] or "" for result in ended.results()) == ["", "unknown_artifact"]
+
+
+async def test_a_compaction_leaves_files_behind_since_they_count(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    """Two images take more than the memory may have; their words alone would fit."""
+    await tenant.agent("look", memory={"keep": "conversation", "max_context_tokens": 1_500, "keep_last_turns": 0})
+    for name, other in (("first.png", "second.png"), ("second.png", "first.png")):
+        file = await kept(web, name, png(30, 20))
+        said = (await asked(web, instruction="See", files=[file]))["output"]["text"]
+        assert f"{name} (image/png, 30x20" in said
+        assert other not in said
+    assert await tenant.count("state.artifact_refs") == 2  # the cards are still there
