@@ -17,7 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.cpu import no_collection
 from tests.support.databases import Databases
-from tests.support.processes.hatchery import shared_hatchery
+from tests.support.processes.hatchery import GARBAGE, shared_hatchery
 from tests.support.processes.shared_stack import SharedStack
 from tests.support.processes.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
@@ -39,8 +39,6 @@ SERVERS_FILE = "TURNSTILE_TEST_SERVERS"
 """One session of tests after another on the same servers (`lab.conformance`)."""
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
-GARBAGE = 10_000
-"""So many objects more than were freed, and the youngest are searched for garbage; Python's own figure is 700."""
 FUZZ_CASES, LONG_FUZZ_CASES = 2_000, 20_000
 """In the usual run, and in `make test-long`."""
 HAMMER_SECONDS, LONG_HAMMER_SECONDS = 3.0, 30.0
