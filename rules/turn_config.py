@@ -246,6 +246,11 @@ def pin(
 def _tools(profile: Profile, runtime: RuntimeConfig, schema: JsonObject | None, begun: BegunStep) -> ToolSpecs:
     """What its model is offered; of a turn that a tool does, the row of that tool, if it is there."""
     rows = tool_rows(begun.head.tools)
+    if profile.run_by is not None and runtime.client_tools:
+        message = (
+            f"client_tools: the profile's turns are done by the tool {profile.run_by}, which calls no client's tools"
+        )
+        raise ModelError("client_tools_not_offered", message, retryable=False)
     if profile.run_by is not None:
         return ToolSpecs((), {row.tool_name: row for row in rows if row.tool_name == profile.run_by}, ())
     known = {row.tool_name for row in rows}

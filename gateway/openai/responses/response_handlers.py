@@ -26,7 +26,7 @@ from turnstile.gateway.openai.client_tools import check_target
 from turnstile.gateway.openai.conversations import OpenAIConversations
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.fields import end_user_of
-from turnstile.gateway.openai.messages import SpokenText, answers_in, composed
+from turnstile.gateway.openai.messages import CallOutput, SpokenText, answers_in, composed
 from turnstile.gateway.openai.models import find_target, known_model
 from turnstile.gateway.openai.responses.item_parts import parts_of
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
@@ -144,6 +144,10 @@ class Responses:
         check_target(target, request.own_tools)
         if (answers := answers_in(entries)) and (on := await continued(kernel, call, target, answers)) is not None:
             return _Place(on[0], on[1].step)
+        goes_on = request.previous_response_id is not None or conversation is not None
+        if answers and not goes_on and all(isinstance(entry, CallOutput | SpokenText) for entry in entries):
+            hint = "send previous_response_id, or the items before them"
+            raise BadField(f"input: no turn of yours waits for these outputs: {hint}", "input")
         previous = await self._previous(principal, request.previous_response_id)
         channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
         fields: JsonObject = {"runtime_config": request.runtime_config(instructions), "metadata": notes}

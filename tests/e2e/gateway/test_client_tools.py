@@ -15,7 +15,7 @@ from tests.support.conditions import until
 from tests.support.gateway import client, token_of
 from tests.support.paths import ROOT
 from tests.support.people import Person
-from tests.support.tenants import ALICE, Tenant
+from tests.support.tenants import ALICE, CHANNEL, Tenant
 from tests.support.tools import Hand, call_of, calling, definition
 from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.ledger.roster import put_tool
@@ -24,6 +24,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.wire.subjects import bridge_request
+from turnstile.transport.json_messages import encode
 
 pytestmark = pytest.mark.shared_stack
 
@@ -379,8 +381,10 @@ async def test_what_cannot_be_offered_is_refused_by_name(
 async def test_only_a_caller_that_the_subject_names_has_tools(tenant: Tenant) -> None:
     await tenant.agent("player")
     config: JsonObject = {"client_tools": [{"name": "move"}]}
-    reply = await tenant.ask({"agent_id": ALICE, "instruction": "x", "runtime_config": config})
-    assert (reply.status.value, reply.error_code) == ("rejected", "principal_required")
+    request: JsonObject = {"agent_id": ALICE, "instruction": "x", "runtime_config": config}
+    subject = bridge_request(tenant.project, CHANNEL, "enqueue", None)
+    reply = json.loads((await tenant.stack.conn.request(subject, encode(request), timeout=25)).data)
+    assert (reply["status"], reply["error_code"]) == ("rejected", "principal_required")
 
 
 FUNCTION: Any = {"type": "function", **WEATHER["function"]}
@@ -487,6 +491,10 @@ async def test_items_that_are_sent_back_are_a_history(openai: AsyncOpenAI, helpe
     assert shown[1][1] == "I look."
     assert json.loads(shown[2][1])["result"] == "rain"
     assert [status for status, _ in await turns_of(helper)] == ["success", "success"]
+    with pytest.raises(BadRequestError, match="previous_response_id, or the items before"):
+        await openai.responses.create(
+            model=MODEL, input=[{"type": "function_call_output", "call_id": "call_gone", "output": "x"}]
+        )
 
 
 async def test_the_programs_of_the_page_run_their_functions(url: str, tenant: Tenant) -> None:

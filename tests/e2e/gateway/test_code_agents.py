@@ -110,6 +110,10 @@ def shown(ended: Ended) -> tuple[str, str | None, Any]:
     return ended.view.status or "", ended.view.error_code, ended.deliverable()
 
 
+def _season(salt: int) -> None:
+    """Season it."""
+
+
 async def test_each_door_asks_a_tool_and_no_model(url: str, served: Tenant) -> None:
     token = await token_of(served.stack, served.project)
     async with turnstile.Client(url, token=token) as asker:
@@ -125,6 +129,8 @@ async def test_each_door_asks_a_tool_and_no_model(url: str, served: Tenant) -> N
     assert (mcp["status"], mcp["value"]) == ("success", "did stew")
     async with turnstile.Client(served.stack.endpoints.nats_url, project=served.project) as asker:
         assert (await asker.ask(ALICE, "grill").result(20)).value == "did grill"
+        refused = await asker.ask(ALICE, "grill", tools=[_season]).result(25)
+        assert (refused.status, refused.error_code) == ("failed", "client_tools_not_offered")
     ended = await served.turn(ALICE, "boil", runtime_config={"remember": True})
     assert shown(ended) == ("success", None, "did boil")
     assert ended.types() == ["task.instruction", "tool.call", "tool.result", "task.deliverable"]
