@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import get_card
 from turnstile.schema.api import Output
-from turnstile.schema.cards import CardUnreadable, FallbackDeliverable, JsonContent, TextContent, content_of
+from turnstile.schema.cards import CardUnreadable, FallbackDeliverable, JsonContent, TextContent, content_of, parts_of
 from turnstile.schema.ids import CardId
 from turnstile.schema.wire.descriptions import TurnView
 
@@ -17,15 +17,15 @@ async def output_of(pool: Pool, view: TurnView, card_id: CardId) -> Output:
     card = await pool.run(lambda conn: get_card(conn, view.project_id, card_id))
     if card is None:
         return Output(card_id=card_id)
-    partial = bool(card.metadata.partial)
+    partial, files = bool(card.metadata.partial), parts_of(card)
     try:
         match content_of(card):
             case TextContent(text=text):
-                return Output(card_id=card_id, text=text, partial=partial)
+                return Output(card_id=card_id, text=text, files=files, partial=partial)
             case JsonContent(data=data):
-                return Output(card_id=card_id, data=data, partial=partial)
+                return Output(card_id=card_id, data=data, files=files, partial=partial)
             case _:
-                return Output(card_id=card_id, data=card.content, partial=partial)
+                return Output(card_id=card_id, data=card.content, files=files, partial=partial)
     except CardUnreadable:
         return Output(card_id=card_id, data=card.content, partial=partial)
 

@@ -14,7 +14,15 @@ from turnstile.schema.budgets.budget_requests import BudgetChange, SpendingLimit
 from turnstile.schema.budgets.limits import BudgetLimits
 from turnstile.schema.budgets.plans import BudgetId
 from turnstile.schema.budgets.views import BudgetView, ProjectLimits
-from turnstile.schema.cards import MOST_PARTS, Card, ResultField, ThoughtCall, without_added, without_reasoning
+from turnstile.schema.cards import (
+    MOST_PARTS,
+    Card,
+    Parts,
+    ResultField,
+    ThoughtCall,
+    without_added,
+    without_reasoning,
+)
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
@@ -88,6 +96,8 @@ class Output(Tolerant):
     """Its text, if it is one."""
     data: JsonValue = None
     """Its JSON, if it is no text: `{fields: [{name, value}]}`, `{choice, arguments}`, or a tool's result."""
+    files: Parts = ()
+    """Its files, which `/v1/artifacts` has."""
     partial: bool = False
     """Whether it is what was there when the turn was ended."""
 

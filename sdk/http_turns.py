@@ -34,8 +34,8 @@ from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.schema.wire.progress import CallProgress
-from turnstile.sdk.requests import idempotent, part_of
-from turnstile.sdk.turn import Answer, Backend, Request, Turn, TurnResult
+from turnstile.sdk.requests import idempotent, parse_request, part_of
+from turnstile.sdk.turn import Answer, Attached, Backend, Request, Turn, TurnResult
 from turnstile.transport.json_messages import encode
 
 _WAIT_SECONDS = 30
@@ -209,9 +209,15 @@ class HttpTurn(Turn):
     def __init__(self, backend: HttpBackend, request: EnqueueRequest | RerunRequest | AgentTurnId) -> None:
         self._backend = backend
         self._request = request
+        self._attached: Sequence[Attached] = ()
+
+    def attach(self, files: Sequence[Attached]) -> None:
+        self._attached = files
 
     async def start(self) -> AgentTurnId:
         if isinstance(self._request, BaseModel):
+            if self._attached and isinstance(self._request, EnqueueRequest):
+                self._request = await self._with_files(self._request)
             verb = verbs.ENQUEUE if isinstance(self._request, EnqueueRequest) else verbs.RERUN
             turn = ApiTurn.model_validate(await self._backend.endpoint(verb, self._request))
             self.reply = _reply(turn)
@@ -241,6 +247,7 @@ class HttpTurn(Turn):
             error_code=turn.error_code,
             error=turn.error,
             stats=turn.stats or {},
+            files=() if output is None else output.files,
         )
 
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
@@ -278,6 +285,18 @@ class HttpTurn(Turn):
             if page.next is None:
                 return turns
             query = f"?cursor={page.next}"
+
+    async def _with_files(self, request: EnqueueRequest) -> EnqueueRequest:
+        """The request with its files sent: again, they are the same ones."""
+        from turnstile.sdk.file_client import Files  # noqa: PLC0415 -- it asks by this module
+
+        ids, files = list[str](), Files(self._backend)
+        for number, file in enumerate(self._attached):
+            key = f"{request.correlation_id}/{number}"
+            ids.append(file if isinstance(file, str) else (await files.put(file, correlation_id=key)).artifact_id)
+        self._attached = ()
+        fields: JsonObject = {**request.model_dump(mode="json", exclude_unset=True), "files": [*ids]}
+        return parse_request(EnqueueRequest, fields)
 
     async def _waited(self, path: str, outage: "_Outage") -> ApiTurn | None:
         """The turn, if it ends soon also its result; None after a while without an answer."""

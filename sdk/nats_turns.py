@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject
-from turnstile.schema.cards import value_of
+from turnstile.schema.cards import parts_of, value_of
 from turnstile.schema.errors import ConfigError, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
 from turnstile.schema.ledger_reads import ReadReply
@@ -76,6 +76,7 @@ class NatsTurn(Turn):
             error_code=view.error_code,
             error=view.error,
             stats=view.stats or {},
+            files=() if described.card is None else parts_of(described.card),
         )
 
     async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:

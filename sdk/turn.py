@@ -1,6 +1,7 @@
 """A turn as a program sees it, whichever way it asks: over NATS (`sdk.nats_turns`) or HTTP (`sdk.http_turns`)."""
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -12,7 +13,7 @@ from typing_extensions import TypeVar
 
 from turnstile.schema import verbs
 from turnstile.schema.base import JsonObject, Reply, Tolerant
-from turnstile.schema.cards import SubmittedField
+from turnstile.schema.cards import FilePart, SubmittedField
 from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, StepId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
@@ -39,6 +40,10 @@ Output: TypeAlias = type[Value] | TypeAdapter[Value]
 _FIELDS = TypeAdapter(dict[str, list[SubmittedField]])
 
 
+Attached: TypeAlias = "os.PathLike[str] | bytes | str"
+"""A file of a request: a path, the bytes themselves, or the id of a file that is there."""
+
+
 class TurnResult(Tolerant, Generic[Value]):
     """What a turn came to: its outcome and its one deliverable (protocol §2.4, §4)."""
 
@@ -57,6 +62,8 @@ class TurnResult(Tolerant, Generic[Value]):
     """What went wrong, for people."""
     stats: JsonObject = Field(default_factory=dict)
     """Steps, times in ms, tokens, model."""
+    files: tuple[FilePart, ...] = ()
+    """The files of the deliverable; `client.files` reads them."""
 
     @property
     def ok(self) -> bool:
@@ -132,6 +139,10 @@ class Turn(ABC, Generic[Value]):
 
     on_progress: Callable[[CallProgress], object] | None = None
     """Called with how far tools are, as they say, while `chunks` are read; by a turn of a gateway only."""
+
+    def attach(self, files: "Sequence[Attached]") -> None:
+        """Send these with the request once the turn is started; raises `BadRequest` where no gateway is asked."""
+        raise BadRequest("files go over HTTP: connect to a gateway, https://…, or name files by their ids")
 
     @abstractmethod
     async def start(self) -> AgentTurnId:

@@ -44,7 +44,7 @@ from turnstile.schema.wire.schedule_requests import (
 from turnstile.sdk.budgets import Dollars, budget_in, find_budgets, find_limits, limit_request, raise_request
 from turnstile.sdk.interrupts import Interrupt, find_interrupts, get_interrupt
 from turnstile.sdk.requests import Budget, budget_of, parse_request
-from turnstile.sdk.turn import Answer, Backend, Output, Request, Turn, Value, adapter_of
+from turnstile.sdk.turn import Answer, Attached, Backend, Output, Request, Turn, Value, adapter_of
 
 if TYPE_CHECKING:
     from turnstile.sdk.client import BridgeClient
@@ -70,6 +70,7 @@ class Conversation:
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
         end_user: str | None = None,
+        files: Sequence[Attached] = (),
         correlation_id: str | None = None,
     ) -> Turn[Value]:
         """The next turn of it: it knows what was said, and begins when the one before is over.
@@ -87,6 +88,7 @@ class Conversation:
             multitask_strategy=multitask_strategy,
             budget=budget,
             end_user=end_user,
+            files=files,
             correlation_id=correlation_id,
         )
 
@@ -230,7 +232,7 @@ class Client:
         multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         budget: Budget | None = None,
         end_user: str | None = None,
-        files: Sequence[str] = (),
+        files: Sequence[Attached] = (),
         correlation_id: str | None = None,
     ) -> Turn[Value]:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
@@ -251,8 +253,9 @@ class Client:
         instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). A `budget`
         bounds what the turn and all below it use, such as `{"max_tokens": 50_000, "max_cost_usd": 0.5}`; by default the
         profile's. `end_user` is the person for whom you ask, by your own name for them: all turns below are theirs,
-        too, and go with them (docs/deletion.md). `files` are ids of files of the channel, which belong to the
-        instruction (docs/files.md). With a `correlation_id` of yours, the same request made again answers the same
+        too, and go with them (docs/deletion.md). `files` are paths, bytes or ids of files, which belong to
+        the instruction (docs/files.md); over NATS ids alone. With a `correlation_id` of yours, the same request made
+        again answers the same
         turn, and runs the calls of `tools` that are open. Raises `BadRequest`, or `ConfigError` for a function that
         cannot be a tool.
         """
@@ -278,13 +281,15 @@ class Client:
             "metadata": metadata,
             "budget": budget_of(budget),
             "end_user": end_user,
-            "files": list(files) or None,
+            "files": [file for file in files if isinstance(file, str)] or None,
             "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in fields.items() if value is not None})
         turn = cast("Turn[Value]", self.ask_for(request))
         turn.output, turn.functions = adapter, functions
+        if any(not isinstance(file, str) for file in files):
+            turn.attach(files)
         return turn
 
     def ask_for(self, request: EnqueueRequest) -> Turn:

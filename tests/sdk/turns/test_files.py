@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.sdk.turns.test_turns import STREAMED
 from tests.support.conditions import until
 from tests.support.gateway import token_of
-from tests.support.tenants import Tenant
+from tests.support.tenants import ALICE, Tenant
 from turnstile import BadRequest, Client, Refused, SyncClient
 
 DATA = bytes(range(256)) * 8192
@@ -37,19 +39,24 @@ async def breaking(url: str, most: int) -> AsyncGenerator[str]:
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-        head = await reader.readuntil(b"\r\n\r\n")
-        there_writer.write(head.replace(b"keep-alive", b"close"))
-        left = most
-        while left > 0 and (data := await there_reader.read(min(left, 65536))):
-            left -= len(data)
-            writer.write(data)
-            await writer.drain()
-        for end in (writer, there_writer):
-            end.close()
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            there_writer.write(head.replace(b"keep-alive", b"close"))
+            left = most
+            while left > 0 and (data := await there_reader.read(min(left, 65536))):
+                left -= len(data)
+                writer.write(data)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):  # the client has gone
+            pass
+        finally:
+            for end in (writer, there_writer):
+                end.transport.abort()
 
     server = await asyncio.start_server(relay, "127.0.0.1")
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await asyncio.sleep(0.05)  # transports that were aborted are closed by the loop
 
 
 async def test_a_file_comes_back_from_a_path_bytes_and_a_stream(client: Client, tmp_path: Path) -> None:
@@ -145,3 +152,26 @@ async def test_files_without_an_event_loop(gateway_url: str, token: str, tmp_pat
                 client.files.remove(view.artifact_id)
 
     await asyncio.to_thread(work)
+
+
+async def test_files_go_with_a_request_and_are_the_same_ones_when_it_is_repeated(
+    client: Client, tenant: Tenant, tmp_path: Path
+) -> None:
+    path = tmp_path / "receipt.txt"
+    path.write_text("7 EUR")
+    known = await client.files.put(b"x", filename="known")
+    for _ in range(2):
+        turn = client.ask(ALICE, STREAMED, files=[path, known.artifact_id, b"more"], correlation_id="with-files")
+        assert (await turn.result(30)).files == ()
+    sent = [view.artifact_id for view in await client.files.list(limit=3)]
+    named = await tenant.rows("SELECT metadata -> 'artifacts' AS ids FROM public.cards WHERE metadata ? 'artifacts'")
+    assert [json.loads(row["ids"]) for row in named] == [[sent[1], known.artifact_id, sent[0]]]
+    turn = client.ask(ALICE, STREAMED, files=["file-nothing"])
+    with pytest.raises(Refused) as refused:
+        await turn.start()
+    assert refused.value.code == "unknown_artifact"
+    async with Client(tenant.stack.endpoints.nats_url, project=tenant.project) as nats:
+        turn = nats.ask(ALICE, STREAMED, files=[known.artifact_id])
+        assert (await turn.result(30)).ok
+        with pytest.raises(BadRequest, match="by their ids"):
+            nats.ask(ALICE, STREAMED, files=[path])

@@ -247,6 +247,10 @@ async def test_files_are_sent_listed_read_and_removed(machine: Machine, tmp_path
     shown, table = await machine.run("file", "show", first), await machine.run("file", "list", COLUMNS="60")
     assert "text/plain" in shown.out
     assert first in table.out
+    asked = await machine.run("enqueue", ALICE, SAID, "--attach", tmp_path / "b.txt", "--attach", first, "--json")
+    assert asked.code == 0, asked.err
+    named = await machine.tenant.rows("SELECT metadata -> 'artifacts' AS ids FROM cards WHERE metadata ? 'artifacts'")
+    assert [first in row["ids"] for row in named] == [True]
     got = await machine.run("file", "get", first, "-o", tmp_path / "back")
     assert (got.code, (tmp_path / "back").read_text()) == (0, "a.txt"), got.err
     assert "--force" in (await machine.run("file", "get", first, "-o", tmp_path)).err
@@ -267,8 +271,9 @@ async def test_ctrl_c_in_a_download_leaves_nothing(machine: Machine, tmp_path: P
         sent = body if whole else b"half"
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (size, sent))
         await writer.drain()
-        if whole:
-            writer.close()
+        if not whole:
+            await reader.read()  # until the client has gone
+        writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1")
     async with server:

@@ -4,9 +4,10 @@ Over NATS it waits for a bridge before it sends the request, so that the request
 that, so that it misses no event of the turn.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -63,6 +64,8 @@ class EnqueueArguments:
     budget: JsonObject | None = None
     output_schema: JsonObject | None = None
     end_user: str | None = None
+    attached: Sequence[str] = ()
+    """Paths, and ids of files."""
 
 
 async def ask(session: Session, question: EnqueueArguments, *, wait: bool, direct: bool) -> None:
@@ -70,6 +73,8 @@ async def ask(session: Session, question: EnqueueArguments, *, wait: bool, direc
     request = request_of(question, repeatable=session.gateway is not None)
     if direct and question.multitask is not MultitaskStrategy.ENQUEUE:
         raise BadRequest("--multitask stops or steers other turns, which only a bridge does: leave out --direct")
+    if question.attached:
+        request = await _with_files(session, request, question.attached)
     if direct:
         await _ask_directly(session, request, wait=wait)
         return
@@ -81,6 +86,26 @@ async def ask(session: Session, question: EnqueueArguments, *, wait: bool, direc
                 return
             shown = await follow(session, client, turn, goes_on=True)
             print_end(session, await read_report(session, client, turn), shown)
+
+
+async def _with_files(session: Session, request: EnqueueRequest, attached: Sequence[str]) -> EnqueueRequest:
+    """The request with its files, which a gateway takes; those of a request of one key are the same again."""
+
+    def is_id(named: str) -> bool:
+        return named.startswith("file-") and not Path(named).exists()
+
+    ids, key = list[str](), request.correlation_id or uuid7()
+    async with session.web() as client:
+        for number, named in enumerate(attached):
+            if is_id(named):
+                ids.append(named)
+                continue
+            view = await session.patiently(
+                lambda named=named, number=number: client.files.put(Path(named), correlation_id=f"{key}/{number}")
+            )
+            ids.append(view.artifact_id)
+    fields: JsonObject = {**request.model_dump(mode="json", exclude_unset=True), "files": [*ids]}
+    return parse_request(EnqueueRequest, fields)
 
 
 @contextmanager

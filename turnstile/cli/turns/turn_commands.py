@@ -184,6 +184,10 @@ async def enqueue(
     ] = None,
     text: Annotated[str | None, typer.Argument(help="The request; `-` reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with the request, instead of TEXT.")] = None,
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(help="A path, or the id of a file, that goes with the request; repeat.", metavar="FILE"),
+    ] = None,
     context_box: Annotated[
         str | None, typer.Option(help="A box that the turn reads before the request.", metavar="BOX")
     ] = None,
@@ -243,5 +247,6 @@ async def enqueue(
         budget=budget_option(budget),
         output_schema=None if output_schema is None else given_schema(output_schema),
         end_user=end_user,
+        attached=attach or (),
     )
     await ask(session, question, wait=wait, direct=direct)
