@@ -41,8 +41,9 @@ from tests.support.tools import Command, calling, definition, hand_of
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
 from turnstile.embedded.files import write_private
 from turnstile.embedded.ports import free_port
+from turnstile.schema.access import Caller as Principal
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentId
+from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.wire import headers, subjects
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.streams import STREAMS
@@ -56,6 +57,7 @@ CONTENT = {
     "model's answer": "answer-marker-5505",
     "words of an exception": "exception-marker-5506",
     "message of a listener": "message-marker-5507",
+    "instruction of a schedule": "schedule-marker-5508",
 }
 ALL: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
 KEYS = {
@@ -74,9 +76,11 @@ MAY = {
         "tool result",
         "model's answer",
         "message of a listener",
+        "instruction of a schedule",
         "words of an exception",  # what a provider said of a request that it refused
     },
     "profiles": {"system prompt"},
+    "schedules": {"instruction of a schedule"},
     "streamed text": {"system prompt", "instruction", "tool argument", "tool result", "model's answer"},
     "commands of clients": {"instruction", "tool argument"},
     "answers of listeners": {"message of a listener"},
@@ -315,6 +319,21 @@ class Run:
     async def _three_acks(self) -> bool:
         return len(await self.tenant.events("sys.bridge.enqueue_ack")) == 3
 
+    async def schedules(self) -> None:
+        """A schedule that is triggered, and ones that are refused."""
+        agent, me = await self.tenant.agent("plain", AgentId("kim")), Principal("me")
+        asked: JsonObject = {"agent_id": agent, "instruction": CONTENT["instruction of a schedule"]}
+        for timing in ({"cron": "0 9 30 2 *"}, {"every_seconds": "often"}):
+            refused = await self.tenant.client.request(
+                "schedule.put", {"schedule_id": "x", **asked, **timing}, caller=me
+            )
+            self.found.add("replies", refused)
+        for name in ("daily", "weekly", "yearly"):
+            put = {"schedule_id": name, "cron": "0 9 * * *", **asked}
+            assert (await self.tenant.client.request("schedule.put", put, caller=me))["status"] == "accepted"
+        made = await self.tenant.client.request("schedule.trigger", {"schedule_id": "daily"}, caller=me)
+        assert (await self.tenant.ended(AgentTurnId(str(made["agent_turn_id"])))).view.status == "success"
+
     async def crashes(self) -> None:
         """A worker that is killed with a turn in hand; afterwards each process logs in the other form."""
         agent = await self.tenant.agent("slow", AgentId("hal"))
@@ -381,7 +400,7 @@ async def gathered(
 
         await stack.conn.subscribe(subjects.channel_filter(run.tenant.project, CHANNEL, "str"), on_chunk)
         await stack.conn.subscribe(f"cg.v1r4.{run.tenant.project}.{CHANNEL}.cmd.sys.>", on_command)
-        await asyncio.gather(run.requests(), run.tools(service), run.actions(), run.conversations())
+        await asyncio.gather(run.requests(), run.tools(service), run.actions(), run.conversations(), run.schedules())
         await run.crashes()
         if own_servers.embedded == ALL:
             await run.outages()
@@ -494,7 +513,8 @@ def test_what_should_be_told_is_told(gathered: Gathered) -> None:
     assert set(gathered.places) == set(PLACES)
     assert gathered.holds("cards") == MAY["cards"]
     assert gathered.holds("streamed text") >= {"model's answer", "tool argument"}
-    assert gathered.holds("profiles") == MAY["profiles"]
+    for place in ("profiles", "schedules"):
+        assert gathered.holds(place) == MAY[place]
     assert gathered.holds("commands of clients") == MAY["commands of clients"]
     assert gathered.holds("answers of listeners") == MAY["answers of listeners"]
     assert {place: texts for place, texts in gathered.places.items() if len("".join(texts)) <= 500} == {}
