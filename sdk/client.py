@@ -248,6 +248,8 @@ class BridgeClient:
             raise Refused(
                 "forbidden", f"{error}: log in to NATS as somebody who may (`turnstile docs security`)"
             ) from None
+        except nats.errors.ConnectionClosedError:
+            raise ServerUnavailable(f"the connection to NATS at {self._conn.shown} is closed") from None
         except NATS_TROUBLE as error:
             raise ServerUnavailable(f"the bridge did not answer {verb} in {amount(timeout)} s: {error}") from error
         try:

@@ -9,9 +9,10 @@ three tasks of nats-py.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlparse
@@ -120,6 +121,7 @@ class NatsConnection:
         self._requests: dict[str, set[asyncio.Timeout]] = {}
         """By subject in lower case, as the server's refusals name it: what ends the requests that wait there."""
         self._begun = False
+        self._closing = False
         self._log = LimitedLog(logger)
         self._asking = False
 
@@ -177,7 +179,8 @@ class NatsConnection:
     ) -> Msg:
         """Publish a request and return its first reply; raises one of `NATS_TROUBLE` after `timeout` seconds.
 
-        That is `PublishRefused`, at once, if this user may not publish to the subject.
+        That is `PublishRefused`, at once, if this user may not publish to the subject, and `ConnectionClosedError` as
+        soon as this connection is closed.
         """
         self._must_have_opened()
         waiting = self._requests.setdefault(subject.lower(), set())
@@ -189,6 +192,8 @@ class NatsConnection:
         except TimeoutError:
             if not refused.expired():
                 raise
+            if self._closing:
+                raise nats.errors.ConnectionClosedError from None
             raise PublishRefused(f"NATS at {self.shown} does not let this user publish to {subject}") from None
         finally:
             waiting.discard(refused)
@@ -252,6 +257,8 @@ class NatsConnection:
 
     async def close(self) -> None:
         """Close without draining; takes at most about 2 seconds, never raises."""
+        self._closing = True
+        _expire(itertools.chain.from_iterable(self._requests.values()))
         while self._opening is not None and not self._opening.done():
             self._opening.cancel()  # Python 3.11's wait_for inside nats-py can swallow a cancellation
             await asyncio.wait({self._opening}, timeout=0.5)
@@ -369,9 +376,7 @@ class NatsConnection:
         """End the requests whose subject the server has refused; whether there are any."""
         _, _, rest = violation.partition('publish to "')
         requests = self._requests.get(rest.partition('"')[0], set())
-        for waiting in requests:
-            if not waiting.expired():
-                waiting.reschedule(0.0)
+        _expire(requests)
         return bool(requests)
 
     async def _on_disconnected(self) -> None:
@@ -394,6 +399,12 @@ class NatsConnection:
     def _notify(self) -> None:
         for changed in tuple(self._listeners):
             changed()
+
+
+def _expire(requests: Iterable[asyncio.Timeout]) -> None:
+    for waiting in requests:
+        if not waiting.expired():
+            waiting.reschedule(0.0)
 
 
 def _ignore_error(opening: asyncio.Task[None]) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 
+import nats.errors
 import pytest
+from nats.aio.msg import Msg
 
 from lab.support.nats_server import NatsServer
 from tests.support.processes.nats_server import eventually
@@ -48,6 +50,26 @@ async def test_login_and_refusals() -> None:
         await conn.drain()
         assert conn.closed.is_set()
         await conn.close()
+    finally:
+        server.remove()
+
+
+async def test_a_request_ends_with_its_connection() -> None:
+    server = NatsServer()
+    server.start()
+    try:
+        conn = await connect(server.url, name="test")
+        asked = asyncio.Event()
+
+        async def keep_silent(_: Msg) -> None:
+            asked.set()
+
+        await conn.subscribe("question", keep_silent)
+        waiting = asyncio.create_task(conn.request("question", b"", timeout=600))
+        await asyncio.wait_for(asked.wait(), 25)
+        await conn.close()
+        with pytest.raises(nats.errors.ConnectionClosedError):
+            await asyncio.wait_for(waiting, 25)
     finally:
         server.remove()
 
