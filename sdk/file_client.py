@@ -11,24 +11,25 @@ import hashlib
 import mimetypes
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 from urllib.parse import urlencode
+
+from pydantic import BaseModel
 
 from turnstile.schema import verbs
 from turnstile.schema.api import FilePage
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import uuid7
 from turnstile.schema.wire.file_requests import UNKNOWN_KIND, FileRemove, FileView
 from turnstile.sdk.requests import idempotent, parse_request, part_of
 from turnstile.sdk.turn import Backend
 
-if TYPE_CHECKING:
-    from turnstile.sdk.http_turns import HttpBackend
-
+Model = TypeVar("Model", bound=BaseModel)
 Source: TypeAlias = os.PathLike[str] | bytes | BinaryIO | AsyncIterable[bytes]
 """What is sent: a path, the bytes themselves, an open file, or parts as they come."""
 _FILES: Final = "/v1/artifacts"
@@ -36,6 +37,42 @@ _PART: Final = 256 << 10
 _PAGE: Final = 100
 _ATTEMPTS: Final = 8
 """Of a download, one after the other without a byte more, some 30 s."""
+
+
+@runtime_checkable
+class Web(Protocol):
+    """What is used here of a backend that is a gateway."""
+
+    @property
+    def channel(self) -> str | None:
+        """The channel that is asked for; None: the token's own."""
+        ...
+
+    @property
+    def shown(self) -> str:
+        """Its address."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        ...
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        answer: type[Model],
+        body: JsonObject | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+    ) -> Model:
+        """The answer of an endpoint."""
+        ...
+
+    def download(self, path: str, first: int) -> AsyncGenerator[bytes]:
+        """What is at this path from byte `first` on, as far as one connection has it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +157,8 @@ class Files:
         await self.backend.call(verbs.ARTIFACT_REMOVE, parse_request(FileRemove, {"artifact_id": artifact_id}))
 
     @property
-    def _http(self) -> "HttpBackend":
-        from turnstile.sdk.http_turns import HttpBackend  # noqa: PLC0415 -- httpx is slow to import
-
-        if not isinstance(self.backend, HttpBackend):
+    def _http(self) -> Web:
+        if not isinstance(self.backend, Web):
             raise BadRequest("files go over HTTP: connect to a gateway, https://…, with a token")
         return self.backend
 
@@ -142,7 +177,7 @@ class Files:
                 broken = error
             if first < view.size:
                 failures += 1
-                if failures > _ATTEMPTS or http.http.is_closed:
+                if failures > _ATTEMPTS or http.closed:
                     raise broken
                 pause = broken.retry_after if isinstance(broken, Limited) else None
                 await asyncio.sleep(pause or min(0.1 * 2**failures, 8.0))

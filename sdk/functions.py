@@ -10,27 +10,27 @@ whenever the turn sleeps, and every few seconds, then two requests for each call
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Never, TypeVar, assert_never
+from typing import Final, Never, Protocol, TypeVar, assert_never
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from turnstile.schema import verbs
-from turnstile.schema.base import JsonObject
+from turnstile.schema.base import JsonObject, Reply
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
-from turnstile.schema.ids import InterruptId
+from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.approvals import Decision
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideRequest, Interrupt, InterruptReason, InterruptStatus
+from turnstile.schema.verbs import Verb
 from turnstile.sdk.requests import parse_request
 from turnstile.sdk.tools.answer import ToolFailed, ToolReport, answer, failed, prepare
 from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, RunTime, TimedOut, ToolRun
 from turnstile.sdk.tools.spec import ToolFunction, ToolSpec, ToolTerms, read_spec
 
-if TYPE_CHECKING:
-    from turnstile.sdk.turn import Turn
-
+Request = TypeVar("Request", bound=BaseModel)
+Answer = TypeVar("Answer", bound=Reply)
 _TERMS: Final = ToolTerms(target="client", suffix="run")
 _AT_ONCE: Final = 16
 """Functions that run at the same time, as of a tool service."""
@@ -63,6 +63,27 @@ class Answering:
             await asyncio.gather(working, return_exceptions=True)
 
 
+class CallingTurn(Protocol):
+    """What is used here of a turn whose model calls functions of its client."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed for good."""
+        ...
+
+    async def start(self) -> AgentTurnId:
+        """Enqueue the turn unless that was done, and return its id."""
+        ...
+
+    def hints(self) -> AbstractAsyncContextManager[asyncio.Event]:
+        """An event that is set when a call of the started turn may wait for its client."""
+        ...
+
+    async def call(self, verb: Verb[Request, Answer], request: Request) -> Answer:
+        """The accepted reply to a verb about the turn."""
+        ...
+
+
 class ClientFunctions:
     """The functions of one turn, and their calls. Raises `ConfigError` for a function that cannot be a tool.
 
@@ -89,7 +110,7 @@ class ClientFunctions:
         ]
 
     @asynccontextmanager
-    async def answering(self, turn: "Turn") -> AsyncGenerator["Answering"]:
+    async def answering(self, turn: CallingTurn) -> AsyncGenerator["Answering"]:
         """Run the calls of a started turn while inside. What runs at the exit goes on: `cancel` ends it."""
         task = asyncio.create_task(self._answer(turn), name="functions of a turn")
         try:
@@ -103,7 +124,7 @@ class ClientFunctions:
         for run in self._runs.values():
             run.cancel()
 
-    async def _answer(self, turn: "Turn") -> Never:
+    async def _answer(self, turn: CallingTurn) -> Never:
         async with turn.hints() as hint:
             while True:
                 hint.clear()
@@ -119,7 +140,7 @@ class ClientFunctions:
                 if turn.closed:
                     raise ServerUnavailable("the client is closed")
 
-    async def _begin_open(self, turn: "Turn") -> None:
+    async def _begin_open(self, turn: CallingTurn) -> None:
         """Begin to run the open calls that do not run yet."""
         fields: JsonObject = {
             "agent_turn_id": await turn.start(),
@@ -133,7 +154,7 @@ class ClientFunctions:
                 run = asyncio.create_task(self._run(turn, interrupt), name=f"call of {interrupt.tool_name}")
                 self._runs[interrupt.interrupt_id] = run
 
-    async def _run(self, turn: "Turn", interrupt: Interrupt) -> None:
+    async def _run(self, turn: CallingTurn, interrupt: Interrupt) -> None:
         async with self._room:
             view = await self._seen(turn, interrupt)
             report = await self._report(view)
@@ -166,7 +187,7 @@ class ClientFunctions:
             case _:
                 assert_never(outcome)
 
-    async def _seen(self, turn: "Turn", interrupt: Interrupt) -> InterruptView:
+    async def _seen(self, turn: CallingTurn, interrupt: Interrupt) -> InterruptView:
         """The call with its arguments."""
         request = parse_request(InterruptRequest, {"interrupt_id": interrupt.interrupt_id})
         while True:
@@ -179,7 +200,7 @@ class ClientFunctions:
                 raise Refused("internal_error", "the bridge found a call and showed none")
             return reply.interrupt
 
-    async def _decide(self, turn: "Turn", interrupt_id: InterruptId, report: ToolReport) -> None:
+    async def _decide(self, turn: CallingTurn, interrupt_id: InterruptId, report: ToolReport) -> None:
         """Answer the call, repeated until it is taken; an answer that is refused for what it holds becomes `reject`."""
         error = report.error
         decision: JsonObject = (
@@ -204,7 +225,7 @@ class ClientFunctions:
                 return
 
 
-async def _pause(turn: "Turn", error: Limited | ServerUnavailable) -> None:
+async def _pause(turn: CallingTurn, error: Limited | ServerUnavailable) -> None:
     """Wait before a request is repeated; raises the error if the client is closed."""
     if turn.closed:
         raise error

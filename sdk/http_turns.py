@@ -34,6 +34,7 @@ from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.schema.wire.progress import CallProgress
+from turnstile.sdk.file_client import Files
 from turnstile.sdk.requests import idempotent, parse_request, part_of
 from turnstile.sdk.turn import Answer, Attached, Backend, Request, Turn, TurnResult
 from turnstile.transport.json_messages import encode
@@ -72,6 +73,11 @@ class HttpBackend(Backend):
     def shown(self) -> str:
         """Its address."""
         return str(self.http.base_url).rstrip("/")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        return self.http.is_closed
 
     def ask(self, request: EnqueueRequest) -> Turn:
         return HttpTurn(self, request)
@@ -272,7 +278,7 @@ class HttpTurn(Turn):
 
     @property
     def closed(self) -> bool:
-        return self._backend.http.is_closed
+        return self._backend.closed
 
     def again(self, request: RerunRequest) -> Turn:
         return HttpTurn(self._backend, request)
@@ -288,8 +294,6 @@ class HttpTurn(Turn):
 
     async def _with_files(self, request: EnqueueRequest) -> EnqueueRequest:
         """The request with its files sent: again, they are the same ones."""
-        from turnstile.sdk.file_client import Files  # noqa: PLC0415 -- it asks by this module
-
         ids, files = list[str](), Files(self._backend)
         for number, file in enumerate(self._attached):
             key = f"{request.correlation_id}/{number}"

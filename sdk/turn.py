@@ -28,7 +28,7 @@ from turnstile.schema.wire.progress import CallProgress
 from turnstile.sdk.requests import Budget, budget_of, parse_request
 
 if TYPE_CHECKING:
-    from turnstile.sdk.functions import ClientFunctions
+    from turnstile.sdk.functions import ClientFunctions  # which imports what only programs with functions need
 
 Request = TypeVar("Request", bound=BaseModel)
 Answer = TypeVar("Answer", bound=Reply)
@@ -182,7 +182,7 @@ class Turn(ABC, Generic[Value]):
     async def _answered(self, chunks: AsyncGenerator[Chunk], functions: "ClientFunctions") -> AsyncGenerator[Chunk]:
         """The chunks; the calls of functions are run meanwhile."""
         await self.start()
-        async with functions.answering(cast("Turn", self)) as answering:
+        async with functions.answering(self) as answering:
             while (chunk := await answering.meanwhile(anext(chunks, None))) is not None:
                 yield chunk
         functions.cancel()
@@ -219,7 +219,7 @@ class Turn(ABC, Generic[Value]):
             return await self.ended(timeout)
         async with asyncio.timeout(timeout):
             await self.start()
-            async with self.functions.answering(cast("Turn", self)) as answering:
+            async with self.functions.answering(self) as answering:
                 result = await answering.meanwhile(self.ended())
             self.functions.cancel()
         return result

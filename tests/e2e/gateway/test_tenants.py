@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from tests.e2e.projects.test_tenants import rows_of
 from tests.support.conditions import until
@@ -82,7 +83,7 @@ SAID = [
 ]
 
 
-def create(own: Ids, headers: Mapping[str, str] | None = None, **fields: str) -> Asked:
+def create(own: Ids, headers: Mapping[str, str] | None = None, **fields: JsonValue) -> Asked:
     """A turn that would be accepted."""
     body = {"agent_id": own.agent, "instruction": json.dumps({"steps": [{"text": "done"}]}), **fields}
     return Asked("/v1/turns", body=body, headers={"prefer": "wait=20", **(headers or {})})
