@@ -350,9 +350,9 @@ class NatsConnection:
     def locate(self) -> str | None:
         """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
         server = find_nats()
-        if server is not None and server != self.shown:
-            logger.warning("NATS has moved from %s to %s", self.shown, server)
-            self.shown = server
+        if server is not None and (shown := parse_address(server).shown) != self.shown:
+            logger.warning("NATS has moved from %s to %s", self.shown, shown)
+            self.shown = shown
         return server
 
     async def _on_error(self, error: Exception) -> None:

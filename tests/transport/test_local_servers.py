@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,3 +103,22 @@ async def test_a_tool_needs_no_address(data: Path, server: NatsServer) -> None:
         await ready.wait()
     stop.set()
     await running
+
+
+async def test_the_token_of_an_address_that_is_announced_is_in_no_line(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = "d6ec42d35fa1d01ba63a482a"
+    caplog.set_level(logging.DEBUG)
+    server = NatsServer("--auth", token)
+    announce(data, server.url.replace("://", f"://{token}@"))
+    waiting = asyncio.create_task(connect(name="test"))
+    await asyncio.sleep(0)
+    server.start()
+    try:
+        conn = await asyncio.wait_for(waiting, 25)
+        assert conn.shown == server.url
+        await conn.close()
+    finally:
+        server.remove()
+    assert token not in caplog.text
