@@ -164,7 +164,7 @@ def _with_limit(config: LlmConfig, most: int, price: ModelPrice | None) -> LlmCo
 
 def estimated(request: ModelRequest) -> int:
     """The tokens of a request by the size of its messages and tools."""
-    contents = [message.model_dump(mode="json") for message in request.messages]
+    contents = [message.model_dump(mode="json", exclude={"files"}) for message in request.messages]
     text = json.dumps([contents, request.tools], ensure_ascii=False)
     files = file_tokens(request.messages, request.files, request.config.model)
     return files - (-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)

@@ -15,7 +15,7 @@ from turnstile.ledger.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType, ToolResultContent, content_of
 from turnstile.schema.ids import AgentId
-from turnstile.schema.tools import PMO_TOOLS
+from turnstile.schema.tools import PMO_TOOLS, PmoTool
 
 CHIEF = AgentId("chief")
 ALL: JsonObject = {"target_profiles": None, "target_tags": []}
@@ -44,7 +44,7 @@ def fork(tasks: Sequence[JsonObject], **fields: JsonValue) -> JsonObject:
 async def staff(tenant: Tenant, *, policy: JsonObject | None = ALL, tools: Sequence[str] = (), **fields: Any) -> None:
     """A profile `worker` without a policy, and the agent `chief` with every delegating tool and this policy."""
     await tenant.profile("worker", "player", tags=["associate"])
-    allowed = [*sorted(PMO_TOOLS), *tools]
+    allowed = [*sorted(PMO_TOOLS - {PmoTool.WAKE_ME}), *tools]
     await tenant.profile("chief", "player", delegation_policy=policy, allowed_tools=allowed, **fields)
     await add_agent(tenant.pool, tenant.project, CHIEF, "chief")
 

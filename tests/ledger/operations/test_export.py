@@ -32,9 +32,6 @@ async def filled(pool: Pool) -> None:
     await make_healthy(pool)
     await (await talk(pool)).do(RESPONSE)
     await pool.run(lambda conn: reject(conn, PROJECT, "verb", "x", "no", {"agent_id": "alice"}))
-    await rows(
-        pool, "INSERT INTO cards (card_id, tenant_id, content) VALUES ('loose', 'p1', '{}'), ('theirs', 'other', '{}')"
-    )
     await rows(pool, "INSERT INTO boxes (box_id, tenant_id) VALUES (gen_random_uuid(), 'other')")
     await rows(pool, "INSERT INTO resource.tools (project_id, tool_name) VALUES ('p1', 'search'), ('other', 'search')")
     await rows(pool, "INSERT INTO state.agent_state_pointers (project_id, agent_id) VALUES ('other', 'alice')")
@@ -52,12 +49,15 @@ async def filled(pool: Pool) -> None:
         " SELECT 'f' || project_id, project_id, schedule_id, now(), 'missed' FROM resource.schedules",
     )
     await rows(
-        pool, "INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri) VALUES ('p1', 'f', 's3://b/f')"
+        pool,
+        "INSERT INTO resource.artifacts (project_id, artifact_id, storage_uri)"
+        " VALUES ('p1', 'f', 's3://b/f'), ('other', 'f', 's3://b/f')",
     )
     await rows(
         pool,
-        "INSERT INTO state.artifact_refs (project_id, artifact_id, card_id, channel_id)"
-        " VALUES ('p1', 'f', 'loose', 'public'), ('other', 'f', 'theirs', 'public')",
+        "INSERT INTO cards (card_id, tenant_id, content, metadata)"
+        ' SELECT card, project, \'{}\', \'{"artifacts": ["f"], "channel_id": "public"}\''
+        " FROM (VALUES ('loose', 'p1'), ('theirs', 'other')) v (card, project)",
     )
     await ask(pool, conversation_id="c1")
 
