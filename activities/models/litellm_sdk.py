@@ -132,57 +132,55 @@ class LitellmSdk:
         With `reads_bytes` a stream of one of the three forms is read as bytes (`wire_reader`), at most once in
         `gather_seconds`; else by litellm.
         """
-        heard = overhear(before_send)
-        wrapper: Any = await self._litellm.acompletion(
-            **form,
-            **options,
-            stream=True,
-            stream_options={"include_usage": True},
-            num_retries=0,
-            max_retries=0,
-            caching=False,
-            # Without this a request with tools imports litellm's MCP gateway, which needs packages of its proxy.
-            _skip_mcp_handler=True,
-        )
-        try:
-            await _fetch(wrapper)
-            reader = None
-            stream, provider = heard.stream, self.provider(str(form["model"]))
-            if reads_bytes and stream is not None and reads_bytes_of(provider, form) and stream.take():
-                reader = WireReader(stream, heard, gather_seconds)
-                async with contextlib.aclosing(reader.pieces()) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                if reader.outcome is Outcome.CUT:
-                    yield End(None, {}, usage_reported=False, cost=None)
-                    return
-            read = reader is not None and reader.outcome is not Outcome.FOREIGN
-            finish: str | None = None
-            usage: Any = None
-            response_id: str | None = None
-            # litellm has summed up usage here; reading on would only feed its logging.
-            while usage is None and (chunk := await anext(wrapper, None)) is not None:
-                choice: Any = chunk.choices[0] if chunk.choices else None
-                usage = getattr(chunk, "usage", None)
-                response_id = _own_id(chunk) or response_id
-                if choice is not None:
-                    finish = choice.finish_reason or finish
-                    if not read:
-                        yield _piece(choice.delta)
-            if heard.too_large:
-                raise too_large()
-            if reader is not None and reader.outcome is Outcome.ERROR:
-                message = "the stream has an event that is no part of an answer"
-                raise ModelError("model_stream_broken", message, retryable=True)
-            if reader is not None and read:
-                response_id = reader.response_id and reader.response_id[:_ID_LENGTH]
-            elif heard.details:
-                yield StreamPiece("", "", (), ReasoningPiece(reasoning_details=heard.details))
-            yield replace(_end(wrapper, heard, finish, usage), response_id=response_id)
-        finally:
-            await wrapper.aclose()
-            if heard.stream is not None:  # litellm closes none of Gemini's form that it has not read to its end
-                await heard.stream.aclose()
+        async with contextlib.aclosing(overhear(before_send)) as heard:
+            wrapper: Any = await self._litellm.acompletion(
+                **form,
+                **options,
+                stream=True,
+                stream_options={"include_usage": True},
+                num_retries=0,
+                max_retries=0,
+                caching=False,
+                # Without this a request with tools imports litellm's MCP gateway, which needs packages of its proxy.
+                _skip_mcp_handler=True,
+            )
+            try:
+                await _fetch(wrapper)
+                reader = None
+                stream, provider = heard.stream, self.provider(str(form["model"]))
+                if reads_bytes and stream is not None and reads_bytes_of(provider, form) and stream.take():
+                    reader = WireReader(stream, heard, gather_seconds)
+                    async with contextlib.aclosing(reader.pieces()) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                    if reader.outcome is Outcome.CUT:
+                        yield End(None, {}, usage_reported=False, cost=None)
+                        return
+                read = reader is not None and reader.outcome is not Outcome.FOREIGN
+                finish: str | None = None
+                usage: Any = None
+                response_id: str | None = None
+                # litellm has summed up usage here; reading on would only feed its logging.
+                while usage is None and (chunk := await anext(wrapper, None)) is not None:
+                    choice: Any = chunk.choices[0] if chunk.choices else None
+                    usage = getattr(chunk, "usage", None)
+                    response_id = _own_id(chunk) or response_id
+                    if choice is not None:
+                        finish = choice.finish_reason or finish
+                        if not read:
+                            yield _piece(choice.delta)
+                if heard.too_large:
+                    raise too_large()
+                if reader is not None and reader.outcome is Outcome.ERROR:
+                    message = "the stream has an event that is no part of an answer"
+                    raise ModelError("model_stream_broken", message, retryable=True)
+                if reader is not None and read:
+                    response_id = reader.response_id and reader.response_id[:_ID_LENGTH]
+                elif heard.details:
+                    yield StreamPiece("", "", (), ReasoningPiece(reasoning_details=heard.details))
+                yield replace(_end(wrapper, heard, finish, usage), response_id=response_id)
+            finally:
+                await wrapper.aclose()
 
     async def close(self) -> None:
         """Close every cached client; the next request creates new ones."""

@@ -52,6 +52,14 @@ class Overheard:
     """The stream of events, if the response is one."""
     before_send: Callable[[], None] | None = None
     """Called just before the request is sent, which it may refuse."""
+    responses: list[httpx.AsyncByteStream] = field(default_factory=list[httpx.AsyncByteStream])
+    """The bodies of what came, also of what was no stream of events."""
+
+    async def aclose(self) -> None:
+        """Close the responses: litellm closes none that it has not read to its end."""
+        for body in self.responses:
+            with contextlib.suppress(httpx.HTTPError):
+                await body.aclose()
 
     def read(self, block: bytes) -> bytes:
         """Whole lines of a stream, mended."""
@@ -196,6 +204,8 @@ async def send_overheard(
         if heard.before_send is not None:
             heard.before_send()
     response = await send(request)
+    if heard is not None:
+        heard.responses.append(cast("httpx.AsyncByteStream", response.stream))
     kind = response.headers.get("content-type", "")
     plain = response.headers.get("content-encoding", "identity") == "identity"
     if heard is not None and plain and response.is_error:
