@@ -32,6 +32,8 @@ from turnstile.schema.errors import ModelError
 _DATA: Final = b"data:"
 _AT_ONCE: Final = 8
 """Reads of a stream before it is read at intervals: a short answer is never held up."""
+_FULL_BYTES: Final = 32_768
+"""Of a block after which there is no pause: a stream that is faster than that each time is read as fast as it comes."""
 _DRAIN_SECONDS: Final = 0.2
 OWN_JSON: Final = frozenset({"openai", "azure", "custom_openai", "hosted_vllm", "lm_studio", "llamafile"})
 """Providers whose `response_format` is sent as it is, and not as a tool whose calls litellm makes a text of."""
@@ -75,8 +77,8 @@ class WireReader:
         """Data of an event that does not end with its line."""
         self._ended = False
         self._blocks = 0
-        self._waited = False
-        """Whether a block since the last pause had not come yet: then all that has come is read."""
+        self._is_full = False
+        """Whether the last block was so large that more may have come with it."""
         self._odd: bytes | None = None
 
     @property
@@ -126,21 +128,16 @@ class WireReader:
     async def _next_block(self) -> bytes | None:
         self._blocks += 1
         gathers = self._gather_seconds and self._heard.finish is None
-        if self._blocks > _AT_ONCE and self._waited and gathers:
-            self._waited = False
+        if self._blocks > _AT_ONCE and gathers and not self._is_full:
             await asyncio.sleep(self._gather_seconds)
-        waited = asyncio.get_running_loop().call_soon(self._wait)  # runs only if the read gives way to the loop
         try:
-            return await self._stream.next_block()
+            block = await self._stream.next_block()
         except (httpx.ReadError, httpx.RemoteProtocolError):
             if self._heard.finish is None or isinstance(self._form, CandidatesForm):
                 raise
             return None  # the choice has ended: nothing but usage can be missing
-        finally:
-            waited.cancel()
-
-    def _wait(self) -> None:
-        self._waited = True
+        self._is_full = block is not None and len(block) >= _FULL_BYTES
+        return block
 
     async def _end(self) -> None:
         if self._odd is not None:

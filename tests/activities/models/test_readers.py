@@ -1,13 +1,11 @@
 """One stream, two readers: litellm's and ours give the same answer, or the difference is named here and is right."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.activities.models.asking import LIMITS, StepRequest, question
@@ -17,6 +15,7 @@ from tests.activities.models.test_answers import (
     DONE,
     EVENTS,
     MODELS,
+    PATHS,
     TABLE,
     USAGE,
     RawStub,
@@ -27,9 +26,7 @@ from tests.activities.models.test_answers import (
     model_of_stub,
     said,
 )
-from turnstile.activities.models import LitellmModel, wire_reader
-from turnstile.activities.models.provider_bytes import Overheard, ProviderStream
-from turnstile.activities.models.wire_reader import WireReader
+from turnstile.activities.models import LitellmModel, ModelAccess, wire_reader
 
 ONCE = replace(LIMITS, model_attempts=1)
 
@@ -215,27 +212,25 @@ async def test_where_they_differ_ours_is_right(
     assert right not in (first.text, *(each.arguments_text for each in first.calls))
 
 
-async def test_what_has_come_is_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client gives one block for each HTTP chunk: with a pause for each, a fast stream would fall behind."""
-    pauses = list[float]()
+async def test_what_has_come_is_read_without_a_pause(
+    stub: RawStub, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a pause for each chunk, a stream of 500 chunks a second would fall ever further behind."""
+    pauses, texts = 0, [f"w{number} " for number in range(400)]
     sleep = asyncio.sleep
 
     async def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep(0)
+        nonlocal pauses
+        pauses += seconds == 0.05
+        await sleep(seconds)
 
     monkeypatch.setattr(f"{wire_reader.__name__}.asyncio.sleep", pause)
-    texts = [f"w{number} " for number in range(300)]
-    events = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts]
-
-    async def blocks() -> AsyncGenerator[bytes, None]:
-        for number, event in enumerate(events):
-            if number % 30 == 0:
-                await sleep(0)  # these have not come yet; the others have
-            yield b"data: " + json.dumps(event).encode() + b"\n\n"
-
-    heard = Overheard()
-    chunks = blocks()
-    reader = WireReader(ProviderStream(httpx.ByteStream(b""), heard, b"", chunks), heard, 0.05)
-    assert "".join([piece.text async for piece in reader.pieces()]) == "".join(texts)
-    assert 1 <= len(pauses) <= 10
+    stub.replies = [replace(chat(*({"content": text} for text in texts)), pause_seconds=0.002)]
+    access = ModelAccess({"openai": key_file}, {"openai": f"{stub.url}{PATHS['openai']}"})
+    model = LitellmModel(access, gather_seconds=0.05)
+    try:
+        answer = (await question(model, MODELS["openai"], limits=ONCE)).said()
+    finally:
+        await model.close()
+    assert answer.text == "".join(texts)
+    assert 0 < pauses < len(texts) / 4
