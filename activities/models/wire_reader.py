@@ -33,7 +33,7 @@ _DATA: Final = b"data:"
 _AT_ONCE: Final = 8
 """Reads of a stream before it is read at intervals: a short answer is never held up."""
 _FULL_BYTES: Final = 32_768
-"""Of a block after which there is no pause: a stream that is faster than that each time is read as fast as it comes."""
+"""After a block of this size there is no pause, so that a fast stream does not fall behind."""
 _DRAIN_SECONDS: Final = 0.2
 OWN_JSON: Final = frozenset({"openai", "azure", "custom_openai", "hosted_vllm", "lm_studio", "llamafile"})
 """Providers whose `response_format` is sent as it is, and not as a tool whose calls litellm makes a text of."""
